@@ -1,0 +1,8 @@
+"""Attention that depends on where things are relative to each other, exactly, at linear cost, in any dimension."""
+
+from teka import audit, functional, models, nn
+from teka.grid import Grid
+
+__version__ = "0.1.0"
+
+__all__ = ["Grid", "__version__", "audit", "functional", "models", "nn"]

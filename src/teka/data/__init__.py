@@ -1,0 +1,8 @@
+"""Images and labels: digits from scikit-learn, MNIST and Fashion-MNIST from their published files, checked by hash."""
+
+from teka.data.dataset import Dataset, Split
+from teka.data.load import NAMES, load
+from teka.data.lossless import blank_columns, lossless_selection
+from teka.data.resize import resize_bilinear
+
+__all__ = ["NAMES", "Dataset", "Split", "blank_columns", "load", "lossless_selection", "resize_bilinear"]

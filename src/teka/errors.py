@@ -1,0 +1,40 @@
+"""Messages for bad input, in one voice: the argument, what came, what was expected."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
+    """Error for a name that is not one of the known ones; it offers the nearest.
+
+    Args:
+        argument: The argument that was given the name.
+        name: What was given.
+        known: The valid names.
+    """
+    names = sorted(known)
+    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return ValueError(f"{argument} is {name!r}, expected one of {', '.join(map(repr, names))}{hint}")
+
+
+def wrong_value(argument: str, came: object, expected: str) -> ValueError:
+    """Error for a value that the argument does not take.
+
+    Args:
+        argument: The argument at fault.
+        came: What was given.
+        expected: What would have been right, in words.
+    """
+    return ValueError(f"{argument} is {came!r}, expected {expected}")
+
+
+def wrong_shape(argument: str, came: Iterable[int], expected: str) -> ValueError:
+    """Error for a tensor of the wrong shape.
+
+    Args:
+        argument: The argument at fault.
+        came: Its shape.
+        expected: The shape that would have been right, in words or symbols.
+    """
+    return ValueError(f"{argument} has shape {tuple(came)}, expected {expected}")

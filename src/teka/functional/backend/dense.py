@@ -1,0 +1,36 @@
+"""The dense backend: every pair of tokens, O(L²) work and memory. It is the truth for the others."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from teka.functional.backend.sums import Sums
+from teka.functional.kernel import FeatureKernel, Kernel
+from teka.functional.placement import Placement
+from teka.functional.relative import Relative
+
+
+def dense(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    kernel: Kernel,
+    relative: Relative | None,
+    placement: Placement,
+    *,
+    scale: float,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+) -> Float[Tensor, "batch heads queries dim_value"]:
+    """Attention from the full matrix of weights κ(q_i, k_j) · c(x_i − x_j; q_i)."""
+    log_relative = None
+    if relative is not None:
+        placed = query[:, :, placement.num_prefix_tokens :]
+        log_relative = placement.with_prefix(relative.log_kernel(placed, placement.offsets_like(query), scale=scale))
+    weights = kernel.weights(query, key, scale=scale, log_relative=log_relative, key_mask=key_mask)
+    if not isinstance(kernel, FeatureKernel):
+        return weights @ value
+    return Sums(weights @ value, weights.sum(dim=-1)).divide(nonnegative=kernel.nonnegative)
+
+
+def dense_multiplications(num_queries: int, num_keys: int, num_features: int, dim_value: int) -> int:
+    """Multiply-adds of one head: the weights, and their product with the values."""
+    return num_queries * num_keys * (num_features + dim_value + 2)

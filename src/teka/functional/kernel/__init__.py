@@ -1,0 +1,65 @@
+"""Content kernels κ(q, k), each one small class."""
+
+import math
+
+from torch import Generator
+
+from teka.errors import unknown_name, wrong_value
+from teka.functional.kernel.base import FeatureKernel, Kernel
+from teka.functional.kernel.constant import Constant
+from teka.functional.kernel.positive import Positive
+from teka.functional.kernel.softmax import Softmax
+from teka.functional.kernel.squared_relu import SquaredRelu
+from teka.functional.kernel.trigonometric import Trigonometric
+from teka.functional.projection import draw_projection
+
+DETERMINISTIC_KERNELS: dict[str, type[Softmax] | type[SquaredRelu] | type[Constant]] = {
+    kernel.name: kernel for kernel in (Softmax, SquaredRelu, Constant)
+}
+RANDOM_KERNELS: dict[str, type[Positive] | type[Trigonometric]] = {
+    kernel.name: kernel for kernel in (Positive, Trigonometric)
+}
+KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS)
+
+
+def default_num_features(dim: int) -> int:
+    """Number of random features m = ⌊d ln d⌋, at least 1 (Choromanski et al. 2021, Theorem 4; Horn et al. 2021)."""
+    return max(1, int(dim * math.log(dim))) if dim > 0 else 1
+
+
+def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
+    """The kernel, or the one of that name; a random one is drawn with seed 0 and `default_num_features(dim)`.
+
+    Args:
+        kernel: A name or an instance.
+        dim: Size of queries and keys.
+
+    Raises:
+        ValueError: An unknown name, or something else altogether.
+    """
+    if isinstance(kernel, Kernel):
+        return kernel
+    if not isinstance(kernel, str):
+        raise wrong_value("kernel", kernel, "a name or an instance of teka.functional.kernel.Kernel")
+    if kernel in DETERMINISTIC_KERNELS:
+        return DETERMINISTIC_KERNELS[kernel]()
+    if kernel in RANDOM_KERNELS:
+        generator = Generator().manual_seed(0)
+        return RANDOM_KERNELS[kernel](draw_projection(default_num_features(dim), dim, generator=generator))
+    raise unknown_name("kernel", kernel, KERNELS)
+
+
+__all__ = [
+    "DETERMINISTIC_KERNELS",
+    "KERNELS",
+    "RANDOM_KERNELS",
+    "Constant",
+    "FeatureKernel",
+    "Kernel",
+    "Positive",
+    "Softmax",
+    "SquaredRelu",
+    "Trigonometric",
+    "default_num_features",
+    "make_kernel",
+]

@@ -1,0 +1,68 @@
+"""Random projections w for random features."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from teka.errors import unknown_name, wrong_value
+
+
+def independent_projection(num_features: int, dim: int, generator: Generator) -> Float[Tensor, "features dim"]:
+    """Independent draws w_r ~ N(0, I), in float64 on the CPU.
+
+    Args:
+        num_features: Number of draws m.
+        dim: Size d of a draw.
+        generator: Source of randomness; the same state gives the same projection.
+    """
+    return torch.randn(num_features, dim, dtype=torch.float64, generator=generator)
+
+
+def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> Float[Tensor, "features dim"]:
+    """Draws w_r ~ N(0, I) that are orthogonal within each block of d, in float64 on the CPU.
+
+    Directions come from the QR decomposition of a Gaussian matrix with the signs of R's diagonal taken out (Haar
+    distributed), lengths from independent Gaussian vectors (Choromanski et al. 2021, §2.4).
+
+    Args:
+        num_features: Number of draws m.
+        dim: Size d of a draw.
+        generator: Source of randomness; the same state gives the same projection.
+    """
+    blocks = []
+    for start in range(0, num_features, dim):
+        orthogonal, triangular = torch.linalg.qr(independent_projection(dim, dim, generator))
+        orthogonal = orthogonal * torch.sign(torch.diagonal(triangular))
+        blocks.append(orthogonal.T[: num_features - start])
+    lengths = independent_projection(num_features, dim, generator).norm(dim=-1, keepdim=True)
+    return torch.cat(blocks) * lengths
+
+
+PROJECTIONS: dict[str, Callable[[int, int, Generator], Tensor]] = {
+    "orthogonal": orthogonal_projection,
+    "independent": independent_projection,
+}
+
+
+def draw_projection(
+    num_features: int, dim: int, *, generator: Generator, projection: str = "orthogonal"
+) -> Float[Tensor, "features dim"]:
+    """A random projection by name, in float64 on the CPU.
+
+    Args:
+        num_features: Number of draws m.
+        dim: Size d of a draw.
+        generator: Source of randomness, on the CPU.
+        projection: "orthogonal" or "independent".
+
+    Raises:
+        ValueError: A size below 1, or an unknown name.
+    """
+    if projection not in PROJECTIONS:
+        raise unknown_name("projection", projection, PROJECTIONS)
+    for argument, size in (("num_features", num_features), ("dim", dim)):
+        if size < 1:
+            raise wrong_value(argument, size, "at least 1")
+    return PROJECTIONS[projection](num_features, dim, generator)

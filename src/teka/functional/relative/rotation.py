@@ -1,0 +1,79 @@
+"""The rotation kernel (strategy 1), exactly."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from teka.errors import wrong_shape
+from teka.functional.kernel.base import Kernel
+from teka.functional.relative.base import SeparableRelative
+
+
+@dataclass(frozen=True)
+class Rotation(SeparableRelative):
+    """log c(Δ) = scale · Σ_{axis a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
+
+    Lemma 1: with u(x) = [sin ωx, cos ωx], ⟨u(x) W, u(y)⟩ depends on x − y alone when W = [[α, β], [−β, α]], and then is
+    α cos ω(x − y) + β sin ω(x − y). The paper asks it of W_qᵀW_k; with vectors as rows it is W_q W_kᵀ. For
+
+        u(x) W = [α sin ωx − β cos ωx, β sin ωx + α cos ωx],
+
+    ⟨u(x) W, u(y)⟩ = α (sin ωx sin ωy + cos ωx cos ωy) + β (sin ωx cos ωy − cos ωx sin ωy). A sum over axes in the
+    exponent is a product of one factor an axis, so the sum over keys is one Toeplitz matrix an axis.
+
+    On a periodic grid Δ is first wrapped into [−P/2, P/2), so that c has the grid's period for any ω.
+
+    Source: Horn et al. 2021, Lemma 1 and §2.3 (strategy 1); the separable form is this library's.
+
+    Args:
+        frequency: ω in radians per unit of length, shape (scales,).
+        cosine_weight: α, shape (heads, axes, scales).
+        sine_weight: β, shape (heads, axes, scales).
+        scale: Factor of the sum; the paper's is 1/√d' with d' = d + 2 · axes · scales.
+
+    Raises:
+        ValueError: Shapes that do not fit each other.
+    """
+
+    name: ClassVar[str] = "rotation"
+
+    frequency: Float[Tensor, "scales"]
+    cosine_weight: Float[Tensor, "heads axes scales"]
+    sine_weight: Float[Tensor, "heads axes scales"]
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.frequency.ndim != 1:
+            raise wrong_shape("frequency", self.frequency.shape, "(scales,)")
+        for argument, weight in (("cosine_weight", self.cosine_weight), ("sine_weight", self.sine_weight)):
+            if weight.ndim != 3 or weight.shape != self.cosine_weight.shape or weight.shape[-1] != len(self.frequency):
+                raise wrong_shape(argument, weight.shape, f"(heads, axes, {len(self.frequency)}), alike for both")
+
+    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+        """Hold that the weights have this many heads and axes."""
+        if tuple(self.cosine_weight.shape[:2]) != (heads, num_axes):
+            expected = f"({heads}, {num_axes}, {len(self.frequency)}): {heads} heads and {num_axes} axes"
+            raise wrong_shape("relative.cosine_weight", self.cosine_weight.shape, expected)
+
+    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
+        """scale · Σ_s [α_as cos(ω_s Δ) + β_as sin(ω_s Δ)] at offsets along one axis."""
+        phase = offsets[..., None] * self.frequency.to(offsets)
+        waves = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
+        weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1).to(offsets)
+        return self.scale * torch.einsum("hs,...s->h...", weight, waves)
+
+    def log_kernel(
+        self,
+        query: Float[Tensor, "batch heads queries dim"],
+        offsets: Float[Tensor, "*batch queries keys axes"],
+        *,
+        scale: float,
+    ) -> Float[Tensor, "#batch heads queries keys"]:
+        """log c for every pair; the query does not enter."""
+        log_relative = torch.stack(
+            [self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])]
+        ).sum(dim=0)
+        return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]

@@ -1,0 +1,86 @@
+"""The rotation kernel (strategy 1) in the paper's joint form."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from teka.errors import wrong_value
+from teka.functional.kernel.base import Kernel
+from teka.functional.placement import Placement
+from teka.functional.relative.rotation import Rotation
+
+
+@dataclass(frozen=True)
+class RotationJoint(Rotation):
+    """The rotation kernel by concatenation: random features of [q; u(x_i) W] and [k; u(x_j)] together.
+
+    In expectation over the draws it equals `Rotation` with the softmax kernel. For one draw w it does not: the product
+    exp(wᵀ[q; u(x_i)W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i)W + u(x_j) and not on x_i − x_j, so a shift changes the
+    output by as much as the estimator's error. Kept for parity with the paper.
+
+    Source: Horn et al. 2021, §2.3 (strategy 1).
+
+    Args:
+        frequency: ω in radians per unit of length, shape (scales,).
+        cosine_weight: α, shape (heads, axes, scales).
+        sine_weight: β, shape (heads, axes, scales).
+        scale: Factor of the positions' inner product, as in `Rotation`.
+    """
+
+    name: ClassVar[str] = "rotation_joint"
+    equivariance: ClassVar[Literal["exact", "in expectation"]] = "in expectation"
+
+    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+        """Hold that the weights fit and that the content kernel is softmax or an estimate of it.
+
+        Raises:
+            ValueError: They do not, or it is not: only exp turns a sum of inner products into a product of kernels.
+        """
+        super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+        if not kernel.estimates_softmax:
+            expected = "softmax or random features of it with relative='rotation_joint'; relative='rotation' takes all"
+            raise wrong_value("kernel", kernel.name, expected)
+
+    @property
+    def num_position_features(self) -> int:
+        """Length 2 · axes · scales of u."""
+        return 2 * self.cosine_weight.shape[1] * self.cosine_weight.shape[2]
+
+    def concatenate(
+        self,
+        query: Float[Tensor, "batch heads tokens dim"],
+        key: Float[Tensor, "batch heads tokens dim"],
+        placement: Placement,
+        *,
+        scale: float,
+    ) -> tuple[Float[Tensor, "batch heads tokens joint"], Float[Tensor, "batch heads tokens joint"]]:
+        """√scale · q and √scale · k, each followed by its position's features: their inner product is the logit.
+
+        Args:
+            query: Queries.
+            key: Keys.
+            placement: Where they are, on a grid without periodic axes or at any positions.
+            scale: Factor of qᵀk.
+
+        Raises:
+            ValueError: A periodic axis: these features see absolute positions, which there are none of on a torus.
+        """
+        if placement.grid is not None and any(map(placement.grid.axis_periodic, range(placement.grid.num_axes))):
+            raise wrong_value("grid", placement.grid, "no periodic axis with relative='rotation_joint'")
+        phase = placement.positions_like(query)[..., None] * self.frequency.to(query)
+        phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
+        sine, cosine = torch.sin(phase), torch.cos(phase)
+        alpha, beta = (weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight))
+        rotated = torch.cat([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dim=-1).flatten(-2)
+        plain = torch.cat([sine, cosine], dim=-1).flatten(-2)
+        joined = []
+        for vectors, waves in ((query, rotated), (key, plain)):
+            waves = pad(waves * math.sqrt(self.scale), (0, 0, placement.num_prefix_tokens, 0))
+            waves = waves.expand(*vectors.shape[:-1], waves.shape[-1])
+            joined.append(torch.cat([vectors * math.sqrt(scale), waves], dim=-1))
+        return joined[0], joined[1]

@@ -1,0 +1,164 @@
+"""A regular grid of tokens in any number of dimensions: positions, offsets, unfolding and the definition of shift."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from teka.errors import wrong_shape, wrong_value
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A regular grid of n axes whose cells, in row-major order, are the tokens.
+
+    A grid is shorthand for its positions: token i at multi-index (i_1, …, i_n) lies at x_i = (i_1 s_1, …, i_n s_n)
+    with spacing s. A shift by (t_1, …, t_n) moves what is at index i to index i + t: downwards along the first axis
+    of an image and to the right along the second. Everything in teka that shifts, shifts in this sense.
+
+    Args:
+        shape: Cells along each axis; an int is a grid of one axis.
+        spacing: Distance between neighbouring cells in physical units, one number or one for each axis.
+        periodic: Whether the last cell of an axis neighbours its first, one flag or one for each axis.
+
+    Raises:
+        ValueError: A size below 1, a spacing that is not positive and finite, or not one value for each axis.
+    """
+
+    shape: tuple[int, ...]
+    spacing: float | tuple[float, ...] = 1.0
+    periodic: bool | tuple[bool, ...] = False
+
+    def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
+        if not shape or any(isinstance(side, bool) or int(side) != side or side < 1 for side in shape):
+            raise wrong_value("shape", self.shape, "one or more sizes, each a whole number of at least 1")
+        object.__setattr__(self, "shape", tuple(int(side) for side in shape))
+        spacing = self._for_each_axis("spacing", self.spacing)
+        if not all(math.isfinite(step) and step > 0 for step in spacing):
+            raise wrong_value("spacing", self.spacing, "positive finite numbers")
+        object.__setattr__(self, "spacing", tuple(float(step) for step in spacing))
+        periodic = self._for_each_axis("periodic", self.periodic)
+        if not all(isinstance(flag, bool) for flag in periodic):
+            raise wrong_value("periodic", self.periodic, "True or False, or one of them for each axis")
+        object.__setattr__(self, "periodic", periodic)
+
+    def _for_each_axis(self, argument: str, given: object) -> tuple:
+        values = tuple(given) if isinstance(given, Sequence) else (given,) * len(self.shape)
+        if len(values) != len(self.shape):
+            raise wrong_value(
+                argument, given, f"one value, or one for each of the {len(self.shape)} axes of {self.shape}"
+            )
+        return values
+
+    @property
+    def num_axes(self) -> int:
+        """Number of axes n."""
+        return len(self.shape)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of cells, the product of the sizes."""
+        return math.prod(self.shape)
+
+    def axis_spacing(self, axis: int) -> float:
+        """Distance between neighbouring cells along one axis, in physical units."""
+        return self.spacing[axis]  # type: ignore[index]  # a tuple since __post_init__
+
+    def axis_periodic(self, axis: int) -> bool:
+        """Whether one axis wraps."""
+        return self.periodic[axis]  # type: ignore[index]  # a tuple since __post_init__
+
+    def positions(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Float[Tensor, "tokens axes"]:
+        """Position of every token in physical units, in row-major order; shape (L, n)."""
+        sides = [torch.arange(side, dtype=dtype or torch.get_default_dtype(), device=device) for side in self.shape]
+        scaled = [side * self.axis_spacing(axis) for axis, side in enumerate(sides)]
+        return torch.stack(torch.meshgrid(*scaled, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
+
+    def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
+        """Offsets in physical units, brought into [−P/2, P/2) along every axis that is periodic with period P."""
+        if not any(self.axis_periodic(axis) for axis in range(self.num_axes)):
+            return offsets
+        return torch.stack([self._wrap_axis(axis, offsets[..., axis]) for axis in range(self.num_axes)], dim=-1)
+
+    def _wrap_axis(self, axis: int, offset: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        if not self.axis_periodic(axis):
+            return offset
+        side, step = self.shape[axis], self.axis_spacing(axis)
+        # In whole cells, so that rounding never puts equal offsets on different sides of the seam.
+        cells = torch.round(offset / step)
+        return offset + (torch.remainder(cells + side // 2, side) - side // 2 - cells) * step
+
+    def offsets(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Float[Tensor, "tokens tokens axes"]:
+        """Offset x_i − x_j of every pair of tokens in physical units, wrapped where periodic; shape (L, L, n)."""
+        positions = self.positions(dtype=dtype, device=device)
+        return self.wrap(positions[:, None] - positions[None, :])
+
+    def axis_offsets(
+        self, axis: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Float[Tensor, "side side"]:
+        """Offset between every two cells of one axis, in physical units, wrapped where periodic; shape (S, S)."""
+        cells = torch.arange(self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device)
+        cells = cells * self.axis_spacing(axis)
+        return self._wrap_axis(axis, cells[:, None] - cells[None, :])
+
+    def flatten(self, tensor: Tensor) -> Tensor:
+        """Unfold channels over the grid (B, C, S_1, …, S_n) into tokens (B, L, C).
+
+        Raises:
+            ValueError: The trailing sizes are not the grid's.
+        """
+        self._check_channels(tensor)
+        return tensor.flatten(2).transpose(1, 2)
+
+    def unflatten(self, tokens: Tensor) -> Tensor:
+        """Fold tokens (B, L, C) back into channels over the grid (B, C, S_1, …, S_n): the inverse of `flatten`.
+
+        Raises:
+            ValueError: The number of tokens is not the grid's.
+        """
+        if tokens.ndim != 3 or tokens.shape[1] != self.num_tokens:
+            raise wrong_shape(
+                "tokens", tokens.shape, f"(batch, {self.num_tokens}, channels) for a grid of {self.shape}"
+            )
+        return tokens.transpose(1, 2).unflatten(2, self.shape)
+
+    def check_shift(self, shift: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+        """The shift as one int for each axis; a single int moves along the last axis.
+
+        Raises:
+            ValueError: Not whole numbers, or not one for each axis.
+        """
+        try:
+            if isinstance(shift, Sequence):
+                steps = tuple(operator.index(step) for step in shift)
+            else:
+                steps = (0,) * (self.num_axes - 1) + (operator.index(shift),)
+        except TypeError:
+            steps = ()
+        if len(steps) != self.num_axes:
+            raise wrong_value("shift", shift, f"a whole number for each of the {self.num_axes} axes")
+        return steps
+
+    def roll(self, tensor: Tensor, shift: SupportsIndex | Sequence[SupportsIndex]) -> Tensor:
+        """Shift channels over the grid (B, C, S_1, …, S_n); what leaves at one side enters at the other.
+
+        Raises:
+            ValueError: The tensor does not lie on this grid, or the shift is not one whole number for each axis.
+        """
+        steps = self.check_shift(shift)
+        self._check_channels(tensor)
+        return torch.roll(tensor, steps, dims=tuple(range(2, tensor.ndim)))
+
+    def _check_channels(self, tensor: Tensor) -> None:
+        if tensor.ndim != 2 + self.num_axes or tuple(tensor.shape[2:]) != self.shape:
+            raise wrong_shape("tensor", tensor.shape, f"(batch, channels, {', '.join(map(str, self.shape))})")

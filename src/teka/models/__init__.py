@@ -1,0 +1,5 @@
+"""Models made of teka's layers."""
+
+from teka.models.performer import Performer
+
+__all__ = ["Performer"]

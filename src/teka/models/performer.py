@@ -1,0 +1,171 @@
+"""A vision Performer: images to logits, with a choice of what it knows of positions."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.functional import Kernel
+from teka.functional.relative import NUM_FREQUENCIES, RELATIVES, initial_frequency
+from teka.grid import Grid
+from teka.nn import AbsolutePosition, AttentionPool, Rotation, RotationJoint, TransformerBlock
+
+POSITIONS = ("none", "absolute", *RELATIVES)
+STEMS = ("patch",)
+POOLS = ("class", "mean", "attention")
+
+
+class Performer(nn.Module):
+    """Transformer blocks over the pixels or patches of an image.
+
+    The stem turns the image into one token a cell; with pool="class" a learned class token goes before them, which has
+    no position in any variant. Then the last block, of which only the class token is read, has no relative kernel
+    either: it could not change the logits. The frequencies of `rotation` are shared by the layers (Horn et al. 2021).
+
+    Args:
+        image_size: Height and width in pixels, or one number for both.
+        in_channels: Channels of the images.
+        num_classes: Number of logits.
+        dim: Size of a token.
+        depth: Number of blocks.
+        heads: Number of heads.
+        dim_head: Size of a head, dim / heads by default.
+        position: "none"; "absolute" (sinusoids added once); or a relative kernel: "rotation", "clipped", or one in the
+            paper's form, "rotation_joint", "clipped_features".
+        kernel: Content kernel, a name or an instance.
+        num_features: Number of random features of the kernels that have them.
+        backend: Backend of the attention.
+        patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
+        stem: "patch" (a linear map of each patch), or a module of your own, images (B, C, H, W) to (B, dim, H/p, W/p).
+        pool: What the logits are made from: "class" (the class token), "mean" (of the tokens) or "attention" (a learned
+            query).
+        mlp_ratio: Width of the MLPs' hidden layer over dim.
+        qkv_bias: Whether queries, keys and values have a bias.
+        dropout: Probability of dropping in attention outputs and MLPs.
+
+    Raises:
+        ValueError: Sizes that do not fit, or an unknown name.
+    """
+
+    def __init__(
+        self,
+        image_size: int | tuple[int, int],
+        in_channels: int,
+        num_classes: int,
+        *,
+        dim: int,
+        depth: int,
+        heads: int,
+        dim_head: int | None = None,
+        position: str = "rotation",
+        kernel: str | Kernel = "squared_relu",
+        num_features: int | None = None,
+        backend: str = "auto",
+        patch_size: int = 1,
+        stem: str | nn.Module = "patch",
+        pool: str = "class",
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        for argument, size in (
+            ("in_channels", in_channels),
+            ("num_classes", num_classes),
+            ("dim", dim),
+            ("depth", depth),
+            ("patch_size", patch_size),
+        ):
+            if size < 1:
+                raise wrong_value(argument, size, "at least 1")
+        self.patch_size = patch_size
+        self.resize(image_size)
+        if position not in POSITIONS:
+            raise unknown_name("position", position, POSITIONS)
+        if pool not in POOLS:
+            raise unknown_name("pool", pool, POOLS)
+        if isinstance(stem, str) and stem not in STEMS:
+            raise unknown_name("stem", stem, STEMS)
+        self.in_channels = in_channels
+        self.position, self.pool = position, pool
+        self.stem = nn.Conv2d(in_channels, dim, patch_size, patch_size) if isinstance(stem, str) else stem
+        self.class_token = Parameter(torch.randn(dim)) if pool == "class" else None
+        self.absolute_position = AbsolutePosition(dim, self.grid.num_axes) if position == "absolute" else None
+        placed_blocks = depth - 1 if pool == "class" else depth
+        relatives = self._relatives(placed_blocks, heads, dim // heads if dim_head is None else dim_head)
+        self.blocks = nn.ModuleList()
+        for relative in (*relatives, *[None] * (depth - placed_blocks)):
+            block = TransformerBlock(
+                dim,
+                heads,
+                dim_head=dim_head,
+                mlp_ratio=mlp_ratio,
+                kernel=kernel,
+                relative=relative,
+                num_features=num_features,
+                qkv_bias=qkv_bias,
+                dropout=dropout,
+                backend=backend if relative is not None or backend in ("auto", "dense", "linear") else "auto",
+            )
+            self.blocks.append(block)
+        self.norm = nn.LayerNorm(dim)
+        self.attention_pool = AttentionPool(dim, heads, qkv_bias=qkv_bias) if pool == "attention" else None
+        self.head = nn.Linear(dim, num_classes)
+
+    def _relatives(self, count: int, heads: int, dim_head: int) -> Sequence[str | Rotation | None]:
+        """The relative kernel of each of the first `count` blocks."""
+        if self.position not in ("rotation", "rotation_joint"):
+            return [self.position if self.position in RELATIVES else None] * count
+        frequency = Parameter(initial_frequency(NUM_FREQUENCIES).to(torch.get_default_dtype()))
+        kind = Rotation if self.position == "rotation" else RotationJoint
+        return [kind(self.grid.num_axes, heads, dim_head, frequency=frequency) for _ in range(count)]
+
+    def resize(self, image_size: int | tuple[int, int]) -> None:
+        """Take images of another size from now on: no parameter depends on it.
+
+        Args:
+            image_size: Height and width in pixels, or one number for both.
+
+        Raises:
+            ValueError: Not a positive multiple of the patch size.
+        """
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        if len(size) != 2 or any(side < 1 or side % self.patch_size for side in size):
+            raise wrong_value(
+                "image_size", image_size, f"height and width, multiples of patch_size = {self.patch_size}"
+            )
+        self.image_size = size
+        self.grid = Grid((size[0] // self.patch_size, size[1] // self.patch_size))
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+
+        Raises:
+            ValueError: Another number of channels or another size than the model was made for.
+        """
+        if images.ndim != 4 or tuple(images.shape[1:]) != (self.in_channels, *self.image_size):
+            height, width = self.image_size
+            raise wrong_shape("images", images.shape, f"(batch, {self.in_channels}, {height}, {width})")
+        tokens = self.grid.flatten(self.stem(images))
+        if self.absolute_position is not None:
+            tokens = self.absolute_position(tokens, self.grid)
+        first = 0
+        if self.class_token is not None:
+            tokens = torch.cat([self.class_token.expand(len(tokens), 1, -1).to(tokens.dtype), tokens], dim=1)
+            first = 1
+        for block in self.blocks:
+            tokens = block(tokens, self.grid, None, first)
+        tokens = self.norm(tokens)
+        if self.pool == "class":
+            pooled = tokens[:, 0]
+        elif self.attention_pool is not None:
+            pooled = self.attention_pool(tokens)[:, 0]
+        else:
+            pooled = tokens.mean(dim=1)
+        return self.head(pooled)

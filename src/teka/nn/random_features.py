@@ -1,0 +1,88 @@
+"""A random content kernel as a module: its projection is drawn, kept in the state and redrawn."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+
+from teka.errors import unknown_name, wrong_value
+from teka.functional.kernel import RANDOM_KERNELS, FeatureKernel, default_num_features
+from teka.functional.projection import PROJECTIONS, draw_projection
+
+
+class RandomFeatures(nn.Module):
+    """A random-feature kernel whose projection lives in the state_dict.
+
+    Draw number n of a module comes from a generator seeded with (seed, n), and seed and n are buffers too: a module
+    loaded from a state_dict computes the same and will redraw the same. Nothing is redrawn in `forward`; call
+    `redraw_projections(model)` on a schedule of your own. `teka train` does so every 1,000 steps, before the step
+    (Horn et al. 2021).
+
+    Args:
+        kernel: "positive" or "trigonometric".
+        dim: Size of queries and keys.
+        num_features: Number of draws m, ⌊d ln d⌋ by default.
+        projection: "orthogonal" or "independent".
+        generator: Source of the seed; torch's global one by default.
+
+    Raises:
+        ValueError: An unknown name, or a size below 1.
+    """
+
+    projection: Float[Tensor, "features dim"]
+    seed: Int[Tensor, ""]
+    num_draws: Int[Tensor, ""]
+
+    def __init__(
+        self,
+        kernel: str,
+        dim: int,
+        *,
+        num_features: int | None = None,
+        projection: str = "orthogonal",
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if kernel not in RANDOM_KERNELS:
+            raise unknown_name("kernel", kernel, RANDOM_KERNELS)
+        if projection not in PROJECTIONS:
+            raise unknown_name("projection", projection, PROJECTIONS)
+        if num_features is not None and num_features < 1:
+            raise wrong_value("num_features", num_features, "at least 1")
+        self.kernel = kernel
+        self.dim = dim
+        self.num_features = default_num_features(dim) if num_features is None else num_features
+        self.projection_name = projection
+        self.is_fresh = True  # until a layer has compared this draw with the truth
+        self.register_buffer("projection", torch.empty(self.num_features, dim))
+        self.register_buffer("seed", torch.randint(2**31, (), generator=generator))
+        self.register_buffer("num_draws", torch.zeros((), dtype=torch.long))
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draw the next projection, in place."""
+        generator = Generator().manual_seed(int(self.seed) * 1_000_003 + int(self.num_draws))
+        drawn = draw_projection(self.num_features, self.dim, generator=generator, projection=self.projection_name)
+        with torch.no_grad():
+            self.projection.copy_(drawn)
+            self.num_draws.add_(1)
+        self.is_fresh = True
+
+    def forward(self) -> FeatureKernel:
+        """The kernel with the present projection."""
+        return RANDOM_KERNELS[self.kernel](self.projection)
+
+    def extra_repr(self) -> str:
+        """Sizes for repr."""
+        return f"{self.kernel!r}, dim={self.dim}, num_features={self.num_features}, {self.projection_name}"
+
+
+def redraw_projections(model: nn.Module) -> int:
+    """Redraw every projection of a model; returns how many there were.
+
+    Args:
+        model: Any module; every `RandomFeatures` within it is redrawn.
+    """
+    modules = [module for module in model.modules() if isinstance(module, RandomFeatures)]
+    for module in modules:
+        module.redraw()
+    return len(modules)

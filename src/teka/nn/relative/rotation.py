@@ -1,0 +1,53 @@
+"""The rotation kernel (strategy 1) with learned frequencies and weights."""
+
+import torch
+from torch.nn import Parameter
+
+from teka.errors import wrong_shape, wrong_value
+from teka.functional import relative
+from teka.functional.relative import NUM_FREQUENCIES, initial_frequency, rotation_scale
+from teka.nn.relative.base import RelativeModule
+
+
+class Rotation(RelativeModule):
+    """`teka.functional.Rotation` with learned ω, α and β.
+
+    α, β ~ N(0, 1) for every head, axis and scale; ω = 8^(−s/2), shared by axes and heads, and by layers that are given
+    the same parameter (Horn et al. 2021).
+
+    Args:
+        num_axes: Number of axes n of the grid.
+        heads: Number of heads.
+        dim_head: Size of queries and keys, which sets the scale 1/√(d + 2 · axes · scales).
+        num_frequencies: Number of scales.
+        frequency: A parameter to share, shape (scales,), instead of one of its own.
+
+    Raises:
+        ValueError: A size below 1, or a shared parameter that is not a vector.
+    """
+
+    def __init__(
+        self,
+        num_axes: int,
+        heads: int,
+        dim_head: int,
+        *,
+        num_frequencies: int = NUM_FREQUENCIES,
+        frequency: Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        for argument, size in (("num_axes", num_axes), ("heads", heads), ("num_frequencies", num_frequencies)):
+            if size < 1:
+                raise wrong_value(argument, size, "at least 1")
+        if frequency is not None and frequency.ndim != 1:
+            raise wrong_shape("frequency", frequency.shape, "(scales,)")
+        dtype = torch.get_default_dtype()
+        self.frequency = Parameter(initial_frequency(num_frequencies).to(dtype)) if frequency is None else frequency
+        shape = (heads, num_axes, self.frequency.shape[0])
+        self.cosine_weight = Parameter(torch.randn(shape))
+        self.sine_weight = Parameter(torch.randn(shape))
+        self.scale = rotation_scale(dim_head, num_axes, self.frequency.shape[0])
+
+    def forward(self) -> relative.Rotation:
+        """The kernel with the present parameters."""
+        return relative.Rotation(self.frequency, self.cosine_weight, self.sine_weight, self.scale)

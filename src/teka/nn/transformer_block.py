@@ -1,0 +1,81 @@
+"""A pre-norm transformer block."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from teka.functional import Kernel
+from teka.grid import Grid
+from teka.nn.attention import Attention
+from teka.nn.random_features import RandomFeatures
+from teka.nn.relative import RelativeModule
+
+
+class TransformerBlock(nn.Module):
+    """x + Attention(norm(x)), then x + MLP(norm(x)) with a GELU.
+
+    Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
+
+    Args:
+        dim: Size of a token.
+        heads: Number of heads.
+        dim_head: Size of a head, dim / heads by default.
+        mlp_ratio: Width of the MLP's hidden layer over dim.
+        kernel: Content kernel; see `Attention`.
+        relative: Relative kernel; see `Attention`.
+        num_features: Number of random features; see `Attention`.
+        qkv_bias: Whether queries, keys and values have a bias.
+        dropout: Probability of dropping a number after the attention, the GELU and the MLP.
+        backend: Backend of the attention.
+        num_axes: Number of axes of the grids to come, for relative kernels given by name.
+
+    Raises:
+        ValueError: As `Attention`, or an MLP without width.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        dim_head: int | None = None,
+        mlp_ratio: float = 4.0,
+        kernel: str | Kernel | RandomFeatures = "squared_relu",
+        relative: str | RelativeModule | None = None,
+        num_features: int | None = None,
+        qkv_bias: bool = True,
+        dropout: float = 0.0,
+        backend: str = "auto",
+        num_axes: int = 2,
+    ) -> None:
+        super().__init__()
+        hidden = int(dim * mlp_ratio)
+        if hidden < 1:
+            raise ValueError(f"mlp_ratio is {mlp_ratio!r}, expected at least 1 / dim = 1 / {dim}")
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = Attention(
+            dim,
+            heads,
+            dim_head=dim_head,
+            kernel=kernel,
+            relative=relative,
+            num_features=num_features,
+            qkv_bias=qkv_bias,
+            dropout=dropout,
+            backend=backend,
+            num_axes=num_axes,
+        )
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
+        )
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "batch tokens dim"],
+        grid: Grid | None = None,
+        key_mask: Bool[Tensor, "batch tokens"] | None = None,
+        num_prefix_tokens: int = 0,
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Transform the tokens; arguments as in `Attention.forward`."""
+        tokens = tokens + self.attention(self.attention_norm(tokens), grid, key_mask, num_prefix_tokens)
+        return tokens + self.mlp(self.mlp_norm(tokens))

@@ -1,0 +1,104 @@
+"""A model as a Lightning module: loss, accuracy, optimizer and schedule."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics.classification import MulticlassAccuracy
+
+from teka.nn import redraw_projections
+from teka.training.run import Run
+
+Batch = tuple[Float[Tensor, "batch channels height width"], Int[Tensor, "batch"]]
+
+
+class Classifier(LightningModule):
+    """Cross entropy on images and labels, with the run's optimizer and schedule.
+
+    Random projections are redrawn before every step whose number is a multiple of `redraw_every`. Each epoch seeds
+    torch with (seed, epoch), so that a run resumed after an epoch goes on to the same numbers.
+
+    Args:
+        model: Images to logits.
+        run: What to train by.
+        num_classes: Number of classes.
+        num_steps: Steps of the whole training, for the schedule.
+    """
+
+    def __init__(self, model: nn.Module, run: Run, *, num_classes: int, num_steps: int) -> None:
+        super().__init__()
+        self.model = model
+        self.run = run
+        self.num_steps = num_steps
+        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.validation_accuracy = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits."""
+        return self.model(images)
+
+    def on_train_epoch_start(self) -> None:
+        """Seed dropout for this epoch."""
+        torch.manual_seed(self.run.seed * 1_000_003 + self.current_epoch)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Redraw random projections on schedule."""
+        every = self.run.redraw_every
+        if every and self.global_step and self.global_step % every == 0:
+            redraw_projections(self.model)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, ""]:
+        """Loss of one batch."""
+        images, labels = batch
+        logits = self.model(images)
+        loss = cross_entropy(logits, labels)
+        self.train_accuracy(logits, labels)
+        self.log("train_loss", loss, prog_bar=True, on_step=False, on_epoch=True)
+        self.log("train_accuracy", self.train_accuracy, prog_bar=True, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Loss and accuracy of one batch."""
+        images, labels = batch
+        logits = self.model(images)
+        self.validation_accuracy(logits, labels)
+        self.log("validation_loss", cross_entropy(logits, labels))
+        self.log("validation_accuracy", self.validation_accuracy, prog_bar=True)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Adam or AdamW, and the learning rate's schedule by steps."""
+        run = self.run
+        optimizer: Optimizer
+        if run.optimizer == "adamw":
+            optimizer = torch.optim.AdamW(
+                _decay_groups(self.model, run.weight_decay), lr=run.learning_rate, betas=run.betas
+            )
+        else:
+            optimizer = torch.optim.Adam(self.model.parameters(), lr=run.learning_rate, betas=run.betas)
+        schedule = LambdaLR(optimizer, self._learning_rate_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _learning_rate_factor(self, step: int) -> float:
+        warmup_steps = round(self.run.warmup * self.num_steps)
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        if self.run.schedule == "constant":
+            return 1.0
+        progress = (step - warmup_steps) / max(1, self.num_steps - warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Weights of linear maps decay; biases, norms, tokens and the parameters of positions do not."""
+    decayed = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+    parameters = list(model.parameters())
+    return [
+        {"params": [parameter for parameter in parameters if id(parameter) in decayed], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in parameters if id(parameter) not in decayed], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,181 @@
+"""A training run, as one frozen dataclass that is saved beside its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from teka.errors import unknown_name, wrong_value
+from teka.files import read_json, write_json
+from teka.models import Performer
+
+OPTIMIZERS = ("adam", "adamw")
+SCHEDULES = ("constant", "cosine")
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides what a training run computes.
+
+    Args:
+        data: Data set: "digits", "mnist" or "fashion-mnist".
+        data_dir: Folder with the data set's published files; digits need none.
+        image_size: Side of the images in pixels: the canvas of digits, a bilinear resize of the others.
+        train_size: Number of training images, all by default.
+        validation_size: Number of training images held out, 137 of digits and 5,000 of the others by default.
+        position: What the model knows of positions: "none", "absolute", "rotation", "clipped", "rotation_joint" or
+            "clipped_features".
+        kernel: Content kernel: "squared_relu", "softmax", "positive", "trigonometric" or "constant".
+        num_features: Number of random features of the kernels that have them.
+        backend: "auto", "dense", "linear", "toeplitz" or "rings".
+        dim: Size of a token.
+        depth: Number of blocks.
+        heads: Number of heads.
+        dim_head: Size of a head, dim / heads by default.
+        patch_size: Side of a token in pixels.
+        pool: What the logits are made from: "class", "mean" or "attention".
+        dropout: Probability of dropping in attention outputs and MLPs.
+        epochs: Most passes over the training images.
+        batch_size: Images a step.
+        optimizer: "adamw" or "adam".
+        learning_rate: Peak learning rate.
+        betas: Decay rates of Adam's moments.
+        weight_decay: Decoupled weight decay of AdamW; 0 with "adam".
+        schedule: "cosine" (to 0 over the epochs) or "constant".
+        warmup: Share of the steps over which the learning rate rises linearly from 0.
+        gradient_clip: Largest norm of the gradient; 0 for no clipping.
+        patience: Epochs without a better validation accuracy before training stops early; None for never.
+        redraw_every: Steps between two draws of the random projections; 0 for never.
+        seed: Seed of initial weights, order of images, dropout and projections.
+
+    Raises:
+        ValueError: A value out of range, or an unknown name.
+    """
+
+    data: str = "digits"
+    data_dir: str | None = None
+    image_size: int | None = None
+    train_size: int | None = None
+    validation_size: int | None = None
+    position: str = "rotation"
+    kernel: str = "squared_relu"
+    num_features: int | None = None
+    backend: str = "auto"
+    dim: int = 64
+    depth: int = 2
+    heads: int = 4
+    dim_head: int | None = None
+    patch_size: int = 1
+    pool: str = "class"
+    dropout: float = 0.0
+    epochs: int = 20
+    batch_size: int = 64
+    optimizer: str = "adamw"
+    learning_rate: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.05
+    schedule: str = "cosine"
+    warmup: float = 0.1
+    gradient_clip: float = 1.0
+    patience: int | None = None
+    redraw_every: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        _check_types(self)
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
+        if self.schedule not in SCHEDULES:
+            raise unknown_name("schedule", self.schedule, SCHEDULES)
+        for argument in ("epochs", "batch_size"):
+            if getattr(self, argument) < 1:
+                raise wrong_value(argument, getattr(self, argument), "at least 1")
+        for argument in ("gradient_clip", "redraw_every", "seed", "weight_decay"):
+            if not getattr(self, argument) >= 0:
+                raise wrong_value(argument, getattr(self, argument), "at least 0")
+        if not 0 < self.learning_rate < float("inf"):
+            raise wrong_value("learning_rate", self.learning_rate, "a positive finite number")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise wrong_value("betas", self.betas, "two numbers of at least 0 and below 1")
+        if not 0 <= self.warmup < 1:
+            raise wrong_value("warmup", self.warmup, "a share of the steps, at least 0 and below 1")
+        if self.patience is not None and self.patience < 1:
+            raise wrong_value("patience", self.patience, "None or at least 1")
+        if self.patience is not None and self.validation_size == 0:
+            raise wrong_value("patience", self.patience, "None when validation_size is 0: nothing tells when to stop")
+        if self.optimizer == "adam" and self.weight_decay != 0:
+            raise wrong_value("weight_decay", self.weight_decay, "0 with optimizer 'adam', which has none")
+
+    def to_dict(self) -> dict[str, object]:
+        """The fields, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, object]) -> Run:
+        """The run with these fields, the others by default.
+
+        Raises:
+            ValueError: A key that is not a field, or a value out of range.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in fields:
+            if key not in known:
+                raise unknown_name("run key", key, known)
+        return cls(**typing.cast("dict[str, typing.Any]", dict(fields)))
+
+    def save(self, directory: Path) -> None:
+        """Write `run.json` into a folder."""
+        write_json(directory / RUN_FILE, self.to_dict())
+
+    @classmethod
+    def load(cls, directory: Path) -> Run:
+        """Read `run.json` of a folder.
+
+        Raises:
+            ValueError: The folder is not a run's, or the file is not one.
+        """
+        if not (directory / RUN_FILE).is_file():
+            raise wrong_value("run", str(directory), f"a folder that holds {RUN_FILE}")
+        return cls.from_dict(read_json(directory / RUN_FILE))
+
+    def make_model(self, *, image_size: tuple[int, int], in_channels: int, num_classes: int) -> Performer:
+        """The model of this run, with new weights from torch's global generator.
+
+        Args:
+            image_size: Height and width of the images.
+            in_channels: Channels of the images.
+            num_classes: Number of classes.
+        """
+        return Performer(
+            image_size,
+            in_channels,
+            num_classes,
+            dim=self.dim,
+            depth=self.depth,
+            heads=self.heads,
+            dim_head=self.dim_head,
+            position=self.position,
+            kernel=self.kernel,
+            num_features=self.num_features,
+            backend=self.backend,
+            patch_size=self.patch_size,
+            pool=self.pool,
+            dropout=self.dropout,
+        )
+
+
+def _check_types(run: Run) -> None:
+    """Hold that every field has its declared type, as a file may hold anything."""
+    for name, declared in typing.get_type_hints(Run).items():
+        value = getattr(run, name)
+        options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
+        plain = tuple(typing.get_origin(option) or option for option in options)
+        plain = (*plain, int) if float in plain else plain
+        if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
+            raise wrong_value(name, value, str(getattr(declared, "__name__", declared)).replace("NoneType", "None"))

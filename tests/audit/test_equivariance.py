@@ -1,0 +1,271 @@
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from teka.audit import assert_translation_equivariant, axis_shifts, equivariance_error, square_shifts
+
+SIZES = [(11,), (5, 7), (3, 5, 2)]
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TOLERANCE = 1e-10
+
+
+def noise(*sizes, channels=2, batch=3):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(batch, channels, *sizes, dtype=torch.float64, generator=generator)
+
+
+def convolutional(num_axes, padding_mode="circular", stride=1):
+    """Two convolutions with a point-wise non-linearity between them: reach of 2 cells."""
+    torch.manual_seed(3)
+    layer = CONVOLUTIONS[num_axes]
+    first = layer(2, 4, 3, padding=1, stride=stride, padding_mode=padding_mode, dtype=torch.float64)
+    second = layer(4, 3, 3, padding=1, padding_mode=padding_mode, dtype=torch.float64)
+    return nn.Sequential(first, nn.GELU(), second).eval()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_circular_convolution_passes(sizes):
+    error = assert_translation_equivariant(
+        convolutional(len(sizes)), noise(*sizes), axis_shifts(2, len(sizes)), tolerance=TOLERANCE
+    )
+    assert error.output == "dense"
+    assert error.noise_floor == 0.0
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_mean_over_circular_convolutions_is_invariant(sizes):
+    network = convolutional(len(sizes))
+    error = assert_translation_equivariant(
+        lambda images: network(images).flatten(2).mean(2),
+        noise(*sizes),
+        axis_shifts(2, len(sizes)),
+        tolerance=TOLERANCE,
+    )
+    assert error.output == "invariant"
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_an_absolute_position_embedding_fails(sizes):
+    network = convolutional(len(sizes))
+    embedding = noise(*sizes, batch=1)
+    with pytest.raises(AssertionError, match="not translation equivariant"):
+        assert_translation_equivariant(lambda images: network(images + embedding), noise(*sizes), [1], tolerance=0.05)
+
+
+def test_a_strided_network_fails_as_a_map_and_pooled():
+    network = convolutional(2, stride=2)
+    for function in (
+        lambda images: nn.functional.interpolate(network(images), scale_factor=2),
+        lambda images: network(images).mean((2, 3)),
+    ):
+        error = equivariance_error(function, noise(6, 10), [1, (1, 0), 2])
+        assert error.by_shift[0, 1] > 0.01
+        assert error.by_shift[1, 0] > 0.01
+        assert error.by_shift[0, 2] <= TOLERANCE
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.tuples(st.integers(-5, 5), st.integers(-7, 7)), st.floats(0.1, 10.0))
+def test_a_ramp_added_to_the_input_gives_the_error_worked_out_by_hand(shift, slope):
+    # f(x) = x + a·column: f(T_s x) − T_s f(x) is a s where a column came from inside and a (s − W) where it wrapped
+    # round, with s the step to the right, taken modulo W = 7; so the squares sum to a² s (W − s) W in each row.
+    inputs = noise(5, 7, batch=1, channels=1)
+    columns = slope * torch.arange(7, dtype=torch.float64)
+    error = equivariance_error(lambda images: images + columns, inputs, [shift])
+    step = shift[1] % 7
+    expected = slope * math.sqrt(5 * step * (7 - step) * 7) / torch.linalg.vector_norm(inputs + columns).item()
+    assert error.maximum == pytest.approx(expected, rel=1e-12, abs=1e-14)
+
+
+def test_the_invariance_error_is_the_one_worked_out_by_hand():
+    # f(x) = the first cell of a line 1 … 11: after a shift by s it reads the cell s to the left.
+    inputs = torch.arange(1.0, 12.0, dtype=torch.float64).reshape(1, 1, 11)
+    error = equivariance_error(lambda line: line[:, :, 0], inputs, [0, 1, -3])
+    assert error.by_shift == {(0,): 0.0, (1,): 10.0, (-3,): 3.0}
+    assert (error.maximum, error.worst_shift) == (10.0, (1,))
+    assert error.mean == pytest.approx(13 / 3)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_delayed_identity_is_equivariant(sizes):
+    error = equivariance_error(lambda images: images.roll(1, -1), noise(*sizes), axis_shifts(2, len(sizes)))
+    assert error.maximum == 0.0
+
+
+def test_a_flip_is_not_equivariant():
+    assert equivariance_error(lambda images: images.flip(-1), noise(5, 7), [1]).maximum > 0.5
+
+
+def test_a_transposed_shift_would_be_noticed():
+    # Equivariant downwards only: the weights change from column to column.
+    columns = torch.arange(1.0, 8.0, dtype=torch.float64)
+    error = equivariance_error(lambda images: images * columns, noise(5, 7), [(2, 0), (0, 2)])
+    assert error.by_shift[2, 0] == 0.0
+    assert error.by_shift[0, 2] > 0.1
+
+
+def test_zero_padding_passes_on_a_canvas_once_the_border_covers_its_reach():
+    # The first layer pads a background of zeros with zeros; so only the second feels the edge, one cell deep.
+    function = convolutional(2, padding_mode="zeros")
+    arguments = {"mode": "canvas", "canvas_size": (13, 17), "shifts": square_shifts(3)}
+    assert_translation_equivariant(function, noise(5, 7), border=1, tolerance=TOLERANCE, **arguments)
+    assert equivariance_error(function, noise(5, 7), border=0, **arguments).maximum > 1e-3
+
+
+def test_the_border_hides_the_seam_of_a_circular_shift_before_and_after_the_move():
+    function = convolutional(2, padding_mode="zeros")
+    assert_translation_equivariant(function, noise(11, 13), square_shifts(2), border=2, tolerance=TOLERANCE)
+    assert equivariance_error(function, noise(11, 13), square_shifts(2), border=1).maximum > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["circular", "lossless", "zero"])
+def test_a_point_wise_function_passes_in_every_mode(mode):
+    inputs = torch.zeros(2, 1, 11, 13, dtype=torch.float64)
+    inputs[:, :, 4:7, 3:8] = noise(3, 5, channels=1, batch=2)
+    error = equivariance_error(lambda images: images + 1.0, inputs, square_shifts(3), mode=mode)
+    assert (error.maximum, error.mode) == (0.0, mode)
+
+
+def test_cells_that_entered_over_an_edge_are_not_compared():
+    error = equivariance_error(lambda images: images, noise(5, 7), square_shifts(2), mode="zero")
+    assert error.maximum == 0.0
+    with pytest.raises(ValueError, match=r"cells of \(5, 7\) to compare at shift \(0, 7\)"):
+        equivariance_error(lambda images: images, noise(5, 7), [7], mode="zero")
+
+
+def test_in_mode_zero_what_left_is_missed():
+    assert equivariance_error(lambda images: images.sum(-1), noise(7), [3], mode="zero").maximum > 0.1
+
+
+def test_the_canvas_is_named_in_the_numbers():
+    error = equivariance_error(lambda images: images, noise(5, 7), [2], mode="canvas", canvas_size=11)
+    assert error.mode == "canvas"
+    assert json.loads(json.dumps(error.to_dict())) == {
+        "mode": "canvas",
+        "output": "dense",
+        "border": 0,
+        "shifts": [[0, 2]],
+        "errors": [0.0],
+        "maximum": 0.0,
+        "mean": 0.0,
+        "noise_floor": 0.0,
+    }
+
+
+def test_the_noise_floor_is_the_difference_of_two_calls():
+    calls = []
+
+    def drifting(images):
+        calls.append(None)
+        return images + 0.5 * len(calls)
+
+    inputs = torch.ones(1, 1, 7, dtype=torch.float64)
+    assert equivariance_error(drifting, inputs, [1]).noise_floor == pytest.approx(0.5 / 1.5)
+
+
+def test_a_map_may_be_measured_for_invariance_by_choice():
+    inputs = noise(5, 7)
+    error = equivariance_error(lambda images: images, inputs, [1], output="invariant")
+    expected = torch.linalg.vector_norm(inputs.roll(1, -1) - inputs) / torch.linalg.vector_norm(inputs)
+    assert error.maximum == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_a_function_that_writes_into_its_input_or_reuses_its_output_is_measured_all_the_same():
+    inputs = noise(5, 7)
+    kept = inputs.clone()
+    buffer = torch.empty_like(inputs)
+
+    def careless(images):
+        images.mul_(2.0)
+        return buffer.copy_(images + torch.arange(7))
+
+    error = equivariance_error(careless, inputs, [0, 2])
+    clean = equivariance_error(lambda images: 2.0 * images + torch.arange(7), inputs, [0, 2])
+    assert torch.equal(inputs, kept)
+    assert error == clean
+    assert error.maximum > 0.1
+
+
+def test_no_gradient_is_recorded():
+    recorded = []
+
+    def function(images):
+        recorded.append(torch.is_grad_enabled())
+        return images
+
+    equivariance_error(function, noise(7).requires_grad_(), [1])
+    assert recorded == [False] * 3
+
+
+def test_low_precision_outputs_are_compared_without_overflow():
+    # A fixed pattern of ± 60,000, near the largest number of float16, against itself moved by one cell.
+    pattern = 6e4 * torch.tensor([1.0, -1.0] * 5)
+    error = equivariance_error(lambda images: pattern.half().expand_as(images), noise(10), [1, 2])
+    assert error.by_shift == {(1,): 2.0, (2,): 0.0}
+
+
+def test_the_failure_names_worst_shift_error_tolerance_and_noise_floor():
+    inputs = torch.arange(1.0, 12.0, dtype=torch.float64).reshape(1, 1, 11)
+    with pytest.raises(AssertionError) as caught:
+        assert_translation_equivariant(lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=2.5)
+    for part in ("error 10 at shift (1,)", "tolerance 2.5", "noise floor 0", "'circular'", "'invariant'"):
+        assert part in str(caught.value)
+    assert_translation_equivariant(lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=10.0)
+
+
+def growing_output():
+    sizes = iter((7, 7, 6))
+    return lambda images: images[:, :, 0, : next(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda images: images * 0, "norm zero"),
+        (lambda images: images / 0, "NaN or infinity"),
+        (lambda images: images * torch.nan, "NaN or infinity"),
+        (lambda images: (images, images), "is 'tuple', expected a tensor"),
+        (lambda images: images.argmax(-1), "torch.int64"),
+        (lambda images: images.mean(), r"shape \(\), expected \(3, …\)"),
+        (lambda images: images[:2], r"shape \(2, 2, 5, 7\), expected \(3, …\)"),
+        (growing_output(), r"shape \(3, 2, 6\), expected \(3, 2, 7\)"),
+        (nn.Dropout(), r"call \.eval\(\)"),
+    ],
+)
+def test_outputs_that_cannot_be_compared_are_refused(function, message):
+    with pytest.raises(ValueError, match=message):
+        equivariance_error(function, noise(5, 7), [1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shifts": []}, "at least one shift"),
+        ({"shifts": [8]}, "shift is"),
+        ({"shifts": [(1, 2, 3)]}, "shift is"),
+        ({"mode": "circulr"}, "did you mean 'circular'"),
+        ({"output": "dens"}, "did you mean 'dense'"),
+        ({"border": -1}, "border is -1"),
+        ({"border": 3}, "border is 3"),
+        ({"border": 1, "output": "invariant"}, "border is 1, expected 0"),
+        ({"inputs": torch.ones(5, 7)}, "inputs has shape"),
+        ({"inputs": torch.ones(0, 2, 5, 7)}, "inputs has shape"),
+        ({"mode": "lossless"}, "lose pixels"),
+        ({"function": lambda images: images.mean(-1), "output": "dense"}, r"shape \(3, 2, 5\).*if dense"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    given_arguments = {"function": lambda images: images, "inputs": noise(5, 7), "shifts": [1], **arguments}
+    with pytest.raises(ValueError, match=message):
+        equivariance_error(**given_arguments)
+
+
+@pytest.mark.parametrize("tolerance", [-1e-3, math.nan, math.inf])
+def test_a_tolerance_that_makes_no_sense_is_refused(tolerance):
+    with pytest.raises(ValueError, match="tolerance is"):
+        assert_translation_equivariant(lambda images: images, noise(5, 7), [1], tolerance=tolerance)

@@ -1,0 +1,149 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from teka.data import NAMES, Dataset, load, resize_bilinear
+from teka.data.load import IDX_DATASETS
+
+
+@pytest.fixture
+def synthetic_mnist(synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Small files under the name of MNIST, with their own hashes."""
+    monkeypatch.setitem(IDX_DATASETS, "mnist", synthetic.dataset())
+    synthetic.write(tmp_path)
+
+    def load_it(**options) -> Dataset:
+        return load("mnist", data_dir=tmp_path, **({"validation_size": 5} | options))
+
+    return load_it
+
+
+def indices(images: torch.Tensor) -> list[int]:
+    """Which of the published synthetic images these are, by their first pixel."""
+    return (images[:, 0, 0, 0] * 255).round().int().tolist()
+
+
+def test_digits_have_the_documented_sizes():
+    dataset = load("digits")
+    assert dataset.name == "digits"
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (1300, 137, 360)
+    assert (dataset.num_classes, dataset.image_size, dataset.in_channels) == (10, (16, 16), 1)
+    assert dataset.train.images.dtype == torch.float32
+    assert dataset.train.images.max() == 1
+    for split in (dataset.train, dataset.validation, dataset.test):
+        assert not split.images[:, :, :4].any()
+        assert split.labels.unique().tolist() == list(range(10))
+
+
+def test_the_image_size_of_digits_is_their_canvas():
+    dataset = load("digits", image_size=(11, 17))
+    assert dataset.image_size == (11, 17)
+    assert torch.equal(dataset.test.images[:, :, 1:9, 4:12], load("digits", image_size=8).test.images)
+
+
+def test_digits_of_two_calls_are_the_same():
+    first, second = load("digits"), load("digits")
+    for part in ("train", "validation", "test"):
+        assert torch.equal(getattr(first, part).images, getattr(second, part).images)
+        assert torch.equal(getattr(first, part).labels, getattr(second, part).labels)
+
+
+def test_images_are_published_levels_over_255(synthetic, synthetic_mnist):
+    dataset = synthetic_mnist()
+    assert torch.equal(dataset.test.images, synthetic.test_images[:, None].float() / 255)
+    assert torch.equal(dataset.test.labels, synthetic.test_labels)
+    assert (dataset.num_classes, dataset.image_size, dataset.in_channels) == (3, (7, 11), 1)
+
+
+def test_validation_images_are_the_end_of_the_seeded_order(synthetic, synthetic_mnist):
+    dataset = synthetic_mnist(validation_size=5, seed=3)
+    order = np.random.default_rng(3).permutation(23).tolist()
+    assert indices(dataset.train.images) == order[:18]
+    assert indices(dataset.validation.images) == order[18:]
+    assert torch.equal(dataset.train.labels, synthetic.train_labels[order[:18]])
+    assert torch.equal(dataset.validation.labels, synthetic.train_labels[order[18:]])
+
+
+def test_the_seeded_order_stays():
+    assert np.random.default_rng(0).permutation(23)[:6].tolist() == [18, 4, 20, 10, 11, 2]
+
+
+def test_fewer_training_images_are_the_first_of_more_and_leave_the_rest_alone(synthetic_mnist):
+    every, some = synthetic_mnist(), synthetic_mnist(train_size=7)
+    assert indices(some.train.images) == indices(every.train.images)[:7]
+    assert torch.equal(some.validation.images, every.validation.images)
+    assert torch.equal(some.test.images, every.test.images)
+
+
+def test_without_validation_every_image_is_for_training(synthetic_mnist):
+    dataset = synthetic_mnist(validation_size=0)
+    assert sorted(indices(dataset.train.images)) == list(range(23))
+    assert dataset.validation.images.shape == (0, 1, 7, 11)
+
+
+def test_resizing_resizes_every_part(synthetic, synthetic_mnist):
+    dataset = synthetic_mnist(image_size=(13, 5))
+    assert dataset.image_size == (13, 5)
+    for part, images in (("train", synthetic.train_images), ("test", synthetic.test_images)):
+        order = np.random.default_rng(0).permutation(23)[:18] if part == "train" else np.arange(5)
+        expected = resize_bilinear(images[:, None], (13, 5))[torch.from_numpy(order)].float() / 255
+        assert torch.equal(getattr(dataset, part).images, expected)
+    assert synthetic_mnist(image_size=13, validation_size=0).validation.images.shape == (0, 1, 13, 13)
+
+
+def test_an_unknown_name_is_an_error_that_offers_the_nearest():
+    with pytest.raises(ValueError, match="expected one of 'digits', 'fashion-mnist', 'mnist'; did you mean 'mnist'"):
+        load("mnits")
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_missing_files_are_an_error_that_says_what_to_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(IDX_DATASETS, name, replace(IDX_DATASETS[name], system_folder=tmp_path / "system"))
+    with pytest.raises(ValueError, match=f"the files of {name} were not found") as caught:
+        load(name, data_dir=tmp_path)
+    for part in (str(tmp_path / name), f"{tmp_path} (no train-images-idx3-ubyte", "ownload the four files"):
+        assert part in str(caught.value)
+
+
+def test_only_digits_need_no_files():
+    assert {"digits"} == set(NAMES) - set(IDX_DATASETS)
+
+
+def test_files_that_are_not_the_published_ones_are_an_error(synthetic, tmp_path: Path):
+    for file, name in (
+        ("train-images", "train-images-idx3-ubyte"),
+        ("train-labels", "train-labels-idx1-ubyte"),
+        ("test-images", "t10k-images-idx3-ubyte"),
+        ("test-labels", "t10k-labels-idx1-ubyte"),
+    ):
+        (tmp_path / name).write_bytes(synthetic.contents[file])
+    for name in ("mnist", "fashion-mnist"):
+        with pytest.raises(ValueError, match="train-images-idx3-ubyte is not the published file"):
+            load(name, data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": 7}, "image_size is 7, .*each at least 8 pixels"),
+        ({"image_size": (16, 7)}, r"image_size is \(16, 7\), .*each at least 8 pixels"),
+        ({"image_size": (16, 16, 16)}, r"image_size is \(16, 16, 16\)"),
+        ({"validation_size": -1}, "validation_size is -1, expected a whole number from 0 to 1436"),
+        ({"validation_size": 1437}, "validation_size is 1437, expected a whole number from 0 to 1436"),
+        ({"train_size": 0}, "train_size is 0, expected a whole number from 1 to 1300"),
+        ({"train_size": 1301}, "train_size is 1301, expected a whole number from 1 to 1300"),
+        ({"train_size": 1001, "validation_size": 437}, "train_size is 1001, expected a whole number from 1 to 1000"),
+        ({"seed": -1}, "seed is -1, expected a whole number of at least 0"),
+    ],
+)
+def test_a_size_that_does_not_fit_is_an_error(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        load("digits", **options)
+
+
+def test_an_image_size_of_nothing_is_an_error(synthetic_mnist):
+    with pytest.raises(ValueError, match="image_size is 0"):
+        synthetic_mnist(image_size=0)
