@@ -43,8 +43,8 @@ def load_examples(path: str | Path) -> Examples:
         path: The file.
 
     Raises:
-        ValueError: The file is missing or not such an archive, or an array is missing, of the wrong kind or shape; it names
-            the file and the array.
+        ValueError: The file is missing or not such an archive, or an array is missing, of the wrong kind or shape; it
+            names the file and the array.
     """
     path = Path(path)
     if not path.is_file():
@@ -64,7 +64,9 @@ def load_examples(path: str | Path) -> Examples:
         raise wrong_value(f"{path}: images", came, "uint8 of shape (shifts, examples, height, width)")
     num_shifts, num_examples = images.shape[:2]
     if model_names.ndim != 1 or model_names.dtype.kind != "U" or not len(model_names):
-        raise wrong_value(f"{path}: model_names", f"{model_names.dtype} of shape {model_names.shape}", "a list of texts")
+        raise wrong_value(
+            f"{path}: model_names", f"{model_names.dtype} of shape {model_names.shape}", "a list of texts"
+        )
     for name, array, shape in (
         ("shifts", shifts, (num_shifts, 2)),
         ("labels", labels, (num_examples,)),

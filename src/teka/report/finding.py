@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from teka.report.model_result import AXES
 from teka.report.notation import averaged, percent, signed
-from teka.report.results import AXES, Report, SeedGroup
+from teka.report.results import Report
+from teka.report.seed_group import SeedGroup
 
 LINEAR_BACKENDS = ("linear", "toeplitz", "rings")
 """Backends whose cost is called linear; "auto" picks one of them for every kernel but softmax."""
@@ -61,11 +63,11 @@ def _beside_softmax(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
 
 
 def finding(report: Report) -> str:
-    """One or two sentences: how far each kind of model falls when images move, and how the linear one compares with softmax.
+    """One or two sentences: how far each kind of model falls when images move, and the linear one beside softmax.
 
-    The kinds are absolute positions (or, without such a model, none) and relative positions, at linear cost if there is such
-    a model. Of several models of one kind it speaks of the one with the highest lowest accuracy, and says so. Differences
-    are those of the printed numbers.
+    The kinds are absolute positions (or, without such a model, none) and relative positions, at linear cost if there is
+    such a model. Of several models of one kind it speaks of the one with the highest lowest accuracy, and says so.
+    Differences are those of the printed numbers.
 
     Args:
         report: The results.

@@ -1,12 +1,14 @@
 """Read `report.json` and check it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from teka.errors import wrong_value
+from teka.files import read_json
+from teka.report.model_result import AXES, ModelResult
 from teka.report.record import Record
-from teka.report.results import AXES, ModelResult, Report, group_by_name
+from teka.report.results import Report
+from teka.report.seed_group import group_by_name
 
 
 def _accuracies(record: Record) -> dict[str, dict[int, float]]:
@@ -25,7 +27,9 @@ def _intervals(record: Record, shifts: Mapping[str, list[int]]) -> dict[str, dic
         along = record.record(axis)
         intervals[axis] = {shift: along.interval(key) for key, shift in along.shifts().items()}
         if sorted(intervals[axis]) != shifts[axis]:
-            raise wrong_value(record.where(axis), sorted(intervals[axis]), f"the shifts of the accuracies, {shifts[axis]}")
+            raise wrong_value(
+                record.where(axis), sorted(intervals[axis]), f"the shifts of the accuracies, {shifts[axis]}"
+            )
     return intervals
 
 
@@ -58,17 +62,11 @@ def load_report(path: str | Path) -> Report:
         path: The file.
 
     Raises:
-        ValueError: The file is missing or not JSON, a key is missing, or a value is not what the key takes; it names the
-            file and the key.
+        ValueError: The file is missing or not JSON, a key is missing, or a value is not what the key takes; it names
+            the file and the key.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file, expected the report.json of a finished run")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    record = Record(content, path)
+    record = Record(read_json(path), path)
     models = tuple(_model(model) for model in record.records("models"))
     group_by_name(models, record.where("models"))
     return Report(

@@ -21,7 +21,9 @@ def check_accuracy(value: object, where: str) -> float:
 
 
 class Record:
-    """One JSON object of a file; each method reads one key and raises ValueError, naming file and key, if it does not fit.
+    """One JSON object of a file.
+
+    Each method reads one key, and raises a ValueError that names file and key if what stands there does not fit.
 
     Args:
         value: The object as parsed.
@@ -49,7 +51,9 @@ class Record:
     def get(self, key: str) -> object:
         """Any value."""
         if key not in self.values:
-            raise ValueError(f"{self.where(key)} is missing, expected among {', '.join(map(repr, self.values)) or 'no keys'}")
+            raise ValueError(
+                f"{self.where(key)} is missing, expected among {', '.join(map(repr, self.values)) or 'no keys'}"
+            )
         return self.values[key]
 
     def record(self, key: str) -> "Record":

@@ -1,10 +1,13 @@
 """The table of accuracies: as plain text for the terminal and as Markdown."""
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
+from teka.report.model_result import AXES
 from teka.report.notation import averaged, percent, signed
-from teka.report.results import AXES, Report
+from teka.report.results import Report
 
 WIDTH = 100
 """Columns of a terminal that the plain table fits into, if its shifts do."""
@@ -17,7 +20,7 @@ class TableRow:
     Args:
         name: The model.
         axes: For each axis with shifts, the axis and the percentage at each shift; "–" where it was not measured.
-        lowest: For each axis, the place in its list of the model's lowest accuracy; −1 where it is not on that axis.
+        lowest: Axis and place in its list of the model's lowest accuracy.
         worst: Percentage of test images right at every shift.
         parameters: Number of parameters.
         seconds: Training time of one run.
@@ -25,7 +28,7 @@ class TableRow:
 
     name: str
     axes: tuple[tuple[str, tuple[str, ...]], ...]
-    lowest: tuple[int, ...]
+    lowest: tuple[str, int]
     worst: str
     parameters: str
     seconds: str
@@ -49,7 +52,7 @@ def table_rows(report: Report) -> list[TableRow]:
             TableRow(
                 name=group.name,
                 axes=tuple(cells.items()),
-                lowest=tuple(shifts.index(lowest.shift) if axis == lowest.axis else -1 for axis in axes),
+                lowest=(lowest.axis, shifts.index(lowest.shift)),
                 worst=percent(group.worst_shift_accuracy),
                 parameters=f"{group.parameters:,}",
                 seconds=f"{group.seconds:.0f}",
@@ -73,39 +76,38 @@ def plain_table(report: Report) -> str:
     Long names are wrapped; more shifts than fit are continued in a further block below.
     """
     shifts, rows = [signed(shift) for shift in table_shifts(report)], table_rows(report)
-    ends = ["worst", "parameters", "seconds"]
-    ends_width = [max(len(head), *(len(cell) for cell in column)) for head, column in zip(ends, _ends(rows), strict=True)]
-    cell = 5
-    fixed = len("  dx") + sum(width + 2 for width in ends_width)
-    name_width = min(max(5, *(len(row.name) for row in rows)), max(16, WIDTH - fixed - (cell + 1) * len(shifts)))
-    per_block = max(1, (WIDTH - name_width - fixed) // (cell + 1))
+    ends = [("worst", "parameters", "seconds"), *((row.worst, row.parameters, row.seconds) for row in rows)]
+    ends_widths = [max(len(end[column]) for end in ends) for column in range(3)]
+    fixed = len("  dx") + sum(width + 2 for width in ends_widths)
+    longest = max(len("model"), *(len(row.name) for row in rows))
+    name_width = min(longest, max(16, WIDTH - fixed - 5 * len(shifts)))
+    per_block = (WIDTH - name_width - fixed) // 5
+
     blocks = []
     for start in range(0, len(shifts), per_block):
-        last = start + per_block >= len(shifts)
         chosen = slice(start, start + per_block)
-        lines = [_line("model", "", shifts[chosen], ends if last else [], name_width, cell, ends_width)]
-        lines.append("-" * len(lines[0]))
-        for row in rows:
-            names = textwrap.wrap(row.name, name_width) or [""]
-            for index in range(max(len(names), len(row.axes))):
-                axis, cells = row.axes[index] if index < len(row.axes) else ("", ())
-                tail = [row.worst, row.parameters, row.seconds] if last and index == 0 else []
-                name = names[index] if index < len(names) else ""
-                lines.append(_line(name, axis, list(cells[chosen]), tail, name_width, cell, ends_width))
-        blocks.append("\n".join(line.rstrip() for line in lines))
+        is_last = start + per_block >= len(shifts)
+        grid: list[tuple[str, str, Sequence[str], Sequence[str]]] = [
+            ("model", "", shifts[chosen], ends[0] if is_last else ())
+        ]
+        for row, end in zip(rows, ends[1:], strict=True):
+            names = zip_longest(textwrap.wrap(row.name, name_width), row.axes)
+            for index, (name, along) in enumerate(names):
+                axis, cells = along or ("", ())
+                grid.append((name or "", axis, cells[chosen], end if is_last and index == 0 else ()))
+        lines = [
+            f"{name:<{name_width}}  {axis:<2}"
+            + "".join(f" {_compact(cell):>4}" for cell in cells)
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(end, ends_widths, strict=False))
+            for name, axis, cells, end in grid
+        ]
+        blocks.append("\n".join([lines[0], "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])]))
     return "\n\n".join([*blocks, textwrap.fill(table_note(report), WIDTH)])
 
 
-def _ends(rows: list[TableRow]) -> list[list[str]]:
-    return [[row.worst for row in rows], [row.parameters for row in rows], [row.seconds for row in rows]]
-
-
-def _line(
-    name: str, axis: str, cells: list[str], ends: list[str], name_width: int, cell: int, ends_width: list[int]
-) -> str:
-    numbers = "".join(f" {value:>{cell}}" for value in cells)
-    tail = "".join(f"  {value:>{width}}" for value, width in zip(ends, ends_width, strict=False))
-    return f"{name:<{name_width}}  {axis:<2}{numbers}{tail}"
+def _compact(cell: str) -> str:
+    """Four characters at most, so that nine shifts fit."""
+    return "100" if cell == "100.0" else cell
 
 
 def markdown_table(report: Report) -> str:

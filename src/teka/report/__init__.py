@@ -1,0 +1,27 @@
+"""Pictures, tables and a page from the saved results of a run; draws nothing and needs no extra until asked to."""
+
+from teka.report.examples import Examples, load_examples
+from teka.report.finding import finding
+from teka.report.html import render_html
+from teka.report.load import load_report
+from teka.report.model_result import ModelResult
+from teka.report.results import Report
+from teka.report.shift_curve import draw_shift_curve, write_shift_curve
+from teka.report.table import markdown_table, plain_table
+from teka.report.write import Written, write
+
+__all__ = [
+    "Examples",
+    "ModelResult",
+    "Report",
+    "Written",
+    "draw_shift_curve",
+    "finding",
+    "load_examples",
+    "load_report",
+    "markdown_table",
+    "plain_table",
+    "render_html",
+    "write",
+    "write_shift_curve",
+]

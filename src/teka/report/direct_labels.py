@@ -1,0 +1,78 @@
+"""Label lines at their right ends, without overlaps."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+
+CHARACTERS = 24
+"""Longest line of a label; longer names are wrapped."""
+
+LINE_HEIGHT, GAP = 0.062, 0.012
+"""Height of a line of a label and the gap between labels, as shares of a panel's height."""
+
+
+def spread(heights: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
+    """Move labels apart, as little as their order needs, so that none overlaps.
+
+    Args:
+        heights: Where the middle of each label would like to be.
+        sizes: Height of each label.
+        low: Lowest place for a label's lower edge.
+        high: Highest place for a label's upper edge; overrun at the bottom if the labels do not fit.
+
+    Returns:
+        Where the middle of each label goes.
+    """
+    order = sorted(range(len(heights)), key=lambda index: -heights[index])
+    placed = list(heights)
+    floor = low + sum(sizes)
+    ceiling = high
+    for index in order:
+        # Not above what is left, and high enough that those below still fit.
+        upper_edge = min(heights[index] + sizes[index] / 2, ceiling)
+        upper_edge = min(max(upper_edge, floor), ceiling)
+        placed[index] = upper_edge - sizes[index] / 2
+        ceiling = upper_edge - sizes[index]
+        floor -= sizes[index]
+    return placed
+
+
+class LineLabel(NamedTuple):
+    """A line's name and colour, and where the line ends, in the panel's units."""
+
+    name: str
+    colour: str
+    x: float
+    y: float
+
+
+def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], ink: str) -> None:
+    """Write the name of each line of a panel to the right of its end, tied to it by a thin line of its colour.
+
+    Args:
+        panel: A panel whose limits are set.
+        labels: The lines.
+        ink: Colour of the text.
+    """
+    texts = [textwrap.fill(label.name, CHARACTERS) for label in labels]
+    sizes = [LINE_HEIGHT * (1 + text.count("\n")) + GAP for text in texts]
+    low, high = panel.get_ylim()
+    heights = spread([(label.y - low) / (high - low) for label in labels], sizes, 0.0, 1.03)
+    for label, text, height in zip(labels, texts, heights, strict=True):
+        panel.annotate(
+            text,
+            xy=(label.x, label.y),
+            xycoords="data",
+            xytext=(1.06, height),
+            textcoords="axes fraction",
+            va="center",
+            ha="left",
+            fontsize=9,
+            color=ink,
+            annotation_clip=False,
+            parse_math=False,  # A name is not a formula, even with a dollar sign.
+            arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 1.2, "relpos": (0, 0.5), "shrinkB": 5},
+        )

@@ -1,0 +1,125 @@
+"""The page: everything about a run in one self-contained HTML file."""
+
+import base64
+import io
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teka.report.examples import Examples
+from teka.report.finding import finding
+from teka.report.notation import averaged, listed, signed
+from teka.report.require import require
+from teka.report.results import Report
+from teka.report.shift_curve import draw_shift_curve, encode_png
+from teka.report.table import table_note, table_rows, table_shifts
+
+
+@dataclass(frozen=True)
+class _Prediction:
+    model: str
+    answers: tuple[tuple[int, bool], ...]  # The class predicted at each shift, and whether it is right.
+
+
+@dataclass(frozen=True)
+class _Example:
+    label: int
+    images: tuple[tuple[str, str], ...]  # Data URI and alternative text at each shift.
+    predictions: tuple[_Prediction, ...]
+
+
+def _data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+
+
+def _picture(image: NDArray[np.uint8]) -> str:
+    require("matplotlib")
+    from matplotlib.image import imsave
+
+    buffer = io.BytesIO()
+    # As three equal channels, which are kept as they are; a colour map would move some values by one.
+    imsave(buffer, np.repeat(image[..., None], 3, axis=-1), format="png", metadata={"Software": "teka"})
+    return _data_uri(buffer.getvalue())
+
+
+def _shift_in_words(shift: NDArray[np.integer]) -> str:
+    down, right = int(shift[0]), int(shift[1])
+    moves = [f"d{axis} {signed(step)}" for axis, step in (("x", right), ("y", down)) if step]
+    return ", ".join(moves) or "not moved"
+
+
+def _rows_of_examples(examples: Examples) -> list[_Example]:
+    rows = []
+    for index, label in enumerate(examples.labels.tolist()):
+        pictures = tuple(
+            (_picture(examples.images[at, index]), f"Example {index + 1}, class {label}, {_shift_in_words(shift)}")
+            for at, shift in enumerate(examples.shifts)
+        )
+        predictions = tuple(
+            _Prediction(
+                name, tuple((answer, answer == label) for answer in examples.predictions[model, :, index].tolist())
+            )
+            for model, name in enumerate(examples.model_names)
+        )
+        rows.append(_Example(label, pictures, predictions))
+    return rows
+
+
+def _bands_in_words(report: Report) -> str:
+    words = []
+    if any(len(group.results) > 1 for group in report.groups):
+        words.append("from the lowest to the highest seed")
+    if any(len(group.results) == 1 and group.results[0].interval_by_shift for group in report.groups):
+        words.append("95 % Wilson interval" + (" (models with one seed)" if words else ""))
+    return f"Bands: {listed(words)}." if words else ""
+
+
+def _settings(report: Report) -> list[tuple[str, str]]:
+    images = sorted({model.test_images for model in report.models if model.test_images is not None})
+    pairs = [
+        ("Command", report.command),
+        ("Data", report.dataset),
+        ("Test images", listed([f"{count:,}" for count in images]) if images else None),
+        ("Shifts", report.mode),
+        ("Hardware", report.hardware),
+        ("Date", report.date),
+        ("Versions", f"teka {report.teka}, PyTorch {report.torch}"),
+    ]
+    return [(name, value) for name, value in pairs if value]
+
+
+def render_html(report: Report, examples: Examples | None = None) -> str:
+    """One page that needs no other file and no network: finding, curve, table, example images, settings.
+
+    Args:
+        report: The results.
+        examples: Images as the models saw them shifted, with their predictions; left out if None.
+
+    Returns:
+        The page's HTML.
+
+    Raises:
+        ImportError: jinja2 or matplotlib is not installed.
+    """
+    require("jinja2")
+    from jinja2 import Environment, StrictUndefined
+
+    template = files("teka.report").joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(
+        report=report,
+        finding=report.finding or finding(report),
+        averaged=averaged([len(group.results) for group in report.groups]),
+        bands=_bands_in_words(report),
+        curve_beside=_data_uri(encode_png(draw_shift_curve(report))),
+        curve_stacked=_data_uri(encode_png(draw_shift_curve(report, layout="stacked"))),
+        shifts=[signed(shift) for shift in table_shifts(report)],
+        rows=table_rows(report),
+        note=table_note(report),
+        example_shifts=[_shift_in_words(shift) for shift in examples.shifts] if examples else [],
+        examples=_rows_of_examples(examples) if examples else [],
+        settings=_settings(report),
+        listed=listed,
+    )

@@ -1,0 +1,132 @@
+"""Every content kernel × relative kernel × backend, from the registries: what is added later is covered by its name."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from teka import Grid
+from teka.functional.backend import BACKENDS
+from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, FeatureKernel, Kernel, make_kernel
+from teka.functional.relative import RELATIVES, Relative, RingRelative, RotationJoint, SeparableRelative, make_relative
+
+KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS}
+RELATIVE_NAMES = (None, *RELATIVES)
+Parametrised = TypeVar("Parametrised", Kernel, Relative)
+
+
+@dataclass(frozen=True)
+class Case:
+    kernel: str
+    relative: str | None
+    backend: str = "auto"
+
+    def __str__(self) -> str:
+        return f"{self.kernel}-{self.relative}-{self.backend}"
+
+    @property
+    def is_equivariant_for_every_draw(self) -> bool:
+        """Whether the relative kernel declares so, or there is no draw."""
+        relative = None if self.relative is None else RELATIVES[self.relative]
+        return relative is None or relative.equivariance == "exact" or self.kernel not in RANDOM_KERNELS
+
+
+def pair_exists(kernel: str, relative: str | None) -> bool:
+    """Only exp turns a sum of inner products into a product, so the joint form is for estimates of softmax."""
+    joint = relative is not None and issubclass(RELATIVES[relative], RotationJoint)
+    return not joint or KERNEL_CLASSES[kernel].estimates_softmax
+
+
+def is_possible(case: Case) -> bool:
+    """What the documentation promises on a grid without periodic axes."""
+    if not pair_exists(case.kernel, case.relative):
+        return False
+    if case.backend in ("auto", "dense"):
+        return True
+    if not issubclass(KERNEL_CLASSES[case.kernel], FeatureKernel):
+        return False
+    kind = None if case.relative is None else RELATIVES[case.relative]
+    if kind is None or issubclass(kind, RotationJoint):
+        return case.backend == "linear"
+    if issubclass(kind, SeparableRelative):
+        return case.backend == "toeplitz"
+    return issubclass(kind, RingRelative) and case.backend == "rings"
+
+
+ALL = [Case(kernel, relative, backend) for kernel in KERNELS for relative in RELATIVE_NAMES for backend in BACKENDS]
+POSSIBLE = [case for case in ALL if is_possible(case)]
+IMPOSSIBLE = [case for case in ALL if not is_possible(case)]
+FAST = [case for case in POSSIBLE if case.backend not in ("auto", "dense")]
+PAIRS = [Case(kernel, relative) for kernel in KERNELS for relative in RELATIVE_NAMES if pair_exists(kernel, relative)]
+
+
+def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> tuple[Parametrised, dict[str, Tensor]]:
+    """The instance with every tensor of it a leaf that takes a gradient, and those leaves by name."""
+    assert dataclasses.is_dataclass(instance)
+    leaves = {
+        field.name: getattr(instance, field.name).detach().to(dtype).requires_grad_()
+        for field in dataclasses.fields(instance)
+        if isinstance(getattr(instance, field.name), Tensor)
+    }
+    return dataclasses.replace(instance, **leaves), leaves
+
+
+def build_relative(
+    name: str | None, *, heads: int, dim: int, num_axes: int, max_distance: int | None = None
+) -> Relative | None:
+    """A relative kernel with parameters ~ N(0, 1), with fewer rings if it has rings."""
+    if name is None:
+        return None
+    relative = make_relative(name, heads=heads, dim=dim, num_axes=num_axes)
+    if max_distance is not None and isinstance(relative, RingRelative):
+        assert dataclasses.is_dataclass(relative)
+        embedding = getattr(relative, "distance_embedding")[: max_distance + 1]  # noqa: B009  # no name for pyright
+        relative = dataclasses.replace(relative, distance_embedding=embedding)
+    return relative
+
+
+def build_kernel(name: str, relative: Relative | None, dim: int) -> Kernel:
+    """A content kernel; random features have room for the positions of the joint form."""
+    return make_kernel(name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0))
+
+
+def draw_inputs(
+    num_tokens: int,
+    *,
+    batch: int = 2,
+    heads: int = 3,
+    dim: int = 5,
+    dim_value: int = 4,
+    seed: int = 0,
+    scale: float = 0.7,
+    dtype: torch.dtype = torch.float64,
+) -> list[Tensor]:
+    """Query, key and value ~ N(0, scale²); sizes that are all different."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (scale * torch.randn(batch, heads, num_tokens, size, generator=generator, dtype=torch.float64)).to(dtype)
+        for size in (dim, dim, dim_value)
+    ]
+
+
+def draw_mask(batch: int, num_tokens: int, seed: int = 0) -> Tensor:
+    """A mask that keeps at least one key of every sample."""
+    generator = torch.Generator().manual_seed(seed + 101)
+    mask = torch.rand(batch, num_tokens, generator=generator) < 0.6
+    kept = torch.randint(num_tokens, (batch,), generator=generator)
+    mask[torch.arange(batch), kept] = True
+    return mask
+
+
+def relative_change(changed: Tensor, reference: Tensor) -> float:
+    """Largest difference over the largest number of the reference, the latter at least 1."""
+    change = (changed - reference).abs().max() / reference.abs().max().clamp_min(1.0)
+    return float(change.detach())
+
+
+def roll_tokens(grid: Grid, tokens: Tensor, shift: tuple[int, ...]) -> Tensor:
+    """Tokens (…, L, d) of a periodic grid after `Grid.roll`."""
+    flat = tokens.reshape(-1, *tokens.shape[-2:])
+    return grid.flatten(grid.roll(grid.unflatten(flat), shift)).reshape(tokens.shape)

@@ -1,0 +1,120 @@
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from jaxtyping import Bool, Float
+from torch import Generator, Tensor
+
+from teka import Grid
+from teka.functional import Positive, draw_projection
+from teka.functional.estimator_report import estimator_report
+from teka.nn import Attention, CollapseWarning, RandomFeatures, redraw_projections
+
+
+@dataclass(frozen=True)
+class SwampedByEpsilon(Positive):
+    """A twin as in earlier code: epsilon is added after the exponential, to features of which most are far smaller."""
+
+    name: ClassVar[str] = "swamped_by_epsilon"
+
+    def _swamped(self, vectors: Tensor, scale: float, dims: tuple[int, ...]) -> Tensor:
+        scaled = vectors * math.sqrt(scale)
+        phase = scaled @ self.projection.to(scaled).T
+        exponent = phase - scaled.square().sum(dim=-1, keepdim=True) / 2
+        return (torch.exp(exponent - phase.amax(dim=dims, keepdim=True)) + 1e-4) / math.sqrt(len(self.projection))
+
+    def query_features(
+        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
+    ) -> Float[Tensor, "batch heads queries features"]:
+        return self._swamped(query, scale, (-1,))
+
+    def key_features(
+        self,
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+    ) -> Float[Tensor, "batch heads keys features"]:
+        return self._swamped(key, scale, (0, 1, 2, 3))
+
+
+class SwampedFeatures(RandomFeatures):
+    def forward(self) -> SwampedByEpsilon:
+        return SwampedByEpsilon(self.projection)
+
+
+def draw_unit_inputs(num_tokens: int, dim: int) -> list[Tensor]:
+    generator = Generator().manual_seed(0)
+    return [torch.randn(2, 3, num_tokens, dim, generator=generator) for _ in range(3)]
+
+
+@pytest.mark.parametrize("num_features", [266, 4096])
+def test_an_epsilon_that_swamps_the_features_is_reported_and_the_sound_features_are_not(num_features: int):
+    inputs = draw_unit_inputs(256, 64)
+    projection = draw_projection(num_features, 64, generator=Generator().manual_seed(1))
+    broken = estimator_report(*inputs, SwampedByEpsilon(projection))
+    sound = estimator_report(*inputs, Positive(projection))
+    print(broken, sound)
+    assert broken.collapsed
+    # No better than the plain mean, however many features there are.
+    assert broken.error == pytest.approx(broken.error_of_mean, rel=0.05)
+    assert not sound.collapsed
+    assert sound.error_of_mean == broken.error_of_mean
+
+
+@pytest.fixture
+def always_warning() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def unit_scale_layer(kernel: RandomFeatures | str, **_: int) -> Attention:
+    """A layer whose queries and keys have unit scale where its tokens do."""
+    torch.manual_seed(0)
+    layer = Attention(64, 1, kernel=kernel, qkv_bias=False)
+    assert layer.query is not None
+    assert layer.key is not None
+    torch.nn.init.orthogonal_(layer.query.weight)
+    torch.nn.init.orthogonal_(layer.key.weight)
+    return layer
+
+
+def test_a_layer_with_collapsed_features_warns_once_a_draw(always_warning: list[warnings.WarningMessage]):
+    layer = unit_scale_layer(SwampedFeatures("positive", 64, num_features=266))
+    tokens = torch.randn(2, 121, 64)
+    for expected in (1, 2, 3):
+        for _ in range(3):
+            layer(tokens)
+        assert [message.category for message in always_warning] == [CollapseWarning] * expected
+        assert redraw_projections(layer) == 1
+    assert "has collapsed" in str(always_warning[0].message)
+
+
+def test_a_layer_with_sound_features_does_not_warn(always_warning: list[warnings.WarningMessage]):
+    layer = unit_scale_layer("positive")
+    layer(torch.randn(2, 121, 64))
+    assert always_warning == []
+
+
+@pytest.mark.parametrize("relative", [None, "rotation", "rotation_joint", "clipped", "clipped_features"])
+def test_a_fresh_layer_at_its_initial_scale_does_not_warn(
+    relative: str | None, always_warning: list[warnings.WarningMessage]
+):
+    torch.manual_seed(0)
+    layer = Attention(32, 2, kernel="positive", relative=relative)
+    layer(torch.randn(2, 1 + 77, 32), Grid((7, 11)), None, 1)
+    assert always_warning == []
+
+
+def test_tokens_that_are_all_alike_are_no_collapse(always_warning: list[warnings.WarningMessage]):
+    # A blank image: attention is the mean of the values exactly, and so is a sound estimate.
+    torch.manual_seed(0)
+    for kernel in ("positive", "trigonometric"):
+        layer = Attention(32, 2, kernel=kernel)
+        layer(torch.randn(32).expand(2, 77, 32))
+    assert [str(message.message) for message in always_warning] == []

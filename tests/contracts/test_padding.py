@@ -1,0 +1,158 @@
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Positive, SquaredRelu, attention
+from teka.functional.kernel import Kernel
+from teka.nn import Attention
+from tests.contracts.cases import (
+    PAIRS,
+    POSSIBLE,
+    Case,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    relative_change,
+)
+
+TOLERANCE = 1e-10
+GRID = Grid((3, 5))
+NUM_TOKENS = 1 + GRID.num_tokens  # with one prefix token
+
+
+def attend(kernel: str | Kernel, relative: str | None, backend: str, inputs: list[Tensor], mask: Tensor | None):
+    query, key, value = inputs
+    return attention(
+        query,
+        key,
+        value,
+        kernel=kernel,
+        relative=relative,
+        grid=GRID,
+        key_mask=mask,
+        backend=backend,
+        num_prefix_tokens=1,
+    )
+
+
+def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> list[Tensor]:
+    """Query as it was; masked keys and values replaced by large numbers."""
+    query, key, value = inputs
+    _, other_key, other_value = draw_inputs(NUM_TOKENS, seed=5, scale=factor)
+    keep = mask[:, None, :, None]
+    return [query, torch.where(keep, key, other_key), torch.where(keep, value, other_value)]
+
+
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+def test_what_stands_at_masked_keys_changes_nothing(case: Case, factor: float):
+    inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
+    plain = attend(case.kernel, case.relative, case.backend, inputs, mask)
+    padded = attend(case.kernel, case.relative, case.backend, with_other_padding(inputs, mask, factor), mask)
+    assert relative_change(padded, plain) <= TOLERANCE
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
+    # Positions and not a grid, so that tokens can be left out. The masked are the same in both samples.
+    inputs, keep = draw_inputs(GRID.num_tokens), torch.rand(GRID.num_tokens, generator=torch.manual_seed(2)) < 0.6
+    positions = GRID.positions(dtype=torch.float64)
+    relative = build_relative(pair.relative, heads=3, dim=5, num_axes=2)
+    kernel = build_kernel(pair.kernel, relative, 5)
+    mask = keep.expand(2, -1)
+    masked = attention(*inputs, kernel=kernel, relative=relative, positions=positions, key_mask=mask)
+    without = attention(
+        *(tensor[:, :, keep] for tensor in inputs), kernel=kernel, relative=relative, positions=positions[keep]
+    )
+    assert relative_change(masked[:, :, keep], without) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+def test_masking_all_placed_keys_leaves_the_value_of_the_prefix(case: Case):
+    inputs, mask = draw_inputs(NUM_TOKENS), torch.zeros(2, NUM_TOKENS, dtype=torch.bool)
+    mask[:, 0] = True
+    output = attend(case.kernel, case.relative, case.backend, inputs, mask)
+    assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+def test_a_sample_does_not_depend_on_its_batch_mates(case: Case):
+    inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
+    for mates in (1.0, 100.0):
+        batch = [torch.cat([tensor[:1], mates * tensor[1:]]) for tensor in inputs]
+        together = attend(case.kernel, case.relative, case.backend, batch, mask)
+        alone = attend(case.kernel, case.relative, case.backend, [tensor[:1] for tensor in inputs], mask[:1])
+        assert relative_change(together[:1], alone) <= TOLERANCE
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_evaluation_is_deterministic_to_the_bit(pair: Case):
+    torch.manual_seed(0)
+    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, dropout=0.5).eval()
+    tokens, mask = torch.randn(2, GRID.num_tokens, 8), draw_mask(2, GRID.num_tokens)
+    assert torch.equal(layer(tokens, GRID, mask), layer(tokens, GRID, mask))
+
+
+@dataclass(frozen=True)
+class DenominatorOfAllKeys(SquaredRelu):
+    """A twin whose features are not masked, so that only zeroed values could mask."""
+
+    name: ClassVar[str] = "denominator_of_all_keys"
+
+    def key_features(
+        self,
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+    ) -> Float[Tensor, "batch heads keys features"]:
+        return super().key_features(key, scale=scale)
+
+
+def test_a_mask_on_the_values_but_not_on_the_denominator_is_caught():
+    query, key, value = draw_inputs(NUM_TOKENS)
+    mask = draw_mask(2, NUM_TOKENS)
+    masked_value = value * mask[:, None, :, None]
+    broken = attend(DenominatorOfAllKeys(), None, "linear", [query, key, masked_value], mask)
+    sound = attend("squared_relu", None, "linear", [query, key, value], mask)
+    assert relative_change(broken, sound) > 0.1
+
+
+@dataclass(frozen=True)
+class StabilisedOverTheBatch(Positive):
+    """A twin whose exponents are taken relative to one maximum over batch, heads and tokens, with an epsilon added."""
+
+    name: ClassVar[str] = "stabilised_over_the_batch"
+
+    def key_features(
+        self,
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+    ) -> Float[Tensor, "batch heads keys features"]:
+        exponent = self.exponent(key, scale)
+        return torch.exp(exponent - exponent.amax()) + 1e-4
+
+
+def test_a_key_stabiliser_over_the_batch_is_caught():
+    sound = build_kernel("positive", None, 5)
+    assert isinstance(sound, Positive)
+    inputs = draw_inputs(NUM_TOKENS, scale=1.5)
+    batch = [tensor.clone() for tensor in inputs]
+    # The mate's keys lie on the longest draw, where the exponent wᵀx − ‖x‖²/2 is at its largest.
+    batch[1][1] = 5**0.25 * sound.projection[sound.projection.norm(dim=-1).argmax()]
+    changes = []
+    for kernel in (sound, StabilisedOverTheBatch(**dataclasses.asdict(sound))):
+        together = attend(kernel, None, "linear", batch, None)[:1]
+        alone = attend(kernel, None, "linear", [tensor[:1] for tensor in inputs], None)
+        changes.append(relative_change(together, alone))
+    assert changes[0] <= TOLERANCE
+    assert changes[1] > 1e-3

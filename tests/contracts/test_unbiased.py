@@ -1,0 +1,100 @@
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from teka.functional import FeatureKernel, Positive, Trigonometric, draw_projection
+from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.projection import PROJECTIONS
+
+SCALE, DIM = 0.6, 6
+
+
+def positive(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
+    """exp(wᵀx − ‖x‖²/2) / √m."""
+    assert isinstance(kernel, Positive)
+    x = math.sqrt(SCALE) * vectors
+    exponent = x @ kernel.projection.T - x.square().sum(dim=-1, keepdim=True) / 2
+    return exponent.exp() / math.sqrt(len(kernel.projection))
+
+
+def trigonometric(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
+    """exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m."""
+    assert isinstance(kernel, Trigonometric)
+    x = math.sqrt(SCALE) * vectors
+    phase = x @ kernel.projection.T
+    waves = torch.cat([phase.sin(), phase.cos()], dim=-1)
+    return (x.square().sum(dim=-1, keepdim=True) / 2).exp() * waves / math.sqrt(len(kernel.projection))
+
+
+# φ before any factor is taken out of it.
+UNNORMALISED: dict[str, Callable[[FeatureKernel, Tensor], Tensor]] = {
+    "positive": positive,
+    "trigonometric": trigonometric,
+}
+
+
+def draw(name: str, num_features: int, projection: str, generator: Generator) -> FeatureKernel:
+    return RANDOM_KERNELS[name](draw_projection(num_features, DIM, generator=generator, projection=projection))
+
+
+def draw_vectors(num_tokens: int, seed: int) -> Tensor:
+    size = (2, 3, num_tokens, DIM)
+    return 0.35 * torch.randn(size, dtype=torch.float64, generator=Generator().manual_seed(seed))
+
+
+def estimates(name: str, num_features: int, projection: str, num_draws: int) -> tuple[Tensor, Tensor]:
+    """Estimates of every draw, and what they estimate: exp(scale · qᵀk)."""
+    generator = Generator().manual_seed(0)
+    query, key = draw_vectors(5, seed=1), draw_vectors(7, seed=2)
+    found = []
+    for _ in range(num_draws):
+        kernel = draw(name, num_features, projection, generator)
+        features = UNNORMALISED[name]
+        found.append(features(kernel, query) @ features(kernel, key).transpose(-2, -1))
+    return torch.stack(found), torch.exp(SCALE * query @ key.transpose(-2, -1))
+
+
+def test_every_random_kernel_is_covered():
+    assert set(UNNORMALISED) == set(RANDOM_KERNELS)
+
+
+@pytest.mark.parametrize("name", RANDOM_KERNELS)
+def test_features_are_the_formula_up_to_one_factor_a_query_and_one_for_all_keys_of_a_head(name: str):
+    kernel = draw(name, 13, "orthogonal", Generator().manual_seed(0))
+    vectors = draw_vectors(7, seed=3)
+    expected = UNNORMALISED[name](kernel, vectors)
+    query_factor = kernel.query_features(vectors, scale=SCALE) / expected
+    assert torch.allclose(query_factor, query_factor[..., :1].expand_as(query_factor), rtol=1e-10)
+    key_factor = kernel.key_features(vectors, scale=SCALE) / expected
+    assert torch.allclose(key_factor, key_factor[..., :1, :1].expand_as(key_factor), rtol=1e-10)
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("name", RANDOM_KERNELS)
+def test_the_mean_over_draws_is_the_softmax_kernel(name: str, projection: str):
+    found, truth = estimates(name, 8, projection, num_draws=1500)
+    standard_error = found.std(dim=0) / math.sqrt(len(found))
+    deviations = (found.mean(dim=0) - truth) / standard_error
+    # 210 pairs: none beyond 5 standard errors, and on average as far off as chance has it.
+    assert deviations.abs().max() < 5
+    assert deviations.square().mean() < 2
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("name", RANDOM_KERNELS)
+def test_the_error_falls_as_one_over_the_root_of_the_number_of_features(name: str, projection: str):
+    errors = []
+    for num_features in (12, 192):
+        found, truth = estimates(name, num_features, projection, num_draws=150)
+        errors.append((found - truth).square().mean().sqrt())
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)
+
+
+@pytest.mark.parametrize("name", RANDOM_KERNELS)
+def test_orthogonal_draws_have_no_larger_variance_than_independent_ones(name: str):
+    variances = [estimates(name, DIM, projection, 1500)[0].var(dim=0).mean() for projection in PROJECTIONS]
+    by_name = dict(zip(PROJECTIONS, variances, strict=True))
+    assert by_name["orthogonal"] <= by_name["independent"]
