@@ -55,6 +55,12 @@ def is_possible(case: Case) -> bool:
     return issubclass(kind, RingRelative) and case.backend == "rings"
 
 
+def is_signed(case: Case) -> bool:
+    """Whether weights of both signs can bring a denominator near 0 and so magnify rounding and gradients."""
+    kind = KERNEL_CLASSES[case.kernel]
+    return issubclass(kind, FeatureKernel) and not kind.nonnegative
+
+
 ALL = [Case(kernel, relative, backend) for kernel in KERNELS for relative in RELATIVE_NAMES for backend in BACKENDS]
 POSSIBLE = [case for case in ALL if is_possible(case)]
 IMPOSSIBLE = [case for case in ALL if not is_possible(case)]

@@ -54,11 +54,10 @@ def draw_unit_inputs(num_tokens: int, dim: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("num_features", [266, 4096])
 def test_an_epsilon_that_swamps_the_features_is_reported_and_the_sound_features_are_not(num_features: int):
-    inputs = draw_unit_inputs(256, 64)
+    query, key, value = draw_unit_inputs(256, 64)
     projection = draw_projection(num_features, 64, generator=Generator().manual_seed(1))
-    broken = estimator_report(*inputs, SwampedByEpsilon(projection))
-    sound = estimator_report(*inputs, Positive(projection))
-    print(broken, sound)
+    broken = estimator_report(query, key, value, SwampedByEpsilon(projection))
+    sound = estimator_report(query, key, value, Positive(projection))
     assert broken.collapsed
     # No better than the plain mean, however many features there are.
     assert broken.error == pytest.approx(broken.error_of_mean, rel=0.05)
@@ -73,10 +72,10 @@ def always_warning() -> Iterator[list[warnings.WarningMessage]]:
         yield caught
 
 
-def unit_scale_layer(kernel: RandomFeatures | str, **_: int) -> Attention:
+def unit_scale_layer(kernel: RandomFeatures | str) -> Attention:
     """A layer whose queries and keys have unit scale where its tokens do."""
     torch.manual_seed(0)
-    layer = Attention(64, 1, kernel=kernel, qkv_bias=False)
+    layer = Attention(192, 3, kernel=kernel, qkv_bias=False)
     assert layer.query is not None
     assert layer.key is not None
     torch.nn.init.orthogonal_(layer.query.weight)
@@ -86,7 +85,7 @@ def unit_scale_layer(kernel: RandomFeatures | str, **_: int) -> Attention:
 
 def test_a_layer_with_collapsed_features_warns_once_a_draw(always_warning: list[warnings.WarningMessage]):
     layer = unit_scale_layer(SwampedFeatures("positive", 64, num_features=266))
-    tokens = torch.randn(2, 121, 64)
+    tokens = torch.randn(2, 289, 192)
     for expected in (1, 2, 3):
         for _ in range(3):
             layer(tokens)
@@ -97,7 +96,7 @@ def test_a_layer_with_collapsed_features_warns_once_a_draw(always_warning: list[
 
 def test_a_layer_with_sound_features_does_not_warn(always_warning: list[warnings.WarningMessage]):
     layer = unit_scale_layer("positive")
-    layer(torch.randn(2, 121, 64))
+    layer(torch.randn(2, 289, 192))
     assert always_warning == []
 
 

@@ -4,13 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-
-from teka import Grid
-from teka.functional import attention
-from teka.functional.backend import BACKENDS
-from teka.functional.kernel import KERNELS, FeatureKernel
-from teka.functional.relative import RELATIVES, RingRelative, RotationJoint
 from tests.contracts.cases import (
     FAST,
     IMPOSSIBLE,
@@ -22,9 +15,17 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     draw_mask,
+    is_signed,
     relative_change,
     with_leaves,
 )
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import attention
+from teka.functional.backend import BACKENDS
+from teka.functional.kernel import KERNELS, FeatureKernel
+from teka.functional.relative import RELATIVES, RingRelative, RotationJoint
 
 TOLERANCE = 1e-10
 # Float32 against the dense float64 truth, relative to the largest number: measured up to 3.3e-6, and for features of
@@ -131,11 +132,34 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, si
 def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: tuple[int, ...]):
     size = Size(shape, (False,) * len(shape), heads=3, dim=5, num_prefix_tokens=1, masked=True, max_distance=4, seed=0)
     truth, single = attend(case, size, "dense"), attend(case, size, case.backend, torch.float32)
-    kernel = KERNEL_CLASSES[case.kernel]
-    signed = issubclass(kernel, FeatureKernel) and not kernel.nonnegative
     for name, expected in truth.items():
         change = relative_change(single[name].double(), expected)
-        assert change <= (FLOAT32_SIGNED_BAND if signed else FLOAT32_BAND), name
+        assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
+
+
+@pytest.mark.parametrize(("factor", "dtype", "band"), [(3, torch.float32, 1e-5), (30, torch.float64, 1e-8)])
+@pytest.mark.parametrize("case", [case for case in FAST if not is_signed(case)], ids=str)
+def test_large_queries_and_keys_cost_a_fast_path_no_accuracy(
+    case: Case, factor: float, dtype: torch.dtype, band: float
+):
+    # Features of large vectors differ by many orders of magnitude, which a difference of sums would not survive.
+    relative = build_relative(case.relative, heads=3, dim=16, num_axes=2, max_distance=3)
+    kernel = build_kernel(case.kernel, relative, 16)
+    query, key, value = (tensor.float() for tensor in draw_inputs(36, dim=16, scale=1.0))
+    outputs = [
+        attention(
+            factor * query.to(kind),
+            factor * key.to(kind),
+            value.to(kind),
+            kernel=kernel,
+            relative=relative,
+            grid=Grid((5, 7)),
+            backend=backend,
+            num_prefix_tokens=1,
+        ).double()
+        for backend, kind in (("dense", torch.float64), (case.backend, dtype))
+    ]
+    assert relative_change(outputs[1], outputs[0]) <= band
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE, ids=str)

@@ -5,12 +5,6 @@ from typing import ClassVar
 import pytest
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
-
-from teka import Grid
-from teka.functional import Positive, SquaredRelu, attention
-from teka.functional.kernel import Kernel
-from teka.nn import Attention
 from tests.contracts.cases import (
     PAIRS,
     POSSIBLE,
@@ -21,6 +15,12 @@ from tests.contracts.cases import (
     draw_mask,
     relative_change,
 )
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Positive, SquaredRelu, attention
+from teka.functional.kernel import Kernel
+from teka.nn import Attention
 
 TOLERANCE = 1e-10
 GRID = Grid((3, 5))

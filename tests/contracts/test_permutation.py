@@ -2,11 +2,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Generator
-
-from teka import Grid
-from teka.functional import attention
-from teka.nn import AttentionPool
 from tests.contracts.cases import (
     PAIRS,
     POSSIBLE,
@@ -17,6 +12,11 @@ from tests.contracts.cases import (
     draw_mask,
     relative_change,
 )
+from torch import Generator
+
+from teka import Grid
+from teka.functional import attention
+from teka.nn import AttentionPool
 
 TOLERANCE = 1e-10
 NUM_TOKENS = 11

@@ -2,12 +2,12 @@ import math
 
 import pytest
 import torch
+from tests.contracts.cases import PAIRS, POSSIBLE, Case, build_kernel, build_relative, draw_inputs, relative_change
 from torch import Tensor
 
 from teka import Grid
 from teka.functional import attention
 from teka.functional.relative import Relative
-from tests.contracts.cases import PAIRS, POSSIBLE, Case, build_kernel, build_relative, draw_inputs, relative_change
 
 TOLERANCE = 1e-10
 GRID = Grid((3, 5))

@@ -5,13 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator, Tensor
-
-from teka import Grid
-from teka.functional import attention, draw_projection
-from teka.functional.kernel import RANDOM_KERNELS, Kernel
-from teka.functional.relative import RELATIVES, Relative, RingRelative, RotationJoint
-from teka.nn import AbsolutePosition, Attention
 from tests.contracts.cases import (
     PAIRS,
     POSSIBLE,
@@ -22,6 +15,13 @@ from tests.contracts.cases import (
     relative_change,
     roll_tokens,
 )
+from torch import Generator, Tensor
+
+from teka import Grid
+from teka.functional import attention, draw_projection
+from teka.functional.kernel import RANDOM_KERNELS, Kernel
+from teka.functional.relative import RELATIVES, Relative, RingRelative, RotationJoint
+from teka.nn import AbsolutePosition, Attention
 
 TOLERANCE = 1e-10
 CLEARLY_BROKEN = 0.01

@@ -53,7 +53,7 @@ def _outcome(step: Step) -> dict[str, Tensor]:
     """The output and, under their names, the gradients."""
     output = step.module(step.tokens, step.grid)
     parameters = dict(step.module.named_parameters())
-    gradients = torch.autograd.grad(output.square().mean(), [step.tokens, *parameters.values()])
+    gradients = torch.autograd.grad(output, [step.tokens, *parameters.values()], step.tokens.detach())
     names = ["gradient of tokens", *(f"gradient of {name}" for name in parameters)]
     return {"output": output.detach(), **dict(zip(names, gradients, strict=True))}
 

@@ -36,8 +36,8 @@ def bench(
 ) -> dict[str, object]:
     """Time layers forward and backward on square grids, and write `bench.json` and `bench.png`.
 
-    One step is a forward pass and the gradients of mean(output²) for the tokens and all parameters, in float32. The
-    layers take turns, A B C A B C …, so that drift hits all alike. A row of the result holds
+    One step is a forward pass and a backward pass to the tokens and all parameters, in float32, with random numbers as
+    the output's gradient. The layers take turns, A B C A B C …, so that drift hits all alike. A row of the result holds
 
     - "seconds", the median over the rounds, and "iqr", the distance of their quartiles;
     - "ratio_to_gemms", the median over the rounds of the time in terms of that of four matrix products (`FourGemms`);

@@ -10,7 +10,7 @@ class FourGemms(nn.Module):
     """Four linear maps of dim × dim, one after the other: the work of the query, key, value and output projections.
 
     They are chained, so that nothing but matrix products (with their biases) is run. A layer with these projections
-    cannot be faster, whatever it does between them. (Layers with `clipped` have 3½, as half of their heads have no key.)
+    cannot be faster, whatever it does between them. (`clipped` has 3½: half of its heads have no key.)
 
     Args:
         dim: Size of a token.

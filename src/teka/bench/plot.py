@@ -1,7 +1,7 @@
 """The picture of a benchmark: time against tokens, and the ratio to the four matrix products."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.bench.layers import YARDSTICK
 from teka.bench.table import place_name
@@ -19,6 +19,7 @@ COLOURS = {"": "#0072B2", "rotation": "#D55E00", "rotation_joint": "#D55E00"}
 COLOURS |= {"clipped": "#009E73", "clipped_features": "#009E73"}
 MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "scaled_dot_product_attention": "D"}
 MARKERS |= {"performer_pytorch": "v", YARDSTICK: ""}
+NOT_TEKA = (YARDSTICK, "scaled_dot_product_attention", "performer_pytorch")
 QUADRATIC = ("softmax", "scaled_dot_product_attention")
 LABEL_HEIGHT = 0.062
 """Height of a label as a share of the panel's."""
@@ -80,12 +81,13 @@ def _draw_panel(
     factor = 1e3 if quantity == "seconds" else 1.0
     for (layer, backend), rows in lines.items():
         is_yardstick = layer == YARDSTICK
+        style = line_style(layer, backend)
         panel.plot(
             [row["tokens"] for row in rows],
             [factor * row[quantity] for row in rows],
-            color=_colour(layer),
-            marker=MARKERS.get(layer.partition("-")[0], "x"),
-            linestyle=_dashes(layer, backend),
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.dashes,
             linewidth=3.0 if is_yardstick else 1.6,
             markersize=6.5,
             markeredgecolor="white",
@@ -105,14 +107,20 @@ def _draw_panel(
     panel.spines["bottom"].set_color(GRID)
 
 
-def _colour(layer: str) -> str:
+class LineStyle(NamedTuple):
+    """How a line looks."""
+
+    colour: str
+    marker: str
+    dashes: str | tuple[int, tuple[float, ...]]
+
+
+def line_style(layer: str, backend: str) -> LineStyle:
+    """Colour by position, marker by content kernel, dashes where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
-    peer = kernel in (YARDSTICK, "scaled_dot_product_attention", "performer_pytorch")
-    return BLACK if peer else COLOURS.get(relative, BLACK)
-
-
-def _dashes(layer: str, backend: str) -> str | tuple[int, tuple[float, ...]]:
-    return (0, (4, 2)) if backend == "dense" or layer.partition("-")[0] in QUADRATIC else "-"
+    colour = BLACK if kernel in NOT_TEKA else COLOURS.get(relative, BLACK)
+    all_pairs = backend == "dense" or kernel in QUADRATIC
+    return LineStyle(colour, MARKERS.get(kernel, "x"), (0, (4, 2)) if all_pairs else "-")
 
 
 def _label(panel: "matplotlib.axes.Axes", lines: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> None:
@@ -133,5 +141,11 @@ def _label(panel: "matplotlib.axes.Axes", lines: Mapping[tuple[str, str], Sequen
             color=INK,
             annotation_clip=False,
             parse_math=False,
-            arrowprops={"arrowstyle": "-", "color": _colour(layer), "linewidth": 1.0, "relpos": (0, 0.5), "shrinkB": 5},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line_style(layer, backend).colour,
+                "linewidth": 1.0,
+                "relpos": (0, 0.5),
+                "shrinkB": 5,
+            },
         )

@@ -54,5 +54,3 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
     name, *numbers = cells
     columns = [f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:], strict=True)]
     return "  ".join([f"{name:<{widths[0]}}", *columns])
-        f"  {cell:>{width}}" for cell, width in zip(numbers, widths[1:], strict=True)
-    )

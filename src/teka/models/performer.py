@@ -14,7 +14,7 @@ from teka.grid import Grid
 from teka.nn import AbsolutePosition, AttentionPool, Rotation, RotationJoint, TransformerBlock
 
 POSITIONS = ("none", "absolute", *RELATIVES)
-STEMS = ("patch",)
+STEMS = ("patch", "convolution")
 POOLS = ("class", "mean", "attention")
 
 
@@ -39,7 +39,8 @@ class Performer(nn.Module):
         num_features: Number of random features of the kernels that have them.
         backend: Backend of the attention.
         patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
-        stem: "patch" (a linear map of each patch), or a module of your own, images (B, C, H, W) to (B, dim, H/p, W/p).
+        stem: "patch" (a linear map of each patch, as the paper's), "convolution" (two 3 × 3 convolutions with a GELU
+            between them, for patches of one pixel), or a module of your own, (B, C, H, W) to (B, dim, H/p, W/p).
         pool: What the logits are made from: "class" (the class token), "mean" (of the tokens) or "attention" (a learned
             query).
         mlp_ratio: Width of the MLPs' hidden layer over dim.
@@ -91,7 +92,7 @@ class Performer(nn.Module):
             raise unknown_name("stem", stem, STEMS)
         self.in_channels = in_channels
         self.position, self.pool = position, pool
-        self.stem = nn.Conv2d(in_channels, dim, patch_size, patch_size) if isinstance(stem, str) else stem
+        self.stem = _make_stem(stem, in_channels, dim, patch_size) if isinstance(stem, str) else stem
         self.class_token = Parameter(torch.randn(dim)) if pool == "class" else None
         self.absolute_position = AbsolutePosition(dim, self.grid.num_axes) if position == "absolute" else None
         placed_blocks = depth - 1 if pool == "class" else depth
@@ -169,3 +170,15 @@ class Performer(nn.Module):
         else:
             pooled = tokens.mean(dim=1)
         return self.head(pooled)
+
+
+def _make_stem(stem: str, in_channels: int, dim: int, patch_size: int) -> nn.Module:
+    if stem == "patch":
+        return nn.Conv2d(in_channels, dim, patch_size, patch_size)
+    hidden = max(1, dim // 2)
+    # The edge is replicated, so that background at the border of the image looks like background anywhere.
+    return nn.Sequential(
+        nn.Conv2d(in_channels, hidden, 3, padding=1, padding_mode="replicate"),
+        nn.GELU(),
+        nn.Conv2d(hidden, dim, patch_size + 2, patch_size, padding=1, padding_mode="replicate"),
+    )

@@ -38,6 +38,7 @@ class Run:
         heads: Number of heads.
         dim_head: Size of a head, dim / heads by default.
         patch_size: Side of a token in pixels.
+        stem: How images become tokens: "patch" or "convolution".
         pool: What the logits are made from: "class", "mean" or "attention".
         dropout: Probability of dropping in attention outputs and MLPs.
         epochs: Most passes over the training images.
@@ -71,6 +72,7 @@ class Run:
     heads: int = 4
     dim_head: int | None = None
     patch_size: int = 1
+    stem: str = "patch"
     pool: str = "class"
     dropout: float = 0.0
     epochs: int = 20
@@ -165,6 +167,7 @@ class Run:
             num_features=self.num_features,
             backend=self.backend,
             patch_size=self.patch_size,
+            stem=self.stem,
             pool=self.pool,
             dropout=self.dropout,
         )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -15,7 +16,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from teka import data
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.files import make_directory, write_json
+from teka.files import make_directory, read_json, write_json
 from teka.training.batches import batches, train_batches
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, read_weights, time_trained
 from teka.training.classifier import Classifier
@@ -39,13 +40,14 @@ def load_data(run: Run) -> Dataset:
 def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "") -> dict[str, object]:
     """Train a run and write into its folder what it was, how it went and what came of it.
 
-    The folder holds `run.json`, `result.json`, `metrics.csv`, TensorBoard's events and `checkpoints/` with the best
-    (by validation accuracy; the last where nothing is held out) and the last epoch's state.
+    The folder holds `run.json`, `result.json`, `logs/` (a CSV table and TensorBoard's events for each start) and
+    `checkpoints/` with the best epoch's state (by validation accuracy; the last where nothing is held out) and the
+    last's.
 
     Args:
         run: What to train.
         out: The run's folder.
-        resume: Go on from the last epoch that the folder holds; without one, begin.
+        resume: Go on from the last whole epoch that the folder holds; without one, begin; a finished run is left alone.
         command: The command to keep with the result.
 
     Returns:
@@ -58,6 +60,8 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
     """
     folder = make_directory("out", out)
     _check_folder(folder, run, resume=resume)
+    if resume and (folder / RESULT_FILE).is_file():
+        return read_json(folder / RESULT_FILE)
     dataset = load_data(run)
     seed_everything(run.seed, verbose=False)
     model = run.make_model(
@@ -67,14 +71,16 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
     loader = train_batches(dataset.train, batch_size=run.batch_size, seed=run.seed)
     classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=run.epochs * len(loader))
     last = folder / CHECKPOINTS / LAST
+    # Each start of a run logs to a folder of its own, so that resuming keeps what was logged.
+    table = CSVLogger(folder, name="logs")
     held_out = len(dataset.validation) > 0
     clock = _Clock(time_trained(last) if resume and last.is_file() else 0.0)
     trainer = Trainer(
         max_epochs=run.epochs,
         accelerator="auto",
         devices=1,
-        callbacks=[clock, *_callbacks(run, folder, held_out=held_out)],
-        logger=[CSVLogger(folder, name="", version=""), TensorBoardLogger(folder, name="", version="tensorboard")],
+        callbacks=[clock, _ProgressBar(), *_callbacks(run, folder, held_out=held_out)],
+        logger=[table, TensorBoardLogger(folder, name="logs", version=table.version)],
         gradient_clip_val=run.gradient_clip or None,
         log_every_n_steps=1,
         num_sanity_val_steps=0,
@@ -83,6 +89,8 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
     with warnings.catch_warnings():
         # The images are tensors in memory: processes to load them would only cost.
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        # Lightning's own use of torch's pytrees.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
         try:
             trainer.fit(
                 classifier,
@@ -109,6 +117,20 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
     }
     write_json(folder / RESULT_FILE, result)
     return result
+
+
+class _ProgressBar(TQDMProgressBar):
+    """Lightning's progress bar without the number of the log, and without a second bar for validation."""
+
+    def get_metrics(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics
+
+    def init_validation_tqdm(self) -> Tqdm:
+        return Tqdm(disable=True)
 
 
 class _Clock(Callback):

@@ -9,8 +9,8 @@ from teka.functional.backend.sums import Sums
 from teka.functional.relative import RingRelative
 from teka.grid import Grid
 
-# Numbers of one chunk of φ ⊗ [v, 1] on the grid: 64 MiB in float32.
-CHUNK_ELEMENTS = 2**24
+# Numbers of one chunk of φ ⊗ [v, 1] on the grid: 16 MiB in float32.
+CHUNK_ELEMENTS = 2**22
 
 
 def rings(

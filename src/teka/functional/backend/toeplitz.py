@@ -11,8 +11,8 @@ from teka.functional.backend.sums import Sums
 from teka.functional.relative import SeparableRelative
 from teka.grid import Grid
 
-# Numbers of one chunk of φ ⊗ [v, 1]: 64 MiB in float32. More chunks than one are recomputed in the backward pass.
-CHUNK_ELEMENTS = 2**24
+# Numbers of one chunk of φ ⊗ [v, 1]: 16 MiB in float32. More chunks than one are recomputed in the backward pass.
+CHUNK_ELEMENTS = 2**22
 
 
 def toeplitz(

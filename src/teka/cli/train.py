@@ -1,0 +1,55 @@
+"""`teka train`: train a run, or go on with one."""
+
+import argparse
+from pathlib import Path
+
+from teka.cli.parser import Parser
+from teka.errors import wrong_value
+from teka.training import Run, train
+
+EXAMPLES = """\
+  teka train --position rotation --seed 1
+  teka train --data mnist --data-dir data --image-size 32 --position absolute --kernel positive
+  teka train --config run.yaml --epochs 50 --out runs/long
+  teka train --resume runs/long
+"""
+
+
+def make_parser() -> Parser:
+    """Options: the fields of a run, a file of them, and where to write."""
+    description = "Train a model on a data set; Ctrl-C leaves a run that --resume goes on with."
+    parser = Parser("teka train", description, EXAMPLES)
+    parser.add_argument("--config", action="config", help="YAML or JSON file with any of the options below.")
+    parser.add_argument("--out", type=str | None, help="Folder of the run, named after it under runs/ by default.")
+    parser.add_argument(
+        "--resume", type=str | None, help="Folder of a run to go on with; its own options are used, and no others."
+    )
+    parser.add_class_arguments(Run)
+    return parser
+
+
+def main(options: argparse.Namespace, command: str) -> None:
+    """Train, and say where the run is."""
+    fields = vars(options)
+    out, resume = fields.pop("out"), fields.pop("resume")
+    fields.pop("config", None)
+    run = Run.from_dict(fields)
+    if resume is not None:
+        if out is not None or run != Run():
+            raise wrong_value("resume", resume, "no other option beside it; the run's own are used")
+        out, run = resume, Run.load(Path(resume))
+    folder = Path(out or default_folder(run))
+    try:
+        result = train(run, folder, resume=resume is not None, command=command)
+    except KeyboardInterrupt:
+        print(f"interrupted; go on with: teka train --resume {folder}")
+        raise
+    accuracy = result["validation_accuracy"]
+    held_out = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
+    size = f"{result['parameters']:,} parameters, {result['epochs']} epochs, {result['seconds']:.0f} s"
+    print(f"{folder}: {size}{held_out}")
+
+
+def default_folder(run: Run) -> Path:
+    """Folder of a run that was given none."""
+    return Path("runs") / f"{run.data}-{run.position}-{run.kernel}-{run.seed}"

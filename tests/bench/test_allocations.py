@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from teka import Grid
+from teka.bench.allocations import Allocations
+from teka.bench.layers import LAYERS
+from teka.bench.step import Step
+
+
+def test_the_peak_is_what_a_known_case_allocates():
+    before = torch.ones(1000)
+    with Allocations() as allocations:
+        first = before + 1  # 4000 bytes
+        second = torch.empty(300, dtype=torch.float64)  # 2400 bytes, 6400 together: the peak
+        del first
+        third = torch.zeros(7, 11, dtype=torch.int64)  # 616 bytes, 3016 together
+    assert allocations.peak == 6400
+    assert allocations.allocated == 3016
+    del second, third
+    assert allocations.allocated == 0
+
+
+def test_views_and_changes_in_place_allocate_nothing():
+    before = torch.ones(6, 5)
+    with Allocations() as allocations:
+        view = before.t()[1:].unflatten(1, (2, 3))
+        view.add_(1).mul_(2)
+        torch.exp(before, out=before)
+    assert allocations.peak == 0
+
+
+def test_what_autograd_keeps_for_the_backward_pass_counts_until_it_is_used():
+    leaf = torch.ones(100, requires_grad=True)
+    with Allocations() as allocations:
+        total = leaf.exp().exp().sum()  # autograd keeps both results of 400 bytes, and the sum has 4
+        assert allocations.allocated == 804
+        total.backward()
+        assert allocations.allocated == 404  # the gradient and the sum
+    assert leaf.grad is not None
+
+
+def allocator_peak(step: Step, path: Path) -> int:
+    """The peak from what torch's profiler recorded of the allocator itself."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(path))
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "[memory]"]
+    live: dict[int, int] = {}
+    peak = 0
+    for event in sorted(events, key=lambda event: event["ts"]):
+        address, num_bytes = event["args"]["Addr"], event["args"]["Bytes"]
+        if num_bytes > 0:
+            live[address] = num_bytes
+        else:
+            live.pop(address, None)
+        peak = max(peak, sum(live.values()))
+    return peak
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.name}-{layer.backend}")
+def test_the_peak_of_every_layer_is_what_the_allocator_records(layer, tmp_path: Path):
+    step = Step(layer.make(24, 2), torch.randn(2, 77, 24, requires_grad=True), Grid((7, 11)))
+    step()
+    step.clear()
+    with Allocations() as allocations:
+        step()
+    step.clear()
+    recorded = allocator_peak(step, tmp_path / "trace.json")
+    # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens.
+    unseen = 2**16 if layer.name == "scaled_dot_product_attention" else 0.001 * recorded
+    assert recorded - unseen <= allocations.peak <= recorded

@@ -1,0 +1,29 @@
+import pytest
+
+from teka.errors import unknown_name, wrong_shape, wrong_value
+
+
+def test_an_unknown_name_comes_with_all_known_ones_and_the_nearest():
+    error = unknown_name("kernel", "sofmax", ["positive", "softmax", "constant"])
+    assert isinstance(error, ValueError)
+    assert (
+        str(error) == "kernel is 'sofmax', expected one of 'constant', 'positive', 'softmax'; did you mean 'softmax'?"
+    )
+
+
+@pytest.mark.parametrize("name", ["zzz", 7, None])
+def test_a_name_near_to_none_comes_without_a_guess(name: object):
+    message = str(unknown_name("kernel", name, ["positive", "softmax"]))
+    assert message == f"kernel is {name!r}, expected one of 'positive', 'softmax'"
+
+
+def test_a_wrong_value_is_named_with_what_came_and_what_was_expected():
+    error = wrong_value("scale", -1.0, "a positive number")
+    assert isinstance(error, ValueError)
+    assert str(error) == "scale is -1.0, expected a positive number"
+
+
+def test_a_wrong_shape_is_named_with_what_came_and_what_was_expected():
+    error = wrong_shape("query", [2, 3], "(batch, heads, tokens, dim)")
+    assert isinstance(error, ValueError)
+    assert str(error) == "query has shape (2, 3), expected (batch, heads, tokens, dim)"

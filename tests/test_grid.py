@@ -1,0 +1,174 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from teka import Grid
+
+SIZES = [(11,), (5, 7), (3, 5, 2), (2, 3, 1, 4)]
+SPACING = (0.5, 2.0, 1.25, 3.0)
+
+
+def noise(grid: Grid, channels: int = 3, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(batch, channels, *grid.shape, dtype=torch.float64, generator=generator)
+
+
+Arguments = tuple[tuple[int, ...], tuple[float, ...], tuple[bool, ...]]
+
+
+@st.composite
+def grid_arguments(draw: st.DrawFn) -> Arguments:
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    spacing = tuple(draw(st.sampled_from([0.5, 1.0, 1.25, 0.1])) for _ in shape)
+    return shape, spacing, tuple(draw(st.booleans()) for _ in shape)
+
+
+@given(grid_arguments())
+def test_a_grid_has_as_many_tokens_as_cells_and_a_position_for_each(arguments: Arguments):
+    grid = Grid(*arguments)
+    assert grid.num_tokens == math.prod(grid.shape)
+    assert grid.num_axes == len(grid.shape)
+    assert grid.positions().shape == (grid.num_tokens, grid.num_axes)
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_the_tokens_positions_are_their_indices_times_the_spacing_in_row_major_order(shape: tuple[int, ...]):
+    spacing = SPACING[: len(shape)]
+    positions = Grid(shape, spacing).positions(dtype=torch.float64)
+    for token in range(math.prod(shape)):
+        rest, index = token, []
+        for side in reversed(shape):
+            rest, cell = divmod(rest, side)
+            index.insert(0, cell)
+        expected = [cell * step for cell, step in zip(index, spacing, strict=True)]
+        assert positions[token].tolist() == expected
+
+
+def test_one_number_stands_for_a_grid_of_one_axis_and_for_every_axis():
+    size: Any = 5
+    assert Grid(size) == Grid((5,))
+    assert Grid((3, 5), 2.0, True) == Grid((3, 5), (2.0, 2.0), (True, True))
+    assert hash(Grid((3, 5))) == hash(Grid((3, 5)))
+    assert Grid((3, 5)) != Grid((5, 3))
+
+
+@given(grid_arguments())
+def test_unflatten_undoes_flatten_in_both_orders(arguments: Arguments):
+    grid = Grid(*arguments)
+    images = noise(grid)
+    tokens = grid.flatten(images)
+    assert tokens.shape == (2, grid.num_tokens, 3)
+    assert torch.equal(grid.unflatten(tokens), images)
+    assert torch.equal(grid.flatten(grid.unflatten(tokens)), tokens)
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_flatten_puts_every_cell_at_the_token_of_its_position(shape: tuple[int, ...]):
+    grid = Grid(shape, SPACING[: len(shape)])
+    coordinates = grid.unflatten(grid.positions()[None])
+    for axis, step in zip(range(len(shape)), SPACING, strict=False):
+        for cell in range(shape[axis]):
+            assert (coordinates[0, axis].select(axis, cell) == cell * step).all()
+
+
+@given(grid_arguments())
+def test_offsets_are_differences_of_positions_brought_within_half_a_period(arguments: Arguments):
+    grid = Grid(*arguments)
+    positions, offsets = grid.positions(dtype=torch.float64), grid.offsets(dtype=torch.float64)
+    plain = positions[:, None] - positions[None, :]
+    for axis in range(grid.num_axes):
+        offset = offsets[..., axis]
+        if not grid.axis_periodic(axis):
+            assert torch.equal(offset, plain[..., axis])
+            assert torch.equal(offset, -offset.T)
+            continue
+        side, step = grid.shape[axis], grid.axis_spacing(axis)
+        cells = offset / step
+        assert (cells >= -side / 2 - 1e-9).all()
+        assert (cells < side / 2 - 1e-9).all()
+        turns = (offset - plain[..., axis]) / (side * step)
+        assert torch.allclose(turns, turns.round(), atol=1e-9)
+
+
+@given(grid_arguments())
+def test_the_offsets_of_one_axis_are_those_between_tokens_that_differ_along_it(arguments: Arguments):
+    grid = Grid(*arguments)
+    offsets = grid.offsets(dtype=torch.float64)
+    for axis in range(grid.num_axes):
+        stride = math.prod(grid.shape[axis + 1 :])
+        line = torch.arange(grid.shape[axis]) * stride
+        assert torch.equal(grid.axis_offsets(axis, dtype=torch.float64), offsets[line][:, line][..., axis])
+
+
+@given(grid_arguments(), st.data())
+def test_rolls_compose_and_undo_each_other(arguments: Arguments, data: st.DataObject):
+    grid = Grid(*arguments)
+    shifts = [tuple(data.draw(st.integers(-7, 7)) for _ in grid.shape) for _ in range(2)]
+    images = noise(grid)
+    both = tuple(one + other for one, other in zip(*shifts, strict=True))
+    assert torch.equal(grid.roll(grid.roll(images, shifts[0]), shifts[1]), grid.roll(images, both))
+    assert torch.equal(grid.roll(grid.roll(images, shifts[0]), [-step for step in shifts[0]]), images)
+    assert torch.equal(grid.roll(images, grid.shape), images)
+
+
+def test_a_shift_moves_what_is_at_an_index_by_that_many_cells_down_and_to_the_right():
+    images = torch.zeros(1, 1, 5, 7)
+    images[0, 0, 1, 2] = 1
+    assert Grid((5, 7)).roll(images, (3, 4))[0, 0, 4, 6] == 1
+    assert Grid((5, 7)).roll(images, 4)[0, 0, 1, 6] == 1  # one number moves along the last axis
+
+
+def test_positions_and_offsets_take_a_dtype_and_default_to_the_default_one():
+    grid = Grid((3, 5), 0.1, (True, False))
+    for dtype in (torch.float32, torch.float64):
+        assert grid.positions(dtype=dtype).dtype == dtype
+        assert grid.offsets(dtype=dtype).dtype == dtype
+        assert grid.axis_offsets(0, dtype=dtype).dtype == dtype
+    assert grid.positions().dtype == torch.get_default_dtype()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, -1), (2.5,), (True, 3), 0, 2.5, None])
+def test_a_shape_that_is_none_is_refused(shape: Any, as_users_run_it: None):
+    with pytest.raises(ValueError, match="shape is"):
+        Grid(shape)
+
+
+@pytest.mark.parametrize("spacing", [0.0, -1.0, math.inf, math.nan, (1.0,), (1.0, 2.0, 3.0), (1.0, 0.0)])
+def test_a_spacing_that_is_not_positive_or_not_one_an_axis_is_refused(spacing: Any, as_users_run_it: None):
+    with pytest.raises(ValueError, match="spacing is"):
+        Grid((3, 5), spacing)
+
+
+@pytest.mark.parametrize("periodic", [(True,), (True, False, True), 1, (True, 0)])
+def test_a_periodicity_that_is_no_flag_or_not_one_an_axis_is_refused(periodic: Any, as_users_run_it: None):
+    with pytest.raises(ValueError, match="periodic is"):
+        Grid((3, 5), 1.0, periodic)
+
+
+@pytest.mark.parametrize("size", [(2, 3, 3, 5), (2, 3, 15), (2, 3, 5, 3), (3, 5)])
+def test_a_tensor_that_does_not_lie_on_the_grid_is_refused(size: tuple[int, ...]):
+    grid = Grid((3, 5))
+    tensor = torch.zeros(size)
+    if size == (2, 3, 3, 5):
+        assert grid.flatten(tensor).shape == (2, 15, 3)
+        return
+    for function in (grid.flatten, lambda tensor: grid.roll(tensor, (1, 1))):
+        with pytest.raises(ValueError, match=r"tensor has shape .* expected \(batch, channels, 3, 5\)"):
+            function(tensor)
+
+
+@pytest.mark.parametrize("size", [(2, 14, 3), (2, 15), (2, 3, 15, 1)])
+def test_tokens_that_are_not_the_grids_are_refused(size: tuple[int, ...]):
+    with pytest.raises(ValueError, match=r"tokens has shape .* expected \(batch, 15, channels\)"):
+        Grid((3, 5)).unflatten(torch.zeros(size))
+
+
+@pytest.mark.parametrize("shift", [(1,), (1, 2, 3), (1.0, 2), 0.5, "ab", None])
+def test_a_shift_that_is_not_one_whole_number_an_axis_is_refused(shift: Any, as_users_run_it: None):
+    with pytest.raises(ValueError, match="shift is"):
+        Grid((3, 5)).roll(torch.zeros(1, 1, 3, 5), shift)

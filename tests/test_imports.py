@@ -1,0 +1,93 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import teka
+
+PACKAGE = Path(teka.__file__).parent
+# A module imports from its own group and from groups before it.
+ORDER = (
+    ("errors", "files", "grid"),
+    ("functional",),
+    ("nn",),
+    ("models",),
+    ("data",),
+    ("audit",),
+    ("training",),
+    ("report",),
+    ("bench",),
+    ("cli",),
+)
+LEVELS = {part: level for level, parts in enumerate(ORDER) for part in parts}
+# What the extras bring, and what only tests need.
+NOT_IMPORTED = (
+    "lightning",
+    "pytorch_lightning",
+    "sklearn",
+    "matplotlib",
+    "jinja2",
+    "jsonargparse",
+    "beartype",
+    "scipy",
+    "torchvision",
+    "tensorboard",
+)
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def imported_parts(source: str, package: tuple[str, ...] = ()) -> set[str]:
+    """The parts of teka that a module's source imports, at any depth of it.
+
+    Args:
+        source: The source.
+        package: Names of the packages within teka that the module lies in.
+    """
+    parts: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = ("teka", *package)[: len(package) + 2 - node.level]
+                base = ".".join((*above, *([base] if base else [])))
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "teka" else [base]
+        else:
+            continue
+        parts |= {name.split(".")[1] for name in names if name.startswith("teka.")}
+    return parts & set(LEVELS)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.name != "__init__.py" or module.parent.name])
+def test_a_module_imports_only_from_modules_to_its_left(module: Path):
+    part = module.parts[0].removesuffix(".py")
+    assert part in LEVELS, f"{module} belongs to no group of the one-way order"
+    source = (PACKAGE / module).read_text(encoding="utf-8")
+    late = {found for found in imported_parts(source, module.parts[:-1]) if LEVELS[found] > LEVELS[part]}
+    assert not late, f"{module} imports from {', '.join(sorted(late))}, which lie to its right"
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "expected"),
+    [
+        ("import teka.nn.attention", (), {"nn"}),
+        ("from teka import nn, Grid", (), {"nn"}),
+        ("from teka.models import Performer", (), {"models"}),
+        ("from ..models import Performer", ("nn",), {"models"}),
+        ("from .. import models", ("nn",), {"models"}),
+        ("from .attention import Attention", ("nn",), {"nn"}),
+        ("def late():\n    from teka.cli import main", (), {"cli"}),
+        ("import torch.nn\nfrom torch import nn", (), set()),
+    ],
+)
+def test_the_reader_of_imports_finds_every_form(source: str, package: tuple[str, ...], expected: set[str]):
+    assert imported_parts(source, package) == expected
+
+
+def test_importing_teka_needs_none_of_the_extras():
+    script = f"import sys, teka; print(*(name for name in {NOT_IMPORTED} if name in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
