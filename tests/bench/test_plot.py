@@ -18,7 +18,7 @@ def test_each_layer_is_a_line_in_both_panels_up_to_its_last_size(result: dict[st
 
 def test_each_line_is_labelled_with_its_name_and_last_ratio(result: dict[str, Any]):
     labels = [text.get_text() for text in draw_bench(result).axes[1].texts]
-    assert labels == ["1×  four_gemms", "7.2×  squared_relu × rotation (toeplitz)", "4×  softmax (dense)"]
+    assert labels == ["1.0×  four_gemms", "7.2×  squared_relu × rotation (toeplitz)", "4.0×  softmax (dense)"]
 
 
 def test_no_two_layers_look_alike():

@@ -18,7 +18,7 @@ BLACK = "#000000"
 COLOURS = {"": "#0072B2", "rotation": "#D55E00", "rotation_joint": "#D55E00"}
 COLOURS |= {"clipped": "#009E73", "clipped_features": "#009E73"}
 MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "scaled_dot_product_attention": "D"}
-MARKERS |= {"performer_pytorch": "v", YARDSTICK: ""}
+MARKERS |= {"performer_pytorch": "v", YARDSTICK: "X"}
 NOT_TEKA = (YARDSTICK, "scaled_dot_product_attention", "performer_pytorch")
 QUADRATIC = ("softmax", "scaled_dot_product_attention")
 LABEL_HEIGHT = 0.062
@@ -45,19 +45,20 @@ def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
     lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in result["rows"]:
         lines.setdefault((row["layer"], row["backend"]), []).append(row)
-    figure = Figure(figsize=(12, 5.2), dpi=150, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(12, 5.6), dpi=150, layout="constrained", facecolor="white")
     times, ratios = figure.subplots(1, 2)
     sizes = sorted({row["tokens"] for row in result["rows"]})
     _draw_panel(times, lines, sizes, "seconds")
     _draw_panel(ratios, lines, sizes, "ratio_to_gemms")
     times.set_title("Milliseconds, forward and backward", **_title())
-    ratios.set_title("Times the layer's own four matrix products", **_title())
+    ratios.set_title("The same, in terms of four matrix products", **_title())
     _label(ratios, lines)
     settings = result["settings"]
+    threads = f"{settings['threads']} thread{'' if settings['threads'] == 1 else 's'}"
     figure.supxlabel(
-        f"tokens: batch {settings['batch']}, dim {settings['dim']}, {settings['heads']} heads, float32, "
-        f"{settings['device']}, {settings['threads']} thread{'' if settings['threads'] == 1 else 's'}; "
-        f"medians of {settings['repeats']}; dashed: all pairs of tokens",
+        "blue: without position; orange: rotation; green: clipped; black: not teka; dashed: every pair of tokens\n"
+        f"batch {settings['batch']}, dim {settings['dim']}, {settings['heads']} heads, float32, {settings['device']}, "
+        f"{threads}; medians of {settings['repeats']}",
         color=INK,
         fontsize=9,
     )
@@ -94,6 +95,7 @@ def _draw_panel(
             markeredgewidth=0.6,
             zorder=1.5 if is_yardstick else 2,
         )
+    panel.set_xlabel("tokens", color=INK, fontsize=9)
     panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
     panel.xaxis.set_minor_formatter(NullFormatter())
     panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -123,6 +125,10 @@ def line_style(layer: str, backend: str) -> LineStyle:
     return LineStyle(colour, MARKERS.get(kernel, "x"), (0, (4, 2)) if all_pairs else "-")
 
 
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
 def _label(panel: "matplotlib.axes.Axes", lines: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> None:
     """Write each line's name and its last ratio to the right of its end."""
     ends = [(layer, backend, rows[-1]) for (layer, backend), rows in lines.items()]
@@ -131,7 +137,7 @@ def _label(panel: "matplotlib.axes.Axes", lines: Mapping[tuple[str, str], Sequen
     placed = spread(heights, [LABEL_HEIGHT] * len(ends), 0.0, 1.03)
     for (layer, backend, row), height in zip(ends, placed, strict=True):
         panel.annotate(
-            f"{row['ratio_to_gemms']:.2g}×  {place_name(layer, backend)}",
+            f"{_ratio(row['ratio_to_gemms'])}×  {place_name(layer, backend)}",
             xy=(row["tokens"], row["ratio_to_gemms"]),
             xytext=(1.06, height),
             textcoords="axes fraction",

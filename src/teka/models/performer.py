@@ -141,6 +141,13 @@ class Performer(nn.Module):
         self.image_size = size
         self.grid = Grid((size[0] // self.patch_size, size[1] // self.patch_size))
 
+    def chosen_backends(self) -> tuple[str, ...]:
+        """Names of the backends that compute the blocks with a relative kernel, or all blocks if none has one."""
+        attentions = [block.attention for block in self.blocks if isinstance(block, TransformerBlock)]
+        placed = [attention for attention in attentions if attention.relative is not None] or attentions
+        first = 0 if self.class_token is None else 1
+        return tuple(sorted({attention.chosen_backend(self.grid, first) for attention in placed}))
+
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Logits of images.
 

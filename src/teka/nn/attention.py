@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from teka import functional
 from teka.errors import unknown_name, wrong_shape, wrong_value
-from teka.functional.backend import BACKENDS
+from teka.functional.backend import BACKENDS, backend_costs, choose_backend
 from teka.functional.estimator_report import estimator_report
-from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, Kernel
+from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, Constant, Kernel
+from teka.functional.placement import Placement
 from teka.grid import Grid
 from teka.nn.random_features import RandomFeatures
 from teka.nn.relative import ClippedFeatures, RelativeModule, RotationJoint, make_relative_module
@@ -172,6 +173,31 @@ class Attention(nn.Module):
             )
             mixed = torch.cat([by_content, by_position], dim=1)
         return self.dropout(self.output(mixed.transpose(1, 2).flatten(2)))
+
+    def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0) -> str:
+        """Name of the backend that computes the heads with the relative kernel, or all heads if there is none.
+
+        Args:
+            grid: The grid of the tokens.
+            num_prefix_tokens: Number of first tokens without a position.
+
+        Raises:
+            ValueError: The backend asked for cannot compute this layer on this grid.
+        """
+        relative = None if self.relative is None else self.relative()
+        kernel = self.kernel() if isinstance(self.kernel, RandomFeatures) else self.kernel
+        num_tokens = num_prefix_tokens + (1 if grid is None else grid.num_tokens)
+        joint = relative.num_position_features if isinstance(relative, functional.RotationJoint) else 0
+        costs = backend_costs(
+            kernel if self.content_heads == self.heads else Constant(),
+            None if joint else relative,
+            Placement(grid, None, num_prefix_tokens),
+            num_queries=num_tokens,
+            num_keys=num_tokens,
+            dim=self.dim_head + joint,
+            dim_value=self.dim_head,
+        )
+        return choose_backend(self.backend, costs)
 
     def _split(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens dim"]:
         return tokens.unflatten(-1, (-1, self.dim_head)).transpose(1, 2)

@@ -8,14 +8,14 @@ from teka.report.results import Report
 from teka.report.seed_group import SeedGroup
 
 LINEAR_BACKENDS = ("linear", "toeplitz", "rings")
-"""Backends whose cost is called linear; "auto" picks one of them for every kernel but softmax."""
+"""Backends whose cost is called linear: O(L), or for "toeplitz" O(L · Σ sides)."""
 
 FALL = 5.0
 """Percentage points below the unshifted accuracy from which a model is said to fall."""
 
 
 def _is_linear(group: SeedGroup) -> bool:
-    return group.backend in LINEAR_BACKENDS or (group.backend == "auto" and group.kernel != "softmax")
+    return group.backend in LINEAR_BACKENDS
 
 
 def _is_relative(group: SeedGroup) -> bool:

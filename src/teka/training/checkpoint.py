@@ -19,7 +19,7 @@ def _read(path: Path) -> dict:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0]
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise wrong_value("checkpoint", str(path), f"a whole checkpoint of plain tensors ({reason})") from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise wrong_value("checkpoint", str(path), "a checkpoint written by teka train, with a state_dict")

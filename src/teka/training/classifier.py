@@ -1,9 +1,10 @@
 """A model as a Lightning module: loss, accuracy, optimizer and schedule."""
 
 import math
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -15,14 +16,14 @@ from torchmetrics.classification import MulticlassAccuracy
 from teka.nn import redraw_projections
 from teka.training.run import Run
 
-Batch = tuple[Float[Tensor, "batch channels height width"], Int[Tensor, "batch"]]
+Batch = Sequence[Tensor]  # images (B, C, H, W) and labels (B,)
 
 
 class Classifier(LightningModule):
     """Cross entropy on images and labels, with the run's optimizer and schedule.
 
-    Random projections are redrawn before every step whose number is a multiple of `redraw_every`. Each epoch seeds
-    torch with (seed, epoch), so that a run resumed after an epoch goes on to the same numbers.
+    Random projections are redrawn before every step whose number is a multiple of `redraw_every`. Each step seeds torch
+    with (seed, step), so that a resumed run goes on to the same numbers.
 
     Args:
         model: Images to logits.
@@ -43,12 +44,9 @@ class Classifier(LightningModule):
         """Logits."""
         return self.model(images)
 
-    def on_train_epoch_start(self) -> None:
-        """Seed dropout for this epoch."""
-        torch.manual_seed(self.run.seed * 1_000_003 + self.current_epoch)
-
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Redraw random projections on schedule."""
+        """Seed dropout for this step, and redraw random projections on schedule."""
+        torch.manual_seed(self.run.seed * 1_000_003 + self.global_step)
         every = self.run.redraw_every
         if every and self.global_step and self.global_step % every == 0:
             redraw_projections(self.model)
@@ -81,17 +79,26 @@ class Classifier(LightningModule):
             )
         else:
             optimizer = torch.optim.Adam(self.model.parameters(), lr=run.learning_rate, betas=run.betas)
-        schedule = LambdaLR(optimizer, self._learning_rate_factor)
+        # A plain function: LambdaLR would put the state of a bound method into the checkpoint.
+        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, run, self.num_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _learning_rate_factor(self, step: int) -> float:
-        warmup_steps = round(self.run.warmup * self.num_steps)
-        if step < warmup_steps:
-            return (step + 1) / warmup_steps
-        if self.run.schedule == "constant":
-            return 1.0
-        progress = (step - warmup_steps) / max(1, self.num_steps - warmup_steps)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
+    """Learning rate over its peak: a linear warm-up, then constant or half a cosine to 0.
+
+    Args:
+        step: Steps taken.
+        run: Its warm-up and schedule.
+        num_steps: Steps of the whole training.
+    """
+    warmup_steps = round(run.warmup * num_steps)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if run.schedule == "constant":
+        return 1.0
+    progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

@@ -89,7 +89,6 @@ class Run:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
         _check_types(self)
         if self.optimizer not in OPTIMIZERS:
             raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
@@ -129,7 +128,9 @@ class Run:
         for key in fields:
             if key not in known:
                 raise unknown_name("run key", key, known)
-        return cls(**typing.cast("dict[str, typing.Any]", dict(fields)))
+        # JSON and YAML know lists only.
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        return cls(**typing.cast("dict[str, typing.Any]", values))
 
     def save(self, directory: Path) -> None:
         """Write `run.json` into a folder."""

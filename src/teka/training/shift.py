@@ -56,8 +56,8 @@ class ShiftSettings:
     @property
     def shifts(self) -> tuple[tuple[int, ...], ...]:
         """Every shift (dy, dx)."""
-        shifts = axis_shifts(self.max_shift)
-        return tuple(shift for shift in shifts if shift[0] == 0) if self.selection == "figure1" else shifts
+        shifts = sorted(axis_shifts(self.max_shift))
+        return tuple(shift for shift in shifts if shift[0] == 0 or self.selection != "figure1")
 
     def images(self, split: Split) -> Split:
         """The images that are shifted."""
@@ -119,7 +119,7 @@ def model_entry(trained: TrainedRun, accuracy: ShiftAccuracy) -> dict[str, objec
         "name": trained.name,
         "position": trained.run.position,
         "kernel": trained.run.kernel,
-        "backend": trained.run.backend,
+        "backend": ", ".join(trained.model.chosen_backends()),
         "parameters": trained.result["parameters"],
         "seed": trained.run.seed,
         "epochs": trained.result["epochs"],

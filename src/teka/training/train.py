@@ -1,5 +1,6 @@
 """Training a run: from nothing, or on from where it was."""
 
+import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_json
 from teka.training.batches import batches, train_batches
-from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, read_weights, time_trained
+from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, time_trained
 from teka.training.classifier import Classifier
 from teka.training.provenance import provenance
 from teka.training.run import RUN_FILE, Run
@@ -104,8 +105,8 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
             if trainer.state.status == TrainerStatus.INTERRUPTED:
                 raise KeyboardInterrupt from error
             raise
-    model.load_state_dict(read_weights(folder / CHECKPOINTS / BEST))
-    model.eval()
+    if not held_out:
+        shutil.copyfile(folder / CHECKPOINTS / LAST, folder / CHECKPOINTS / BEST)
     result: dict[str, object] = {
         **provenance(command),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -171,18 +172,21 @@ class _Clock(Callback):
 
 
 def _callbacks(run: Run, folder: Path, *, held_out: bool) -> list[Callback]:
+    watched = {LAST: None}
+    if held_out:
+        watched[BEST] = "validation_accuracy"
     callbacks: list[Callback] = [
         ModelCheckpoint(
             folder / CHECKPOINTS,
-            filename=Path(BEST).stem,
-            monitor="validation_accuracy" if held_out else None,
+            filename=Path(name).stem,
+            monitor=monitor,
             mode="max",
-            save_last=True,
             save_on_train_epoch_end=True,
             enable_version_counter=False,
-        ),
-        LearningRateMonitor("epoch"),
+        )
+        for name, monitor in watched.items()
     ]
+    callbacks.append(LearningRateMonitor("epoch"))
     if run.patience is not None:
         callbacks.append(
             EarlyStopping("validation_accuracy", mode="max", patience=run.patience, check_on_train_epoch_end=True)

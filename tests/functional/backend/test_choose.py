@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+from teka import Grid
+from teka.functional import Clipped, Rotation, Softmax, SquaredRelu
+from teka.functional.backend import BACKENDS, backend_costs, choose_backend
+from teka.functional.kernel import Kernel
+from teka.functional.placement import Placement
+from teka.functional.relative import Relative, make_relative
+
+
+def costs(kernel: Kernel, relative: Relative | None, grid: Grid | None, *, num_tokens: int, dim: int) -> dict[str, int]:
+    placement = Placement(grid, None)
+    return backend_costs(
+        kernel, relative, placement, num_queries=num_tokens, num_keys=num_tokens, dim=dim, dim_value=dim
+    )
+
+
+def rotation() -> Rotation:
+    relative = make_relative("rotation", heads=1, dim=16, num_axes=2)
+    assert isinstance(relative, Rotation)
+    return relative
+
+
+def test_softmax_has_the_dense_backend_only():
+    assert set(costs(Softmax(), None, None, num_tokens=4096, dim=16)) == {"dense"}
+
+
+@pytest.mark.parametrize(("side", "expected"), [(2, "dense"), (64, "toeplitz")])
+def test_rotation_on_a_large_grid_goes_by_toeplitz_and_on_a_small_one_by_pairs(side: int, expected: str):
+    found = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=16)
+    assert set(found) == {"dense", "toeplitz"}
+    assert choose_backend("auto", found) == expected
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(4, "dense"), (1000, "linear")])
+def test_without_position_many_tokens_go_linearly(num_tokens: int, expected: str):
+    assert choose_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16)) == expected
+
+
+def test_rings_are_offered_where_they_fit():
+    relative = Clipped(torch.zeros(4, 16))
+    for grid, expected in (
+        (Grid((9, 9)), {"dense", "rings"}),
+        (Grid((9, 9), 2.0), {"dense"}),
+        (Grid((4, 9), periodic=True), {"dense"}),
+        (None, {"dense"}),
+    ):
+        assert set(costs(SquaredRelu(), relative, grid, num_tokens=81, dim=16)) == expected
+
+
+@pytest.mark.parametrize("relative", [None, rotation(), Clipped(torch.zeros(7, 16))])
+def test_the_cost_of_a_fast_backend_grows_more_slowly_than_that_of_pairs(relative: Relative | None):
+    small, large = (costs(SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=16) for side in (32, 64))
+    growth = {name: large[name] / small[name] for name in small}
+    assert growth.pop("dense") == pytest.approx(16)
+    # Linear in tokens, times the sides for one matrix an axis.
+    assert all(factor <= 8 for factor in growth.values())
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])
+def test_a_backend_asked_for_is_taken_if_it_can_and_refused_if_it_cannot(name: str):
+    assert choose_backend(name, {"dense": 1, name: 2}) == name
+    with pytest.raises(ValueError, match=f"backend is '{name}', expected one of 'auto', 'other' for this kernel"):
+        choose_backend(name, {"other": 1})
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'toeplitz'"):
+        choose_backend("toplitz", {"dense": 1})

@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+from tests.contracts.cases import draw_inputs, relative_change
+from torch import Generator, Tensor
+
+from teka import Grid
+from teka.functional import Clipped, attention
+
+
+def embedding(max_distance: int, dim: int = 5) -> Tensor:
+    return torch.randn(max_distance + 1, dim, dtype=torch.float64, generator=Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("max_distance", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(11,), (3, 5), (2, 3, 4)])
+def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs(shape: tuple[int, ...], max_distance: int):
+    grid = Grid(shape)
+    query, key, value = draw_inputs(grid.num_tokens, batch=1, heads=2)
+    relative = Clipped(embedding(max_distance))
+    output = attention(query, key, value, kernel="constant", relative=relative, grid=grid, backend="rings")
+    cells = [[int(number) for number in position] for position in grid.positions().tolist()]
+    for head in range(2):
+        for i, cell in enumerate(cells):
+            numerator, denominator = torch.zeros(4, dtype=torch.float64), 0.0
+            for j, other in enumerate(cells):
+                distance = sum(abs(a - b) for a, b in zip(cell, other, strict=True))
+                row = relative.distance_embedding[min(distance, max_distance)]
+                weight = math.exp(float(query[0, head, i] @ row) / math.sqrt(5))
+                numerator += weight * value[0, head, j]
+                denominator += weight
+            assert relative_change(output[0, head, i], numerator / denominator) < 1e-12
+
+
+def test_its_ring_is_the_manhattan_distance_in_widths_rounded_and_clipped():
+    relative = Clipped(embedding(3), ring_width=2.0)
+    offsets = torch.tensor([[0, 0], [0.6, -0.3], [1.2, 0], [-3, 2.9], [3, -3.2], [100, 0]], dtype=torch.float64)
+    assert relative.ring(offsets).tolist() == [0, 0, 1, 3, 3, 3]
+
+
+def test_spacing_and_ring_width_scale_together():
+    query, key, value = draw_inputs(15)
+    outputs = [
+        attention(query, key, value, kernel="constant", relative=Clipped(embedding(3), step), grid=Grid((3, 5), step))
+        for step in (1.0, 0.25, 3.0)
+    ]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize(
+    ("grid", "fits"),
+    [
+        (Grid((9, 11)), True),
+        (Grid((2, 1)), True),
+        (Grid((9, 11), 2.0), False),
+        (Grid((9, 11), (1.0, 2.0)), False),
+        (Grid((7, 7), periodic=True), True),  # 2 (4 − 1) < 7
+        (Grid((6, 7), periodic=True), False),
+        (Grid((6, 7), periodic=(False, True)), True),
+    ],
+)
+def test_the_ring_backend_fits_where_ring_and_cells_agree(grid: Grid, fits: bool):
+    assert Clipped(embedding(4)).rings_fit(grid) == fits
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "message"),
+    [
+        ((1, 5), 1.0, r"distance_embedding has shape \(1, 5\), expected \(k \+ 1, dim\)"),
+        ((5,), 1.0, "distance_embedding has shape"),
+        ((4, 5), 0.0, "ring_width is 0.0"),
+        ((4, 5), math.nan, "ring_width is nan"),
+    ],
+)
+def test_bad_input_is_an_error_that_names_it(size: tuple[int, ...], width: float, message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        Clipped(torch.zeros(size), width)

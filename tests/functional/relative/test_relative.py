@@ -1,0 +1,35 @@
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import with_leaves
+
+from teka.functional import Clipped
+from teka.functional.relative import RELATIVES, make_relative
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_a_name_makes_the_kernel_of_that_name_the_same_every_time(name: str):
+    made = [make_relative(name, heads=3, dim=5, num_axes=2) for _ in range(2)]
+    assert made[0].name == name
+    leaves, others = (with_leaves(relative)[1] for relative in made)
+    assert leaves
+    assert all(torch.equal(leaf, others[field]) for field, leaf in leaves.items())
+
+
+def test_an_instance_is_itself():
+    relative = Clipped(torch.zeros(3, 5))
+    assert make_relative(relative, heads=3, dim=5, num_axes=2) is relative
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_equivariance_is_declared_in_one_of_two_words(name: str):
+    assert RELATIVES[name].equivariance in ("exact", "in expectation")
+
+
+@pytest.mark.parametrize(
+    ("relative", "message"), [("cliped", "did you mean 'clipped'"), (3, "None, a name or an instance")]
+)
+def test_what_is_no_relative_kernel_is_refused(relative: Any, message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        make_relative(relative, heads=3, dim=5, num_axes=2)

@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contracts.cases import draw_inputs, relative_change
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Rotation
+from teka.functional.relative import initial_frequency, make_relative, rotation_scale
+
+Number = st.floats(-3, 3)
+Place = st.floats(-50, 50)
+
+
+def encoding(position: float, frequency: float) -> Tensor:
+    """u(x) = [sin ωx, cos ωx]."""
+    return torch.tensor([math.sin(frequency * position), math.cos(frequency * position)], dtype=torch.float64)
+
+
+def mixing(alpha: float, beta: float) -> Tensor:
+    """W = [[α, β], [−β, α]]."""
+    return torch.tensor([[alpha, beta], [-beta, alpha]], dtype=torch.float64)
+
+
+@given(x=Place, y=Place, shift=Place, frequency=Number, alpha=Number, beta=Number)
+def test_lemma_1_holds_and_the_inner_product_is_the_kernels_logarithm(
+    x: float, y: float, shift: float, frequency: float, alpha: float, beta: float
+):
+    here, there = (
+        float(encoding(x + by, frequency) @ mixing(alpha, beta) @ encoding(y + by, frequency)) for by in (0.0, shift)
+    )
+    assert there == pytest.approx(here, abs=1e-10)
+    numbers = torch.tensor([frequency, alpha, beta, x - y], dtype=torch.float64)
+    kernel = Rotation(numbers[:1], numbers[1].reshape(1, 1, 1), numbers[2].reshape(1, 1, 1))
+    assert float(kernel.axis_log_kernel(0, numbers[3:])) == pytest.approx(here, abs=1e-10)
+
+
+@given(x=Place, frequency=Number, alpha=Number, beta=Number)
+def test_the_proofs_second_line_has_the_corrected_signs(x: float, frequency: float, alpha: float, beta: float):
+    sine, cosine = encoding(x, frequency).tolist()
+    expected = torch.tensor([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dtype=torch.float64)
+    assert torch.allclose(encoding(x, frequency) @ mixing(alpha, beta), expected, atol=1e-12)
+    # With vectors as rows the product of the learned matrices is W_q W_kᵀ; the paper's W_qᵀW_k is another matrix.
+    generator = torch.Generator().manual_seed(0)
+    key_matrix = torch.randn(2, 2, dtype=torch.float64, generator=generator)
+    query_matrix = mixing(alpha, beta) @ torch.linalg.inv(key_matrix).T
+    logit = (encoding(x, frequency) @ query_matrix) @ (encoding(0.3, frequency) @ key_matrix)
+    assert float(logit) == pytest.approx(float(expected @ encoding(0.3, frequency)), abs=1e-9)
+
+
+def test_a_matrix_of_another_form_breaks_lemma_1():
+    matrix = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)  # β with the sign of the paper's second line
+    here, there = (float(encoding(1 + by, 1.0) @ matrix @ encoding(0.2 + by, 1.0)) for by in (0.0, 1.0))
+    assert abs(here - there) > 0.1
+
+
+def test_it_is_the_formula_in_loops_summed_over_axes_and_scales():
+    grid = Grid((2, 3, 2), (1.0, 0.5, 2.0))
+    kernel = make_relative("rotation", heads=3, dim=5, num_axes=3)
+    assert isinstance(kernel, Rotation)
+    query = draw_inputs(12)[0]
+    log_kernel = kernel.log_kernel(query, grid.offsets(dtype=torch.float64), scale=1.0)
+    places = grid.positions(dtype=torch.float64).tolist()
+    for head in range(3):
+        for i, place in enumerate(places):
+            for j, other in enumerate(places):
+                total = 0.0
+                for axis in range(3):
+                    for scale, frequency in enumerate((1.0, 8**-0.5, 8**-1.0, 8**-1.5)):
+                        phase = frequency * (place[axis] - other[axis])
+                        total += float(kernel.cosine_weight[head, axis, scale]) * math.cos(phase)
+                        total += float(kernel.sine_weight[head, axis, scale]) * math.sin(phase)
+                assert float(log_kernel[0, head, i, j]) == pytest.approx(total / math.sqrt(5 + 2 * 3 * 4), abs=1e-12)
+
+
+def test_its_logarithm_is_the_sum_of_one_term_an_axis():
+    grid = Grid((5, 7), periodic=(True, False))
+    kernel = make_relative("rotation", heads=3, dim=5, num_axes=2)
+    assert isinstance(kernel, Rotation)
+    dense = kernel.log_kernel(draw_inputs(35)[0], grid.offsets(dtype=torch.float64), scale=1.0)[0]
+    first, second = (kernel.axis_log_kernel(axis, grid.axis_offsets(axis, dtype=torch.float64)) for axis in (0, 1))
+    summed = first[:, :, None, :, None] + second[:, None, :, None, :]
+    assert relative_change(dense, summed.reshape(3, 35, 35)) < 1e-12
+
+
+def test_offsets_of_each_sample_give_each_sample_its_own():
+    kernel = make_relative("rotation", heads=3, dim=5, num_axes=2)
+    offsets = torch.rand(4, 6, 6, 2, dtype=torch.float64)
+    query = draw_inputs(6, batch=4)[0]
+    together = kernel.log_kernel(query, offsets, scale=1.0)
+    assert together.shape == (4, 3, 6, 6)
+    assert relative_change(together[1:2], kernel.log_kernel(query, offsets[1], scale=1.0)) < 1e-12
+
+
+def test_the_initial_frequencies_and_the_scale_are_the_papers():
+    assert initial_frequency(4).tolist() == pytest.approx([1, 0.3536, 0.125, 0.0442], abs=1e-4)
+    assert rotation_scale(32, 2, 4) == pytest.approx(1 / math.sqrt(48))
+
+
+@pytest.mark.parametrize(
+    ("frequency", "cosine", "sine", "message"),
+    [
+        ((2, 1), (3, 2, 2), (3, 2, 2), "frequency has shape"),
+        ((2,), (3, 2, 4), (3, 2, 4), r"cosine_weight has shape \(3, 2, 4\), expected \(heads, axes, 2\)"),
+        ((2,), (3, 2), (3, 2), "cosine_weight has shape"),
+        ((2,), (3, 2, 2), (3, 1, 2), "sine_weight has shape"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    frequency: tuple[int, ...], cosine: tuple[int, ...], sine: tuple[int, ...], message: str, as_users_run_it: None
+):
+    with pytest.raises(ValueError, match=message):
+        Rotation(torch.ones(frequency), torch.ones(cosine), torch.ones(sine))

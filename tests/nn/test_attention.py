@@ -1,0 +1,228 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import PAIRS, Case, relative_change
+from torch import Tensor, nn
+
+from teka import Grid
+from teka.functional import SquaredRelu
+from teka.nn import Attention, Clipped, RandomFeatures, Rotation
+
+GRID = Grid((3, 5))
+
+
+def build(seed: int = 0, **options: Any) -> Attention:
+    torch.manual_seed(seed)
+    return Attention(options.pop("dim", 8), options.pop("heads", 2), **options)
+
+
+def draw_tokens(num_tokens: int = 16, dim: int = 8) -> Tensor:
+    return torch.randn(2, num_tokens, dim, generator=torch.Generator().manual_seed(1))
+
+
+def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor]:
+    """Gradients after some steps of an optimiser."""
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for step in range(steps + 1):
+        optimizer.zero_grad()
+        output = layer(*arguments)
+        target = torch.sin(torch.arange(output.numel(), dtype=output.dtype)).reshape(output.shape)
+        (output - target).square().mean().backward()
+        if step < steps:
+            optimizer.step()
+    return {name: parameter.grad for name, parameter in layer.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("qkv_bias", [True, False])
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(pair: Case, qkv_bias: bool):
+    layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
+    gradients = learn(layer, draw_tokens(), GRID, None, 1)
+    for name, _ in layer.named_parameters():
+        assert name in gradients, name
+        assert torch.isfinite(gradients[name]).all(), name
+        # Not rounding about 0 either, as of a bias that cancels.
+        assert gradients[name].abs().max() > 1e-8, name
+
+
+@pytest.mark.parametrize(
+    ("relative", "learned"),
+    [
+        ("rotation", {"frequency", "cosine_weight", "sine_weight"}),
+        ("rotation_joint", {"frequency", "cosine_weight", "sine_weight"}),
+        ("clipped", {"distance_embedding"}),
+        ("clipped_features", {"distance_embedding"}),
+    ],
+)
+def test_a_relative_kernels_parameters_change_as_it_learns(relative: str, learned: set[str]):
+    layer = build(kernel="softmax", relative=relative)
+    assert layer.relative is not None
+    before = {name: parameter.detach().clone() for name, parameter in layer.relative.named_parameters()}
+    assert set(before) == learned
+    learn(layer, draw_tokens(), GRID, None, 1, steps=3)
+    for name, parameter in layer.relative.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
+
+
+@pytest.mark.parametrize("relative", ["clipped", "clipped_features"])
+@pytest.mark.parametrize("heads", [2, 3, 4])
+def test_half_of_the_heads_of_clipped_see_content_only_and_half_see_position(relative: str, heads: int):
+    layer = build(dim=4 * heads, heads=heads, relative=relative).double()
+    assert layer.relative is not None
+    for parameter in layer.relative.parameters():
+        nn.init.normal_(parameter)
+    layer.output = nn.Linear(4 * heads, 4 * heads, bias=False).double()
+    nn.init.eye_(layer.output.weight)  # so that a head's output can be read off
+    num_content = heads - heads // 2
+    tokens = draw_tokens(15, 4 * heads).double()
+    order = torch.randperm(15, generator=torch.Generator().manual_seed(2))
+    change = (layer(tokens[:, order], GRID) - layer(tokens, GRID)[:, order]).abs().amax(dim=(0, 1)).reshape(heads, 4)
+    assert (change[:num_content] < 1e-10).all()
+    assert (change[num_content:] > 1e-3).all()
+    # Position heads look at no key: one for each content head only.
+    assert layer.key is not None
+    assert layer.key.out_features == 4 * num_content
+
+
+def test_heads_of_rotation_all_see_both():
+    layer = build(relative="rotation").double()
+    layer.output = nn.Linear(8, 8, bias=False).double()
+    nn.init.eye_(layer.output.weight)
+    tokens, order = draw_tokens(15).double(), torch.arange(14, -1, -1)
+    change = (layer(tokens[:, order], GRID) - layer(tokens, GRID)[:, order]).abs().amax(dim=(0, 1))
+    assert (change > 1e-3).all()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize("heads", [2, 3])
+def test_every_number_of_heads_computes(pair: Case, heads: int):
+    layer = build(dim=4 * heads, heads=heads, kernel=pair.kernel, relative=pair.relative)
+    assert layer(draw_tokens(16, 4 * heads), GRID, None, 1).shape == (2, 16, 4 * heads)
+
+
+@pytest.mark.parametrize("shape", [(11,), (5, 7), (2, 3, 4)])
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_grids_of_any_number_of_axes_and_unequal_sides_compute(pair: Case, shape: tuple[int, ...]):
+    layer = build(kernel=pair.kernel, relative=pair.relative, num_axes=len(shape))
+    tokens = draw_tokens(math.prod(shape))
+    assert layer(tokens, Grid(shape)).shape == tokens.shape
+
+
+def test_without_a_relative_kernel_no_grid_is_needed_and_none_is_looked_at():
+    layer, tokens = build(), draw_tokens(15)
+    assert torch.equal(layer(tokens), layer(tokens, GRID))
+
+
+def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
+    layer = build(kernel="softmax").double()
+    twin = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    assert layer.query is not None
+    assert layer.key is not None
+    with torch.no_grad():
+        twin.in_proj_weight.copy_(torch.cat([part.weight for part in (layer.query, layer.key, layer.value)]))
+        biases = [layer.query.bias, torch.zeros(8), layer.value.bias]
+        twin.in_proj_bias.copy_(torch.cat([bias.double() for bias in biases]))
+    twin.out_proj.load_state_dict(layer.output.state_dict())
+    tokens, mask = draw_tokens().double(), torch.ones(2, 16, dtype=torch.bool)
+    mask[1, 5:] = False
+    expected = twin(tokens, tokens, tokens, key_padding_mask=~mask, need_weights=False)[0]
+    assert relative_change(layer(tokens, None, mask), expected) < 1e-12
+
+
+def test_dropout_acts_in_training_only():
+    layer, tokens = build(dropout=0.5), draw_tokens()
+    torch.manual_seed(0)
+    assert not torch.equal(layer(tokens), layer(tokens))
+    assert 0.3 < float((layer(tokens) == 0).float().mean()) < 0.7
+    plain = build().eval()
+    plain.load_state_dict(layer.state_dict())
+    assert torch.equal(layer.eval()(tokens), plain(tokens))
+
+
+def test_every_option_does_what_it_says():
+    assert build(dim_head=5).value.out_features == 10
+    assert build(dim=10, heads=4, dim_head=3).output.in_features == 12
+    without = build(qkv_bias=False)
+    assert without.query is not None
+    assert without.query.bias is None
+    assert without.value.bias is None
+    softmax = build(kernel="softmax")
+    assert softmax.key is not None
+    assert softmax.key.bias is None  # it would cancel
+    assert build(kernel="constant").query is None
+    assert build(kernel="constant").key is None
+    features = build(kernel="positive", num_features=7).kernel
+    assert isinstance(features, RandomFeatures)
+    assert features.projection.shape == (7, 4)
+    joint = build(kernel="positive", relative="rotation_joint", num_features=7).kernel
+    assert isinstance(joint, RandomFeatures)
+    assert joint.projection.shape == (7, 4 + 2 * 2 * 4)
+
+
+@pytest.mark.parametrize(("backend", "relative"), [("toeplitz", "rotation"), ("rings", "clipped"), ("linear", None)])
+def test_a_backend_asked_for_computes_what_the_dense_one_does(backend: str, relative: str | None):
+    layer = build(relative=relative, backend=backend).double()
+    assert layer.backend == backend
+    fast = layer(draw_tokens().double(), GRID, None, 1)
+    layer.backend = "dense"
+    assert relative_change(layer(draw_tokens().double(), GRID, None, 1), fast) < 1e-12
+
+
+def test_instances_are_taken_for_names():
+    kernel, relative = SquaredRelu(0.1), Rotation(2, 2, 4)
+    layer = build(kernel=kernel, relative=relative)
+    assert layer.kernel is kernel
+    assert layer.relative is relative
+    features = RandomFeatures("positive", 4)
+    assert build(kernel=features).kernel is features
+    assert build(relative=Clipped(4, max_distance=2)).content_heads == 1
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"dim": 0}, "dim is 0, expected at least 1"),
+    ({"heads": 0}, "heads is 0, expected at least 1"),
+    ({"heads": 3}, "heads is 3, expected a divisor of dim = 8"),
+    ({"dim_head": 0}, "dim_head is 0, expected at least 1"),
+    ({"dim_head": -1}, "dim_head is -1, expected at least 1"),
+    ({"dropout": 1.0}, "dropout is 1.0, expected a probability"),
+    ({"dropout": -0.1}, "dropout is -0.1, expected a probability"),
+    ({"backend": "linaer"}, "backend is 'linaer', expected .*; did you mean 'linear'"),
+    ({"kernel": "squard_relu"}, "kernel is 'squard_relu', expected .*; did you mean 'squared_relu'"),
+    ({"kernel": 3}, "kernel is 3"),
+    ({"relative": "rotatoin"}, "relative is 'rotatoin', expected .*; did you mean 'rotation'"),
+    ({"relative": 3}, "relative is 3, expected None, a name or a module"),
+    ({"relative": "clipped", "heads": 1}, "heads is 1, expected at least 2 with relative='clipped'"),
+    ({"relative": "rotation", "num_axes": 0}, "num_axes is 0, expected at least 1"),
+    ({"num_features": 7}, "num_features is 7, expected None with kernel='squared_relu'"),
+    ({"num_features": 7, "kernel": SquaredRelu()}, "num_features is 7, expected None with kernel="),
+    ({"num_features": 7, "kernel": RandomFeatures("positive", 4)}, "num_features is 7, expected None with kernel="),
+    ({"num_features": 7, "kernel": "softmax", "relative": "clipped"}, "num_features is 7, expected None"),
+    ({"num_features": 0, "kernel": "positive"}, "num_features is 0, expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[str(options) for options, _ in BAD])
+def test_a_bad_option_is_an_error_that_names_it(options: dict[str, Any], message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+@pytest.mark.parametrize(
+    ("size", "arguments", "message"),
+    [
+        ((2, 15), (GRID,), r"tokens has shape \(2, 15\), expected \(batch, tokens, 8\)"),
+        ((2, 15, 9), (GRID,), r"tokens has shape \(2, 15, 9\), expected \(batch, tokens, 8\)"),
+        ((2, 14, 8), (GRID,), "the sequence has 14 tokens, expected 0 prefix"),
+        ((2, 15, 8), (None,), "grid and positions is 'neither'"),
+        ((2, 15, 8), (GRID, torch.ones(2, 14, dtype=torch.bool)), r"key_mask has shape \(2, 14\)"),
+        ((2, 15, 8), (GRID, torch.zeros(2, 15, dtype=torch.bool)), "key_mask keeps no key of sample 0"),
+        ((2, 15, 8), (Grid((15,)),), r"relative.cosine_weight has shape \(2, 2, 4\), expected \(2, 1, 4\)"),
+    ],
+)
+def test_bad_input_is_an_error_that_names_it(
+    size: tuple[int, ...], arguments: tuple[Any, ...], message: str, as_users_run_it: None
+):
+    with pytest.raises(ValueError, match=message):
+        build(relative="rotation")(torch.zeros(size), *arguments)

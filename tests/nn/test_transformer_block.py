@@ -1,0 +1,76 @@
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import PAIRS, Case
+from torch import nn
+
+from teka import Grid
+from teka.nn import RandomFeatures, TransformerBlock
+
+GRID = Grid((3, 5))
+
+
+def build(**options: Any) -> TransformerBlock:
+    torch.manual_seed(0)
+    return TransformerBlock(8, 2, **options)
+
+
+def test_it_is_attention_then_an_mlp_each_normalised_before_and_added_after():
+    block, tokens = build(relative="rotation"), torch.randn(2, 16, 8)
+    middle = tokens + block.attention(block.attention_norm(tokens), GRID, None, 1)
+    first, second = block.mlp[0], block.mlp[3]
+    expected = middle + second(nn.functional.gelu(first(block.mlp_norm(middle))))
+    assert torch.allclose(block(tokens, GRID, None, 1), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_after_one_step_every_parameter_has_a_gradient(pair: Case):
+    block = build(kernel=pair.kernel, relative=pair.relative)
+    tokens = torch.randn(2, 16, 8)
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (block(tokens, GRID, None, 1) - 1).square().mean().backward()
+        optimizer.step()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().max() > 1e-9, name
+
+
+def test_every_option_reaches_its_place():
+    block = build(
+        dim_head=3,
+        mlp_ratio=1.5,
+        kernel="positive",
+        relative="rotation",
+        num_features=7,
+        qkv_bias=False,
+        dropout=0.25,
+        backend="dense",
+        num_axes=3,
+    )
+    attention = block.attention
+    assert attention.dim_head == 3
+    assert isinstance(attention.kernel, RandomFeatures)
+    assert attention.kernel.num_features == 7
+    assert attention.value.bias is None
+    assert attention.backend == "dense"
+    assert attention.relative is not None
+    assert attention.relative.get_parameter("cosine_weight").shape == (2, 3, 4)
+    dropouts = [module.p for module in block.modules() if isinstance(module, nn.Dropout)]
+    assert dropouts == [0.25] * 3
+    assert block.mlp[0].weight.shape == (12, 8)
+
+
+def test_dropout_acts_in_training_only():
+    block, tokens = build(dropout=0.5), torch.randn(2, 16, 8)
+    assert not torch.equal(block(tokens), block(tokens))
+    block.eval()
+    assert torch.equal(block(tokens), block(tokens))
+
+
+def test_an_mlp_without_width_is_refused():
+    with pytest.raises(ValueError, match=r"mlp_ratio is 0\.1, expected at least 1 / dim"):
+        build(mlp_ratio=0.1)

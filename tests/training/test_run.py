@@ -1,0 +1,71 @@
+import dataclasses
+import json
+
+import pytest
+
+from teka.training import Run
+
+
+def test_a_run_survives_a_round_trip_through_its_file(tmp_path):
+    run = Run(position="clipped", betas=(0.8, 0.9), patience=3, data_dir="somewhere")
+    run.save(tmp_path)
+    assert Run.load(tmp_path) == run
+
+
+def test_every_field_is_saved(tmp_path):
+    Run().save(tmp_path)
+    saved = json.loads((tmp_path / "run.json").read_text())
+    assert set(saved) == {field.name for field in dataclasses.fields(Run)}
+
+
+def test_an_unknown_key_is_an_error_that_names_the_nearest():
+    with pytest.raises(ValueError, match="'learning_rat'.*did you mean 'learning_rate'"):
+        Run.from_dict({"learning_rat": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("epochs", 1.5),
+        ("epochs", "3"),
+        ("epochs", True),
+        ("batch_size", 0),
+        ("optimizer", "adamm"),
+        ("schedule", "cosin"),
+        ("learning_rate", 0.0),
+        ("learning_rate", float("nan")),
+        ("betas", (0.9,)),
+        ("betas", (0.9, 1.0)),
+        ("warmup", 1.0),
+        ("patience", 0),
+        ("gradient_clip", -1.0),
+        ("redraw_every", -1),
+        ("seed", -1),
+        ("data_dir", 3),
+    ],
+)
+def test_a_value_out_of_range_is_an_error_that_names_the_field(field, value, as_users_run_it):
+    with pytest.raises(ValueError, match=field):
+        Run.from_dict({field: value})
+
+
+def test_early_stopping_needs_images_held_out():
+    with pytest.raises(ValueError, match="patience"):
+        Run(patience=2, validation_size=0)
+
+
+def test_adam_refuses_a_weight_decay_it_would_not_apply():
+    with pytest.raises(ValueError, match="weight_decay"):
+        Run(optimizer="adam", weight_decay=0.1)
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"run\.json"):
+        Run.load(tmp_path)
+
+
+def test_a_file_that_is_not_json_is_an_error(tmp_path):
+    (tmp_path / "run.json").write_text("{not json")
+    with pytest.raises(ValueError, match="not JSON"):
+        Run.load(tmp_path)

@@ -1,0 +1,69 @@
+import json
+
+import pytest
+import torch
+
+from teka.report import load_examples, load_report
+from teka.training import ShiftSettings, measure, write_shift_report
+
+
+def test_the_report_holds_every_shift_along_both_axes(trained_on_canvas, tmp_path):
+    settings = ShiftSettings(max_shift=2)
+    accuracy = measure(trained_on_canvas, settings)
+    write_shift_report([trained_on_canvas], [accuracy], settings, tmp_path, command="teka shift")
+    saved = json.loads((tmp_path / "report.json").read_text())
+    model = saved["models"][0]
+    assert {"dataset", "command", "teka", "torch", "models"} <= set(saved)
+    assert list(model["accuracy_by_shift"]["dx"]) == ["-2", "-1", "0", "1", "2"]
+    assert list(model["accuracy_by_shift"]["dy"]) == ["-2", "-1", "0", "1", "2"]
+    assert model["backend"] in {"dense", "toeplitz"}
+    assert load_report(tmp_path / "report.json").models[0].name == trained_on_canvas.name
+
+
+def test_the_accuracy_is_that_of_the_images_rolled(trained_on_canvas):
+    settings = ShiftSettings(max_shift=3)
+    accuracy = measure(trained_on_canvas, settings)
+    test = trained_on_canvas.dataset.test
+    with torch.inference_mode():
+        moved = torch.roll(test.images, (0, 3), dims=(2, 3))
+        right = (trained_on_canvas.model(moved).argmax(dim=1) == test.labels).double().mean().item()
+    assert accuracy.along(1)[3] == pytest.approx(right)
+
+
+def test_the_examples_are_what_the_models_saw(trained_on_canvas, tmp_path):
+    settings = ShiftSettings(max_shift=2)
+    accuracy = measure(trained_on_canvas, settings)
+    write_shift_report([trained_on_canvas], [accuracy], settings, tmp_path, command="")
+    examples = load_examples(tmp_path / "examples.npz")
+    still = [tuple(shift) for shift in examples.shifts].index((0, 0))
+    right = [tuple(shift) for shift in examples.shifts].index((0, 2))
+    assert (examples.images[right][:, :, 2:] == examples.images[still][:, :, :-2]).all()
+    assert examples.images.shape[2:] == (14, 14)
+
+
+def test_a_canvas_holds_images_that_could_not_be_shifted_without_loss(trained):
+    with pytest.raises(ValueError, match="only background"):
+        measure(trained, ShiftSettings(max_shift=2))
+    accuracy = measure(trained, ShiftSettings(max_shift=2, mode="canvas"))
+    assert accuracy.canvas_size == (12, 12)
+    assert measure(trained, ShiftSettings(max_shift=1, mode="canvas")).canvas_size == (10, 10)
+
+
+def test_figure_1_shifts_along_dx_alone(trained):
+    settings = ShiftSettings(max_shift=8, selection="figure1")
+    assert settings.shifts == tuple((0, step) for step in range(-8, 9))
+    with pytest.raises(ValueError, match="selection"):
+        settings.images(trained.dataset.test)
+
+
+@pytest.mark.parametrize(("field", "value"), [("max_shift", 0), ("mode", "losless"), ("selection", "figure2")])
+def test_bad_settings_are_errors_that_name_the_field(field, value):
+    with pytest.raises(ValueError, match=field):
+        ShiftSettings(**{field: value})
+
+
+def test_runs_on_different_images_cannot_be_compared(trained, trained_on_canvas, tmp_path):
+    settings = ShiftSettings(max_shift=1, mode="canvas")
+    accuracies = [measure(run, settings) for run in (trained, trained_on_canvas)]
+    with pytest.raises(ValueError, match="image_size"):
+        write_shift_report([trained, trained_on_canvas], accuracies, settings, tmp_path, command="")

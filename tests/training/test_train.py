@@ -1,0 +1,131 @@
+import dataclasses
+import importlib
+import json
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from teka.nn import RandomFeatures
+from teka.training import Run, restore, train
+from teka.training.checkpoint import read_weights
+
+train_module = importlib.import_module("teka.training.train")
+
+
+def weights(folder):
+    return read_weights(folder / "checkpoints" / "best.ckpt")
+
+
+def test_a_run_leaves_its_settings_its_result_its_logs_and_two_checkpoints(trained, tiny):
+    folder = trained.folder
+    assert Run.load(folder) == tiny
+    result = json.loads((folder / "result.json").read_text())
+    assert result["parameters"] == sum(parameter.numel() for parameter in trained.model.parameters())
+    assert result["epochs"] == 2
+    assert result["seconds"] > 0
+    assert result["train_images"] == 96
+    assert result["validation_images"] == 40
+    assert {"command", "teka", "torch", "hardware", "date"} <= set(result)
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    rows = (folder / "logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert {"epoch", "train_loss", "train_accuracy", "validation_accuracy"} <= set(rows[0].split(","))
+    assert list((folder / "logs" / "version_0").glob("events.out.tfevents.*"))
+
+
+def test_the_same_seed_gives_the_same_weights(tiny, trained, tmp_path):
+    train(tiny, tmp_path / "again")
+    first, second = weights(trained.folder), weights(tmp_path / "again")
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_another_seed_gives_other_weights(tiny, trained, tmp_path):
+    train(dataclasses.replace(tiny, seed=1), tmp_path / "other")
+    first, second = weights(trained.folder), weights(tmp_path / "other")
+    assert not torch.equal(first["head.weight"], second["head.weight"])
+
+
+class InterruptAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", [1, 4, 7])
+def test_a_run_interrupted_in_any_epoch_resumes_to_the_numbers_of_an_uninterrupted_one(tiny, tmp_path, monkeypatch, step):
+    run = dataclasses.replace(tiny, epochs=3, dropout=0.2, redraw_every=4)
+    train(run, tmp_path / "whole")
+    plain = train_module._callbacks
+    with monkeypatch.context() as patched:
+        patched.setattr(train_module, "_callbacks", lambda *a, **k: [*plain(*a, **k), InterruptAt(step)])
+        with pytest.raises(KeyboardInterrupt):
+            train(run, tmp_path / "broken")
+    assert not (tmp_path / "broken" / "result.json").exists()
+    train(run, tmp_path / "broken", resume=True)
+    whole, resumed = (
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for name in ("whole", "broken")
+    )
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert json.loads((tmp_path / "broken" / "result.json").read_text())["epochs"] == 3
+
+
+def test_resuming_a_finished_run_changes_nothing(trained, tiny):
+    before = (trained.folder / "result.json").read_bytes()
+    result = train(tiny, trained.folder, resume=True)
+    assert result == json.loads(before)
+    assert (trained.folder / "result.json").read_bytes() == before
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(trained, tiny):
+    with pytest.raises(ValueError, match="out"):
+        train(tiny, trained.folder)
+
+
+def test_another_run_cannot_be_resumed_in_a_folder(trained, tiny):
+    with pytest.raises(ValueError, match="learning_rate"):
+        train(dataclasses.replace(tiny, learning_rate=0.5), trained.folder, resume=True)
+
+
+def test_an_output_folder_that_is_a_file_is_an_error(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="out"):
+        train(tiny, tmp_path / "file")
+
+
+def test_projections_are_redrawn_on_schedule_and_saved(tiny, tmp_path):
+    train(dataclasses.replace(tiny, redraw_every=4), tmp_path / "run")  # 2 epochs of 3 steps: before step 4 alone
+    model = restore(tmp_path / "run").model
+    last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    draws = [int(value) for name, value in last.items() if name.endswith("num_draws")]
+    assert draws == [2] * len([module for module in model.modules() if isinstance(module, RandomFeatures)])
+
+
+def test_training_stops_early_when_nothing_gets_better(tiny, tmp_path):
+    run = dataclasses.replace(tiny, epochs=9, patience=1, learning_rate=1e-12, kernel="squared_relu")
+    assert train(run, tmp_path / "run")["epochs"] == 2
+
+
+def test_the_best_checkpoint_is_the_last_when_nothing_is_held_out(tiny, tmp_path):
+    train(dataclasses.replace(tiny, validation_size=0), tmp_path / "run")
+    best, last = (
+        torch.load(tmp_path / "run" / "checkpoints" / name, weights_only=True)["state_dict"]
+        for name in ("best.ckpt", "last.ckpt")
+    )
+    assert all(torch.equal(best[name], last[name]) for name in best)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_with_a_message(tiny, tmp_path):
+    run = dataclasses.replace(tiny, learning_rate=1e30, gradient_clip=0.0, kernel="squared_relu", schedule="constant")
+    with pytest.raises(FloatingPointError, match="learning_rate"):
+        train(dataclasses.replace(run, epochs=5), tmp_path / "run")
+
+
+@pytest.mark.parametrize("position", ["none", "absolute", "rotation", "clipped", "rotation_joint", "clipped_features"])
+def test_every_position_trains(tiny, tmp_path, position):
+    run = dataclasses.replace(tiny, position=position, epochs=1, train_size=32)
+    assert train(run, tmp_path / "run")["epochs"] == 1
