@@ -10,12 +10,13 @@ import teka
 PACKAGE = Path(teka.__file__).parent
 # A module imports from its own group and from groups before it.
 ORDER = (
-    ("errors", "files", "grid"),
+    ("errors", "files", "grid", "provenance"),
     ("functional",),
     ("nn",),
     ("models",),
     ("data",),
     ("audit",),
+    ("provenance",),
     ("training",),
     ("report",),
     ("bench",),

@@ -47,6 +47,11 @@ class SwampedFeatures(RandomFeatures):
         return SwampedByEpsilon(self.projection)
 
 
+def swamped_features() -> SwampedFeatures:
+    torch.manual_seed(0)
+    return SwampedFeatures("positive", 64, num_features=2048)
+
+
 def draw_unit_inputs(num_tokens: int, dim: int) -> list[Tensor]:
     generator = Generator().manual_seed(0)
     return [torch.randn(2, 3, num_tokens, dim, generator=generator) for _ in range(3)]
@@ -84,7 +89,7 @@ def unit_scale_layer(kernel: RandomFeatures | str) -> Attention:
 
 
 def test_a_layer_with_collapsed_features_warns_once_a_draw(always_warning: list[warnings.WarningMessage]):
-    layer = unit_scale_layer(SwampedFeatures("positive", 64, num_features=266))
+    layer = unit_scale_layer(swamped_features())
     tokens = torch.randn(2, 289, 192)
     for expected in (1, 2, 3):
         for _ in range(3):
@@ -92,6 +97,16 @@ def test_a_layer_with_collapsed_features_warns_once_a_draw(always_warning: list[
         assert [message.category for message in always_warning] == [CollapseWarning] * expected
         assert redraw_projections(layer) == 1
     assert "has collapsed" in str(always_warning[0].message)
+
+
+def test_a_draw_that_comes_with_a_state_dict_is_checked_too(always_warning: list[warnings.WarningMessage]):
+    layer, other = (unit_scale_layer(swamped_features()) for _ in range(2))
+    redraw_projections(other)
+    tokens = torch.randn(2, 289, 192)
+    layer(tokens)
+    layer.load_state_dict(other.state_dict())
+    layer(tokens)
+    assert len(always_warning) == 2
 
 
 def test_a_layer_with_sound_features_does_not_warn(always_warning: list[warnings.WarningMessage]):

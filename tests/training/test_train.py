@@ -56,7 +56,9 @@ class InterruptAt(Callback):
 
 
 @pytest.mark.parametrize("step", [1, 4, 7])
-def test_a_run_interrupted_in_any_epoch_resumes_to_the_numbers_of_an_uninterrupted_one(tiny, tmp_path, monkeypatch, step):
+def test_a_run_interrupted_in_any_epoch_resumes_to_the_numbers_of_an_uninterrupted_one(
+    tiny, tmp_path, monkeypatch, step
+):
     run = dataclasses.replace(tiny, epochs=3, dropout=0.2, redraw_every=4)
     train(run, tmp_path / "whole")
     plain = train_module._callbacks

@@ -11,8 +11,8 @@ from teka.bench.one_size import measure_size
 from teka.bench.plot import draw_bench
 from teka.bench.settings import Settings
 from teka.files import make_directory, write_bytes, write_json
+from teka.provenance import provenance
 from teka.report.require import require
-from teka.training.provenance import provenance
 
 BENCH_FILE = "bench.json"
 PLOT_FILE = "bench.png"

@@ -41,6 +41,9 @@ class Performer(nn.Module):
         patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
         stem: "patch" (a linear map of each patch, as the paper's), "convolution" (two 3 × 3 convolutions with a GELU
             between them, for patches of one pixel), or a module of your own, (B, C, H, W) to (B, dim, H/p, W/p).
+        periodic: Whether the image's edges meet, left and right, top and bottom. Then a model without or with exact
+            relative positions is exactly invariant to rolling the image. On a bounded image it is not: a query near the
+            edge has fewer keys on that side.
         pool: What the logits are made from: "class" (the class token), "mean" (of the tokens) or "attention" (a learned
             query).
         mlp_ratio: Width of the MLPs' hidden layer over dim.
@@ -67,6 +70,7 @@ class Performer(nn.Module):
         backend: str = "auto",
         patch_size: int = 1,
         stem: str | nn.Module = "patch",
+        periodic: bool = False,
         pool: str = "class",
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
@@ -82,7 +86,7 @@ class Performer(nn.Module):
         ):
             if size < 1:
                 raise wrong_value(argument, size, "at least 1")
-        self.patch_size = patch_size
+        self.patch_size, self.periodic = patch_size, periodic
         self.resize(image_size)
         if position not in POSITIONS:
             raise unknown_name("position", position, POSITIONS)
@@ -92,7 +96,7 @@ class Performer(nn.Module):
             raise unknown_name("stem", stem, STEMS)
         self.in_channels = in_channels
         self.position, self.pool = position, pool
-        self.stem = _make_stem(stem, in_channels, dim, patch_size) if isinstance(stem, str) else stem
+        self.stem = _make_stem(stem, in_channels, dim, patch_size, periodic) if isinstance(stem, str) else stem
         self.class_token = Parameter(torch.randn(dim)) if pool == "class" else None
         self.absolute_position = AbsolutePosition(dim, self.grid.num_axes) if position == "absolute" else None
         placed_blocks = depth - 1 if pool == "class" else depth
@@ -139,7 +143,7 @@ class Performer(nn.Module):
                 "image_size", image_size, f"height and width, multiples of patch_size = {self.patch_size}"
             )
         self.image_size = size
-        self.grid = Grid((size[0] // self.patch_size, size[1] // self.patch_size))
+        self.grid = Grid((size[0] // self.patch_size, size[1] // self.patch_size), periodic=self.periodic)
 
     def chosen_backends(self) -> tuple[str, ...]:
         """Names of the backends that compute the blocks with a relative kernel, or all blocks if none has one."""
@@ -168,7 +172,9 @@ class Performer(nn.Module):
             tokens = torch.cat([self.class_token.expand(len(tokens), 1, -1).to(tokens.dtype), tokens], dim=1)
             first = 1
         for block in self.blocks:
-            tokens = block(tokens, self.grid, None, first)
+            # Of the last block before a class token is read, nothing else is needed.
+            num_queries = 1 if self.pool == "class" and block is self.blocks[-1] else None
+            tokens = block(tokens, self.grid, None, first, num_queries)
         tokens = self.norm(tokens)
         if self.pool == "class":
             pooled = tokens[:, 0]
@@ -179,13 +185,14 @@ class Performer(nn.Module):
         return self.head(pooled)
 
 
-def _make_stem(stem: str, in_channels: int, dim: int, patch_size: int) -> nn.Module:
+def _make_stem(stem: str, in_channels: int, dim: int, patch_size: int, periodic: bool) -> nn.Module:
     if stem == "patch":
         return nn.Conv2d(in_channels, dim, patch_size, patch_size)
     hidden = max(1, dim // 2)
-    # The edge is replicated, so that background at the border of the image looks like background anywhere.
+    # At an edge that meets nothing the image is replicated, so that background there looks like background anywhere.
+    beyond = "circular" if periodic else "replicate"
     return nn.Sequential(
-        nn.Conv2d(in_channels, hidden, 3, padding=1, padding_mode="replicate"),
+        nn.Conv2d(in_channels, hidden, 3, padding=1, padding_mode=beyond),
         nn.GELU(),
-        nn.Conv2d(hidden, dim, patch_size + 2, patch_size, padding=1, padding_mode="replicate"),
+        nn.Conv2d(hidden, dim, patch_size + 2, patch_size, padding=1, padding_mode=beyond),
     )

@@ -117,7 +117,8 @@ class Attention(nn.Module):
         grid: Grid | None = None,
         key_mask: Bool[Tensor, "batch tokens"] | None = None,
         num_prefix_tokens: int = 0,
-    ) -> Float[Tensor, "batch tokens dim"]:
+        num_queries: int | None = None,
+    ) -> Float[Tensor, "batch queries dim"]:
         """Attend.
 
         Args:
@@ -125,15 +126,19 @@ class Attention(nn.Module):
             grid: The grid whose cells they are, after the prefix; None only without a relative kernel.
             key_mask: True where a token may be attended to, shape (B, L).
             num_prefix_tokens: Number of first tokens without a position, such as a class token.
+            num_queries: Number of first tokens that attend and are returned, all by default; fewer only without a
+                relative kernel.
 
         Raises:
             ValueError: Shapes that do not fit, or a mask that keeps nothing.
         """
         if tokens.ndim != 3 or tokens.shape[-1] != self.dim:
             raise wrong_shape("tokens", tokens.shape, f"(batch, tokens, {self.dim})")
+        if num_queries is not None and (self.relative is not None or not 1 <= num_queries <= tokens.shape[1]):
+            raise wrong_value("num_queries", num_queries, f"None, or 1 to {tokens.shape[1]} without a relative kernel")
         value = self._split(self.value(tokens))
         # A kernel that does not look at content gets the values in place of queries and keys.
-        query = value if self.query is None else self._split(self.query(tokens))
+        query = value[:, :, :num_queries] if self.query is None else self._split(self.query(tokens[:, :num_queries]))
         key = value if self.key is None else self._split(self.key(tokens))
         kernel = self.kernel() if isinstance(self.kernel, RandomFeatures) else self.kernel
         relative = None if self.relative is None else self.relative()
@@ -146,10 +151,10 @@ class Attention(nn.Module):
                 value,
                 kernel=kernel,
                 relative=relative,
-                grid=grid,
+                grid=grid if num_queries is None else None,
                 key_mask=key_mask,
                 backend=self.backend,
-                num_prefix_tokens=num_prefix_tokens,
+                num_prefix_tokens=num_prefix_tokens if num_queries is None else 0,
             )
         else:
             by_content = functional.attention(
@@ -214,10 +219,10 @@ class Attention(nn.Module):
         if torch.compiler.is_compiling() or not isinstance(self.kernel, RandomFeatures) or not self.kernel.is_fresh:
             return
         self.kernel.is_fresh = False
-        last = num_prefix_tokens + CHECKED_TOKENS
-        part = [tensor[:1, : self.content_heads, num_prefix_tokens:last] for tensor in (query, key, value)]
         relative = self.relative() if isinstance(self.relative, RotationJoint) else None
         placed = None if relative is None or grid is None else grid.positions()[:CHECKED_TOKENS].double()
+        first = 0 if relative is None else num_prefix_tokens
+        part = [tensor[:1, : self.content_heads, first : first + CHECKED_TOKENS] for tensor in (query, key, value)]
         report = estimator_report(part[0], part[1], part[2], self.kernel(), relative=relative, positions=placed)
         if report.collapsed:
             warnings.warn(

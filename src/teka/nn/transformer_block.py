@@ -75,7 +75,9 @@ class TransformerBlock(nn.Module):
         grid: Grid | None = None,
         key_mask: Bool[Tensor, "batch tokens"] | None = None,
         num_prefix_tokens: int = 0,
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Transform the tokens; arguments as in `Attention.forward`."""
-        tokens = tokens + self.attention(self.attention_norm(tokens), grid, key_mask, num_prefix_tokens)
+        num_queries: int | None = None,
+    ) -> Float[Tensor, "batch queries dim"]:
+        """Transform the tokens, or the first `num_queries` of them; arguments as in `Attention.forward`."""
+        attended = self.attention(self.attention_norm(tokens), grid, key_mask, num_prefix_tokens, num_queries)
+        tokens = tokens[:, :num_queries] + attended
         return tokens + self.mlp(self.mlp_norm(tokens))

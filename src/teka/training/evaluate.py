@@ -8,8 +8,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from teka.audit import wilson_interval
 from teka.errors import wrong_value
 from teka.files import write_json
+from teka.provenance import provenance
 from teka.training.batches import batches
-from teka.training.provenance import provenance
 from teka.training.restore import TrainedRun
 
 EVALUATION_FILE = "evaluation.json"

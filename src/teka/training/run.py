@@ -39,6 +39,7 @@ class Run:
         dim_head: Size of a head, dim / heads by default.
         patch_size: Side of a token in pixels.
         stem: How images become tokens: "patch" or "convolution".
+        periodic: Whether the images' opposite edges meet.
         pool: What the logits are made from: "class", "mean" or "attention".
         dropout: Probability of dropping in attention outputs and MLPs.
         epochs: Most passes over the training images.
@@ -73,6 +74,7 @@ class Run:
     dim_head: int | None = None
     patch_size: int = 1
     stem: str = "patch"
+    periodic: bool = False
     pool: str = "class"
     dropout: float = 0.0
     epochs: int = 20
@@ -169,6 +171,7 @@ class Run:
             backend=self.backend,
             patch_size=self.patch_size,
             stem=self.stem,
+            periodic=self.periodic,
             pool=self.pool,
             dropout=self.dropout,
         )

@@ -14,7 +14,7 @@ from teka.audit import ShiftAccuracy, accuracy_by_shift, axis_shifts, translate
 from teka.data import Split, lossless_selection
 from teka.errors import unknown_name, wrong_value
 from teka.files import write_bytes, write_json
-from teka.training.provenance import provenance
+from teka.provenance import provenance
 from teka.training.restore import TrainedRun
 
 MODES = ("lossless", "canvas")

@@ -18,10 +18,10 @@ from teka import data
 from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_json
+from teka.provenance import provenance
 from teka.training.batches import batches, train_batches
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, time_trained
 from teka.training.classifier import Classifier
-from teka.training.provenance import provenance
 from teka.training.run import RUN_FILE, Run
 
 RESULT_FILE = "result.json"
@@ -172,7 +172,7 @@ class _Clock(Callback):
 
 
 def _callbacks(run: Run, folder: Path, *, held_out: bool) -> list[Callback]:
-    watched = {LAST: None}
+    watched: dict[str, str | None] = {LAST: None}
     if held_out:
         watched[BEST] = "validation_accuracy"
     callbacks: list[Callback] = [

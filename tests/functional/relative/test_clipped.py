@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.contracts.cases import draw_inputs, relative_change
 from torch import Generator, Tensor
 
@@ -47,6 +49,20 @@ def test_spacing_and_ring_width_scale_together():
     ]
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
+
+
+def test_equal_offsets_lie_in_the_same_ring_wherever_they_are_on_the_grid():
+    # Three cells of 0.1 are one and a half widths of 0.2: rounding must not put them now here, now there.
+    ring = Clipped(embedding(4), ring_width=0.2).ring(Grid((11,), 0.1).offsets(dtype=torch.float64))
+    for steps in range(11):
+        assert len(set(ring.diagonal(steps).tolist())) == 1, steps
+
+
+@given(shift=st.floats(-50, 50))
+def test_a_shift_of_positions_that_lie_half_a_ring_apart_changes_no_ring(shift: float):
+    relative, positions = Clipped(embedding(4)), Grid((11,), 0.5).positions(dtype=torch.float64)
+    rings = [relative.ring(place[:, None] - place[None, :]) for place in (positions, positions + shift)]
+    assert torch.equal(*rings)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ def provenance(command: str) -> dict[str, object]:
 
 
 def hardware() -> str:
-    """Processor or GPU, and how many threads torch uses, in words."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    """Processor, its cores and the threads that torch uses, and the GPU if there is one, in words."""
+    threads = torch.get_num_threads()
+    words = f"{_processor()}, {os.cpu_count()} cores, {threads} {'thread' if threads == 1 else 'threads'}"
+    return f"{words}; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else words
 
 
 def _processor() -> str:

@@ -1,0 +1,141 @@
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import PAIRS, Case, relative_change
+from torch import Tensor
+
+from teka import Grid, functional
+from teka.functional import SquaredRelu
+from teka.functional.backend import choose_backend
+from teka.nn import Attention, Clipped, RandomFeatures, Rotation
+
+GRID = Grid((3, 5))
+
+
+def build(seed: int = 0, **options: Any) -> Attention:
+    torch.manual_seed(seed)
+    return Attention(options.pop("dim", 8), options.pop("heads", 2), **options)
+
+
+def draw_tokens(num_tokens: int = 16, dim: int = 8) -> Tensor:
+    return torch.randn(2, num_tokens, dim, generator=torch.Generator().manual_seed(1))
+
+
+def test_dropout_acts_in_training_only():
+    layer, tokens = build(dropout=0.5), draw_tokens()
+    torch.manual_seed(0)
+    assert not torch.equal(layer(tokens), layer(tokens))
+    assert 0.3 < float((layer(tokens) == 0).float().mean()) < 0.7
+    plain = build().eval()
+    plain.load_state_dict(layer.state_dict())
+    assert torch.equal(layer.eval()(tokens), plain(tokens))
+
+
+def test_every_option_does_what_it_says():
+    assert build(dim_head=5).value.out_features == 10
+    assert build(dim=10, heads=4, dim_head=3).output.in_features == 12
+    without = build(qkv_bias=False)
+    assert without.query is not None
+    assert without.query.bias is None
+    assert without.value.bias is None
+    softmax = build(kernel="softmax")
+    assert softmax.key is not None
+    assert softmax.key.bias is None  # it would cancel
+    assert build(kernel="constant").query is None
+    assert build(kernel="constant").key is None
+    features = build(kernel="positive", num_features=7).kernel
+    assert isinstance(features, RandomFeatures)
+    assert features.projection.shape == (7, 4)
+    joint = build(kernel="positive", relative="rotation_joint", num_features=7).kernel
+    assert isinstance(joint, RandomFeatures)
+    assert joint.projection.shape == (7, 4 + 2 * 2 * 4)
+
+
+@pytest.mark.parametrize(("backend", "relative"), [("toeplitz", "rotation"), ("rings", "clipped"), ("linear", None)])
+def test_a_backend_asked_for_computes_what_the_dense_one_does(backend: str, relative: str | None):
+    layer = build(relative=relative, backend=backend).double()
+    assert layer.backend == backend
+    fast = layer(draw_tokens().double(), GRID, None, 1)
+    layer.backend = "dense"
+    assert relative_change(layer(draw_tokens().double(), GRID, None, 1), fast) < 1e-12
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense"])
+@pytest.mark.parametrize("shape", [(3, 5), (31, 29)])
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_the_backend_it_names_is_the_one_that_computes(
+    pair: Case, shape: tuple[int, ...], backend: str, monkeypatch: pytest.MonkeyPatch
+):
+    chosen: list[str] = []
+
+    def choose(backend: str, costs: dict[str, int]) -> str:
+        chosen.append(choose_backend(backend, costs))
+        return chosen[-1]
+
+    monkeypatch.setattr(sys.modules[functional.attention.__module__], "choose_backend", choose)
+    grid, layer = Grid(shape), build(kernel=pair.kernel, relative=pair.relative, backend=backend).eval()
+    if isinstance(layer.kernel, RandomFeatures):
+        layer.kernel.is_fresh = False  # no comparison with the truth, which chooses a backend too
+    with torch.no_grad():
+        layer(draw_tokens(1 + grid.num_tokens), grid, None, 1)
+    assert layer.chosen_backend(grid, 1) == chosen[-1]  # the heads with the relative kernel come last
+
+
+def test_instances_are_taken_for_names():
+    kernel, relative = SquaredRelu(0.1), Rotation(2, 2, 4)
+    layer = build(kernel=kernel, relative=relative)
+    assert layer.kernel is kernel
+    assert layer.relative is relative
+    features = RandomFeatures("positive", 4)
+    assert build(kernel=features).kernel is features
+    assert build(relative=Clipped(4, max_distance=2)).content_heads == 1
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"dim": 0}, "dim is 0, expected at least 1"),
+    ({"heads": 0}, "heads is 0, expected at least 1"),
+    ({"heads": 3}, "heads is 3, expected a divisor of dim = 8"),
+    ({"dim_head": 0}, "dim_head is 0, expected at least 1"),
+    ({"dim_head": -1}, "dim_head is -1, expected at least 1"),
+    ({"dropout": 1.0}, "dropout is 1.0, expected a probability"),
+    ({"dropout": -0.1}, "dropout is -0.1, expected a probability"),
+    ({"backend": "linaer"}, "backend is 'linaer', expected .*; did you mean 'linear'"),
+    ({"kernel": "squard_relu"}, "kernel is 'squard_relu', expected .*; did you mean 'squared_relu'"),
+    ({"kernel": 3}, "kernel is 3"),
+    ({"relative": "rotatoin"}, "relative is 'rotatoin', expected .*; did you mean 'rotation'"),
+    ({"relative": 3}, "relative is 3, expected None, a name or a module"),
+    ({"relative": "clipped", "heads": 1}, "heads is 1, expected at least 2 with relative='clipped'"),
+    ({"relative": "rotation", "num_axes": 0}, "num_axes is 0, expected at least 1"),
+    ({"num_features": 7}, "num_features is 7, expected None with kernel='squared_relu'"),
+    ({"num_features": 7, "kernel": SquaredRelu()}, "num_features is 7, expected None with kernel="),
+    ({"num_features": 7, "kernel": RandomFeatures("positive", 4)}, "num_features is 7, expected None with kernel="),
+    ({"num_features": 7, "kernel": "softmax", "relative": "clipped"}, "num_features is 7, expected None"),
+    ({"num_features": 0, "kernel": "positive"}, "num_features is 0, expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[str(options) for options, _ in BAD])
+def test_a_bad_option_is_an_error_that_names_it(options: dict[str, Any], message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+@pytest.mark.parametrize(
+    ("size", "arguments", "message"),
+    [
+        ((2, 15), (GRID,), r"tokens has shape \(2, 15\), expected \(batch, tokens, 8\)"),
+        ((2, 15, 9), (GRID,), r"tokens has shape \(2, 15, 9\), expected \(batch, tokens, 8\)"),
+        ((2, 14, 8), (GRID,), "the sequence has 14 tokens, expected 0 prefix"),
+        ((2, 15, 8), (None,), "grid and positions is 'neither'"),
+        ((2, 15, 8), (GRID, torch.ones(2, 14, dtype=torch.bool)), r"key_mask has shape \(2, 14\)"),
+        ((2, 15, 8), (GRID, torch.zeros(2, 15, dtype=torch.bool)), "key_mask keeps no key of sample 0"),
+        ((2, 15, 8), (Grid((15,)),), r"relative.cosine_weight has shape \(2, 2, 4\), expected \(2, 1, 4\)"),
+    ],
+)
+def test_bad_input_is_an_error_that_names_it(
+    size: tuple[int, ...], arguments: tuple[Any, ...], message: str, as_users_run_it: None
+):
+    with pytest.raises(ValueError, match=message):
+        build(relative="rotation")(torch.zeros(size), *arguments)
