@@ -134,3 +134,17 @@ def test_frequencies_are_shared_by_the_layers_and_weights_are_not():
 def test_a_model_of_the_papers_size_has_its_number_of_parameters():
     model = build((32, 32), 3, 10, dim=256, depth=6, heads=8, position="rotation", kernel="positive", dropout=0.1)
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(4.7e6, rel=0.02)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_the_logits_are_those_of_a_last_block_that_computes_every_token(position: str):
+    model = build(position=position, kernel=kernel_for(position)).double().eval()
+    images = draw_images().double()
+    tokens = model.grid.flatten(model.stem(images))
+    if model.absolute_position is not None:
+        tokens = model.absolute_position(tokens, model.grid)
+    assert model.class_token is not None
+    tokens = torch.cat([model.class_token.expand(4, 1, -1), tokens], dim=1)
+    for block in model.blocks:
+        tokens = block(tokens, model.grid, None, 1)
+    assert relative_change(model(images), model.head(model.norm(tokens)[:, 0])) < 1e-12

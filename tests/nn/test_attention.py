@@ -128,3 +128,12 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
     mask[1, 5:] = False
     expected = twin(tokens, tokens, tokens, key_padding_mask=~mask, need_weights=False)[0]
     assert relative_change(layer(tokens, None, mask), expected) < 1e-12
+
+
+@pytest.mark.parametrize("num_queries", [1, 5, 16])
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.relative is None], ids=str)
+def test_a_number_of_queries_gives_the_first_of_the_outputs(pair: Case, num_queries: int):
+    layer, tokens = build(kernel=pair.kernel).double(), draw_tokens().double()
+    for arguments in ((None, None, 0), (GRID, torch.arange(32).reshape(2, 16) % 3 > 0, 1)):
+        expected = layer(tokens, *arguments)[:, :num_queries]
+        assert relative_change(layer(tokens, *arguments, num_queries), expected) < 1e-12

@@ -139,3 +139,9 @@ def test_bad_input_is_an_error_that_names_it(
 ):
     with pytest.raises(ValueError, match=message):
         build(relative="rotation")(torch.zeros(size), *arguments)
+
+
+@pytest.mark.parametrize(("relative", "num_queries"), [("rotation", 3), ("clipped", 15), (None, 0), (None, 16)])
+def test_a_number_of_queries_that_cannot_be_is_refused(relative: str | None, num_queries: int):
+    with pytest.raises(ValueError, match=f"num_queries is {num_queries}, expected None, or 1 to 15"):
+        build(relative=relative)(draw_tokens(15), GRID, None, 0, num_queries)

@@ -74,3 +74,9 @@ def test_dropout_acts_in_training_only():
 def test_an_mlp_without_width_is_refused():
     with pytest.raises(ValueError, match=r"mlp_ratio is 0\.1, expected at least 1 / dim"):
         build(mlp_ratio=0.1)
+
+
+def test_a_number_of_queries_gives_the_first_of_the_outputs():
+    block, tokens = build().double(), torch.randn(2, 16, 8, dtype=torch.float64)
+    found = block(tokens, GRID, None, 1, 3)
+    assert torch.allclose(found, block(tokens, GRID, None, 1)[:, :3], atol=1e-12)

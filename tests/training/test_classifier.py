@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from teka.training import Run
-from teka.training.classifier import Classifier, learning_rate_factor
+from teka.training.classifier import learning_rate_factor, make_optimizer
 
 
-def classifier(run, num_steps=100):
-    model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
-    return Classifier(model, run, num_classes=10, num_steps=num_steps)
+def model_of(run):
+    return run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
 
 
 RUN = Run(dim=8, depth=1, heads=2, warmup=0.1, learning_rate=0.5)
@@ -31,9 +30,9 @@ def test_a_constant_schedule_stays_at_its_peak_after_the_warm_up():
 
 
 def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions():
-    made = classifier(dataclasses.replace(RUN, depth=2))
-    names = {id(parameter): name for name, parameter in made.model.named_parameters()}
-    optimizer = made.configure_optimizers()["optimizer"]
+    model = model_of(dataclasses.replace(RUN, depth=2))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizer = make_optimizer(model, RUN)
     decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups)
     assert optimizer.param_groups[0]["weight_decay"] == RUN.weight_decay
     assert optimizer.param_groups[1]["weight_decay"] == 0
@@ -43,7 +42,7 @@ def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions
 
 
 def test_adam_takes_every_parameter_once():
-    made = classifier(dataclasses.replace(RUN, optimizer="adam", weight_decay=0.0))
-    optimizer = made.configure_optimizers()["optimizer"]
+    model = model_of(RUN)
+    optimizer = make_optimizer(model, dataclasses.replace(RUN, optimizer="adam", weight_decay=0.0))
     assert isinstance(optimizer, torch.optim.Adam)
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(made.model.parameters()))
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))

@@ -19,7 +19,7 @@ def test_every_field_is_saved(tmp_path):
 
 
 def test_an_unknown_key_is_an_error_that_names_the_nearest():
-    with pytest.raises(ValueError, match="'learning_rat'.*did you mean 'learning_rate'"):
+    with pytest.raises(ValueError, match=r"'learning_rat'.*did you mean 'learning_rate'"):
         Run.from_dict({"learning_rat": 0.1})
 
 

@@ -13,7 +13,7 @@ EXAMPLES = """\
   teka demo
   teka demo --seeds 0 1 2 --out runs/demo-three-seeds
 """
-# Edges meet, so that rolling an image is a symmetry of the exact models; every image counts in training, none is held out.
+# Edges meet, so that rolling an image is a symmetry of the exact models. No image is held out of so few.
 BASE = Run(
     stem="convolution",
     periodic=True,

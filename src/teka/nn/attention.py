@@ -209,7 +209,7 @@ class Attention(nn.Module):
 
     def _warn_of_collapse(
         self,
-        query: Float[Tensor, "batch query_heads tokens dim"],
+        query: Float[Tensor, "batch query_heads queries dim"],
         key: Float[Tensor, "batch key_heads tokens dim"],
         value: Float[Tensor, "batch heads tokens dim"],
         grid: Grid | None,

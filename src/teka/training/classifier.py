@@ -71,16 +71,9 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam or AdamW, and the learning rate's schedule by steps."""
-        run = self.run
-        optimizer: Optimizer
-        if run.optimizer == "adamw":
-            optimizer = torch.optim.AdamW(
-                _decay_groups(self.model, run.weight_decay), lr=run.learning_rate, betas=run.betas
-            )
-        else:
-            optimizer = torch.optim.Adam(self.model.parameters(), lr=run.learning_rate, betas=run.betas)
+        optimizer = make_optimizer(self.model, self.run)
         # A plain function: LambdaLR would put the state of a bound method into the checkpoint.
-        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, run, self.num_steps))
+        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.run, self.num_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
@@ -99,6 +92,18 @@ def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
         return 1.0
     progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
+    """Adam, or AdamW whose decay spares biases, norms, tokens and the parameters of positions.
+
+    Args:
+        model: The model.
+        run: Which of the two, learning rate, betas and weight decay.
+    """
+    if run.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=run.learning_rate, betas=run.betas)
+    return torch.optim.AdamW(_decay_groups(model, run.weight_decay), lr=run.learning_rate, betas=run.betas)
 
 
 def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

@@ -20,7 +20,7 @@ from teka.training.restore import TrainedRun
 MODES = ("lossless", "canvas")
 SELECTIONS = ("all", "figure1")
 FIGURE1_CLASS = 1
-NUM_EXAMPLES = 8
+NUM_EXAMPLES = 10
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+import importlib
+
+import pytest
+
+from teka import __version__
+from teka.cli import COMMANDS, main
+from teka.cli.parser import with_underscores
+
+
+def test_without_a_command_the_commands_are_listed(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in COMMANDS)
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"teka {__version__}\n"
+
+
+def test_an_unknown_command_is_an_error_that_names_the_nearest(fails):
+    assert "did you mean 'train'" in fails("trian")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_examples_and_options_with_dashes(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"examples:\n  teka {command}" in shown
+    assert "_SIZE" in shown or "--out" in shown or "--data-dir" in shown
+    assert not [word for word in shown.split() if word.startswith("--") and "_" in word]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_option_is_one_line_and_exit_code_2(command, fails):
+    assert "--no-such-option" in fails(command, "--no-such-option", "3").replace("_", "-")
+
+
+def test_an_interrupt_ends_with_the_code_that_shells_use(monkeypatch, capsys):
+    def interrupted(options, command):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("teka.cli.train"), "main", interrupted)
+    assert main(["train"]) == 130
+
+
+def test_only_the_names_of_options_get_underscores():
+    assert with_underscores(["--data-dir", "a-b", "--out=x-y", "-h", "run-1"]) == [
+        "--data_dir",
+        "a-b",
+        "--out=x-y",
+        "-h",
+        "run-1",
+    ]

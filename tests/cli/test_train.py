@@ -1,0 +1,74 @@
+import json
+
+import pytest
+import yaml
+
+from teka.cli import main
+from teka.training import Run
+
+OPTIONS = (
+    "--image-size=8",
+    "--train-size=32",
+    "--validation-size=16",
+    "--dim=8",
+    "--depth=1",
+    "--heads=2",
+    "--epochs=1",
+    "--batch-size=16",
+)
+
+
+def test_options_become_the_run(tmp_path, capsys):
+    assert (
+        main(["train", *OPTIONS, "--position", "clipped", "--betas", "[0.8, 0.9]", "--out", str(tmp_path / "r")]) == 0
+    )
+    run = Run.load(tmp_path / "r")
+    assert (run.position, run.dim, run.betas) == ("clipped", 8, (0.8, 0.9))
+    assert "parameters" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["command"].startswith("teka train --image-size=8")
+
+
+def test_a_file_gives_options_and_the_command_line_overrides_it(tmp_path):
+    fields = {"image_size": 8, "train_size": 32, "validation_size": 16, "dim": 8, "depth": 1, "heads": 2, "epochs": 5}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(fields))
+    main(["train", "--config", str(tmp_path / "run.yaml"), "--epochs", "1", "--out", str(tmp_path / "r")])
+    assert (Run.load(tmp_path / "r").epochs, Run.load(tmp_path / "r").dim) == (1, 8)
+
+
+def test_an_unknown_key_in_a_file_is_an_error(tmp_path, fails):
+    (tmp_path / "run.yaml").write_text("epochz: 3\n")
+    assert "epochz" in fails("train", "--config", tmp_path / "run.yaml")
+
+
+def test_a_run_without_a_folder_is_named_after_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["train", *OPTIONS, "--seed", "3"])
+    assert Run.load(tmp_path / "runs" / "digits-rotation-squared_relu-3").seed == 3
+
+
+def test_resume_takes_no_other_options(trained_folder, fails):
+    assert "resume" in fails("train", "--resume", trained_folder, "--epochs", "3")
+    assert main(["train", "--resume", str(trained_folder)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--epochs", "x"], "epochs"),
+        (["--epochs", "0"], "epochs"),
+        (["--position", "rotatoin"], "did you mean 'rotation'"),
+        (["--kernel", "sofmax"], "did you mean 'softmax'"),
+        (["--data", "minst"], "did you mean 'mnist'"),
+        (["--dim", "10", "--heads", "3"], "heads"),
+        (["--data", "mnist"], "data_dir"),
+        (["--data", "mnist", "--data-dir", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_bad_options_are_one_line_that_names_them(options, named, fails, tmp_path, as_users_run_it):
+    assert named in fails("train", *options, "--out", tmp_path / "r")
+    assert not (tmp_path / "r" / "run.json").exists()
+
+
+def test_an_output_folder_that_is_a_file_is_an_error(tmp_path, fails):
+    (tmp_path / "file").write_text("")
+    assert "out" in fails("train", *OPTIONS, "--out", tmp_path / "file")
