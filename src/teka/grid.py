@@ -13,7 +13,7 @@ from torch import Tensor
 from teka.errors import wrong_shape, wrong_value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Grid:
     """A regular grid of n axes whose cells, in row-major order, are the tokens.
 
@@ -31,22 +31,27 @@ class Grid:
     """
 
     shape: tuple[int, ...]
-    spacing: float | tuple[float, ...] = 1.0
-    periodic: bool | tuple[bool, ...] = False
+    spacing: tuple[float, ...]
+    periodic: tuple[bool, ...]
 
-    def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
-        if not shape or any(isinstance(side, bool) or int(side) != side or side < 1 for side in shape):
-            raise wrong_value("shape", self.shape, "one or more sizes, each a whole number of at least 1")
-        object.__setattr__(self, "shape", tuple(int(side) for side in shape))
-        spacing = self._for_each_axis("spacing", self.spacing)
-        if not all(math.isfinite(step) and step > 0 for step in spacing):
-            raise wrong_value("spacing", self.spacing, "positive finite numbers")
-        object.__setattr__(self, "spacing", tuple(float(step) for step in spacing))
-        periodic = self._for_each_axis("periodic", self.periodic)
-        if not all(isinstance(flag, bool) for flag in periodic):
-            raise wrong_value("periodic", self.periodic, "True or False, or one of them for each axis")
-        object.__setattr__(self, "periodic", periodic)
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        spacing: float | Sequence[float] = 1.0,
+        periodic: bool | Sequence[bool] = False,
+    ) -> None:
+        sides = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        if not sides or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in sides):
+            raise wrong_value("shape", shape, "one or more sizes, each a whole number of at least 1")
+        object.__setattr__(self, "shape", sides)
+        steps = self._for_each_axis("spacing", spacing)
+        if not all(math.isfinite(step) and step > 0 for step in steps):
+            raise wrong_value("spacing", spacing, "positive finite numbers")
+        object.__setattr__(self, "spacing", tuple(float(step) for step in steps))
+        flags = self._for_each_axis("periodic", periodic)
+        if not all(isinstance(flag, bool) for flag in flags):
+            raise wrong_value("periodic", periodic, "True or False, or one of them for each axis")
+        object.__setattr__(self, "periodic", flags)
 
     def _for_each_axis(self, argument: str, given: object) -> tuple:
         values = tuple(given) if isinstance(given, Sequence) else (given,) * len(self.shape)
@@ -68,11 +73,11 @@ class Grid:
 
     def axis_spacing(self, axis: int) -> float:
         """Distance between neighbouring cells along one axis, in physical units."""
-        return self.spacing[axis]  # type: ignore[index]  # a tuple since __post_init__
+        return self.spacing[axis]
 
     def axis_periodic(self, axis: int) -> bool:
         """Whether one axis wraps."""
-        return self.periodic[axis]  # type: ignore[index]  # a tuple since __post_init__
+        return self.periodic[axis]
 
     def positions(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

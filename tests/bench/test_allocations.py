@@ -71,5 +71,5 @@ def test_the_peak_of_every_layer_is_what_the_allocator_records(layer, tmp_path: 
     step.clear()
     recorded = allocator_peak(step, tmp_path / "trace.json")
     # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens.
-    unseen = 2**16 if layer.name == "scaled_dot_product_attention" else 0.001 * recorded
+    unseen = 2**16 if layer.name in ("scaled_dot_product_attention", "softmax") else 0.001 * recorded
     assert recorded - unseen <= allocations.peak <= recorded

@@ -76,16 +76,16 @@ def test_a_layer_that_disagrees_with_its_dense_twin_is_not_timed_but_told(tmp_pa
 
 
 def test_a_layer_that_needs_too_much_memory_is_left_out_with_the_reason(tmp_path: Path):
-    result: Any = bench((3, 13), **TINY, layers=["squared_relu", "softmax"], max_bytes=2e5, out=tmp_path)
+    result: Any = bench((3, 13), **TINY, layers=["squared_relu", "softmax-rotation"], max_bytes=2e5, out=tmp_path)
     assert [(row["layer"], row["side"]) for row in result["rows"]] == [
         ("four_gemms", 3),
         ("squared_relu", 3),
-        ("softmax", 3),
+        ("softmax-rotation", 3),
         ("four_gemms", 13),
         ("squared_relu", 13),
     ]
     (entry,) = result["left_out"]
-    assert (entry["layer"], entry["side"], entry["tokens"]) == ("softmax", 13, 169)
+    assert (entry["layer"], entry["side"], entry["tokens"]) == ("softmax-rotation", 13, 169)
     assert "more than max_bytes = 2e+05" in entry["reason"]
 
 

@@ -11,7 +11,7 @@ OPTIONS = (
     "--train-size=32",
     "--validation-size=16",
     "--dim=8",
-    "--depth=1",
+    "--depth=2",
     "--heads=2",
     "--epochs=1",
     "--batch-size=16",
@@ -29,7 +29,7 @@ def test_options_become_the_run(tmp_path, capsys):
 
 
 def test_a_file_gives_options_and_the_command_line_overrides_it(tmp_path):
-    fields = {"image_size": 8, "train_size": 32, "validation_size": 16, "dim": 8, "depth": 1, "heads": 2, "epochs": 5}
+    fields = {"image_size": 8, "train_size": 32, "validation_size": 16, "dim": 8, "depth": 2, "heads": 2, "epochs": 5}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(fields))
     main(["train", "--config", str(tmp_path / "run.yaml"), "--epochs", "1", "--out", str(tmp_path / "r")])
     assert (Run.load(tmp_path / "r").epochs, Run.load(tmp_path / "r").dim) == (1, 8)

@@ -8,7 +8,7 @@ from teka.training.checkpoint import load_weights, read_weights
 
 
 def model(**options):
-    run = Run(dim=8, depth=1, heads=2, **options)
+    run = Run(dim=8, depth=2, heads=2, **options)
     return run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
 
 

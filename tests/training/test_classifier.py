@@ -11,7 +11,7 @@ def model_of(run):
     return run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
 
 
-RUN = Run(dim=8, depth=1, heads=2, warmup=0.1, learning_rate=0.5)
+RUN = Run(dim=8, depth=2, heads=2, warmup=0.1, learning_rate=0.5)
 
 
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_zero():

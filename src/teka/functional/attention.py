@@ -59,6 +59,8 @@ def attention(
     """
     _check_shapes(query, key, value, grid, relative)
     batch, heads, num_queries, dim = query.shape
+    if num_prefix_tokens < 0:
+        raise wrong_value("num_prefix_tokens", num_prefix_tokens, "0 or more")
     placement = Placement(grid, positions, num_prefix_tokens)
     if relative is not None or grid is not None or positions is not None:
         check_placement(placement, batch=batch, num_tokens=num_queries)

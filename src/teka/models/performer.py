@@ -9,6 +9,7 @@ from torch.nn import Parameter
 
 from teka.errors import unknown_name, wrong_shape, wrong_value
 from teka.functional import Kernel
+from teka.functional.kernel import RANDOM_KERNELS
 from teka.functional.relative import NUM_FREQUENCIES, RELATIVES, initial_frequency
 from teka.grid import Grid
 from teka.nn import AbsolutePosition, AttentionPool, Rotation, RotationJoint, TransformerBlock
@@ -82,6 +83,7 @@ class Performer(nn.Module):
             ("num_classes", num_classes),
             ("dim", dim),
             ("depth", depth),
+            ("heads", heads),
             ("patch_size", patch_size),
         ):
             if size < 1:
@@ -100,8 +102,13 @@ class Performer(nn.Module):
         self.class_token = Parameter(torch.randn(dim)) if pool == "class" else None
         self.absolute_position = AbsolutePosition(dim, self.grid.num_axes) if position == "absolute" else None
         placed_blocks = depth - 1 if pool == "class" else depth
+        if placed_blocks == 0 and position in RELATIVES:
+            raise wrong_value("depth", depth, f"at least 2 with position={position!r} and pool='class'")
         relatives = self._relatives(placed_blocks, heads, dim // heads if dim_head is None else dim_head)
         self.blocks = nn.ModuleList()
+        random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
+        if num_features is not None and not random and position != "clipped_features":
+            raise wrong_value("num_features", num_features, f"None with kernel={kernel!r} and position={position!r}")
         for relative in (*relatives, *[None] * (depth - placed_blocks)):
             block = TransformerBlock(
                 dim,
@@ -110,7 +117,7 @@ class Performer(nn.Module):
                 mlp_ratio=mlp_ratio,
                 kernel=kernel,
                 relative=relative,
-                num_features=num_features,
+                num_features=num_features if random or relative is not None else None,
                 qkv_bias=qkv_bias,
                 dropout=dropout,
                 backend=backend if relative is not None or backend in ("auto", "dense", "linear") else "auto",

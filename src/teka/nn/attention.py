@@ -64,8 +64,8 @@ class Attention(nn.Module):
         num_axes: int = 2,
     ) -> None:
         super().__init__()
-        for argument, size in (("dim", dim), ("heads", heads)):
-            if size < 1:
+        for argument, size in (("dim", dim), ("heads", heads), ("dim_head", dim_head)):
+            if size is not None and size < 1:
                 raise wrong_value(argument, size, "at least 1")
         if dim_head is None and dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
@@ -158,7 +158,7 @@ class Attention(nn.Module):
             )
         else:
             by_content = functional.attention(
-                query[:, :content],
+                query[:, :content] if self.key is not None else value[:, :content],
                 key[:, :content],
                 value[:, :content],
                 kernel=kernel,

@@ -56,6 +56,7 @@ class RandomFeatures(nn.Module):
         self.register_buffer("projection", torch.empty(self.num_features, dim))
         self.register_buffer("seed", torch.randint(2**31, (), generator=generator))
         self.register_buffer("num_draws", torch.zeros((), dtype=torch.long))
+        self.register_load_state_dict_post_hook(_mark_fresh)
         self.redraw()
 
     def redraw(self) -> None:
@@ -74,6 +75,12 @@ class RandomFeatures(nn.Module):
     def extra_repr(self) -> str:
         """Sizes for repr."""
         return f"{self.kernel!r}, dim={self.dim}, num_features={self.num_features}, {self.projection_name}"
+
+
+def _mark_fresh(module: nn.Module, _: object) -> None:
+    """A loaded draw is a new one, which no layer has compared with the truth yet."""
+    assert isinstance(module, RandomFeatures)
+    module.is_fresh = True
 
 
 def redraw_projections(model: nn.Module) -> int:

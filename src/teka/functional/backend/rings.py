@@ -24,12 +24,11 @@ def rings(
     scale: float,
     key_mask: Bool[Tensor, "batch tokens"] | None,
 ) -> Sums:
-    """Σ_j φ(q_i)ᵀφ(k_j) c_{r(i,j)}(q_i) [v_j, 1] = Σ_{r<k} c_ir φ(q_i)ᵀR_r(i) + c_ik φ(q_i)ᵀ(T − Σ_{r<k} R_r(i)).
+    """Σ_j φ(q_i)ᵀφ(k_j) c_{r(i,j)}(q_i) [v_j, 1] = Σ_r c_ir φ(q_i)ᵀR_r(i).
 
-    R_r(i) is the sum of φ(k_j) ⊗ [v_j, 1] over the cells j at distance r from i, and T the sum over all cells. A row's
-    largest c_ir is taken over the rings that hold a kept key, so that an empty ring cannot push the others out of
-    range; the last ring, which comes as a difference, is left out where it holds no key, so that rounding is not
-    amplified.
+    R_r(i) is the sum of φ(k_j) ⊗ [v_j, 1] over the cells j at distance r from i, and R_k that over all cells at least k
+    away. A row's largest c_ir is taken over the rings that hold a kept key, so that an empty ring cannot push the
+    others out of range; a ring without one counts for nothing, so that rounding in it is not amplified.
     """
     log_rings = relative.log_rings(query, scale=scale)
     keep = torch.ones_like(value[:, :1, :, :1]) if key_mask is None else key_mask[:, None, :, None].to(value)
@@ -46,7 +45,11 @@ def rings(
         features = slice(start, start + chunk)
         mapped = (key_features[..., features, None] * value[..., None, :]).flatten(-2)
         near = ring_sums(mapped, relative.max_distance, grid)
-        far = mapped.sum(dim=-2, keepdim=True) - sum(near[1:], near[0])
+        if num_features == 1:
+            # The constant kernel: all terms are of one size, and the difference loses nothing.
+            far = mapped.sum(dim=-2, keepdim=True) - sum(near[1:], near[0])
+        else:
+            far = far_sums(mapped, relative.max_distance, grid)
         mixed = weights[..., -1:] * far
         for distance, ring in enumerate(near):
             mixed = mixed + weights[..., distance, None] * ring
@@ -90,6 +93,44 @@ def ring_sums(
             grown.append(total)
         rings = grown
     return [ring.flatten(2, -2) for ring in rings]
+
+
+def far_sums(
+    tokens: Float[Tensor, "batch heads tokens channels"], max_distance: int, grid: Grid
+) -> Float[Tensor, "batch heads tokens channels"]:
+    """Σ of the tokens at Manhattan distance max_distance or more, with no difference that rounding could dominate.
+
+    One axis at a time: at least r steps away in n dimensions is, for a step t along the last axis with |t| < r, at
+    least r − |t| away in the others, and any place in the others for the steps beyond, which are cumulative sums.
+    """
+    first = tokens.unflatten(-2, grid.shape)
+    far = [first, *[torch.zeros_like(first)] * max_distance]  # at least 0, 1, … steps away in no dimension
+    for axis in range(grid.num_axes):
+        dim, side = axis + 2, grid.shape[axis]
+        periodic = grid.axis_periodic(axis)
+        grown = [far[0].sum(dim=dim, keepdim=True).expand_as(far[0])]
+        wider = [_extend(part, dim, max_distance - 1, periodic=periodic) for part in far]
+        for distance in range(1, max_distance + 1):
+            total = _beyond(far[0], dim, distance, periodic=periodic)
+            for step in range(1 - distance, distance):
+                total = total + wider[distance - abs(step)].narrow(dim, max_distance - 1 + step, side)
+            grown.append(total)
+        far = grown
+    return far[max_distance].flatten(2, -2)
+
+
+def _beyond(tensor: Tensor, dim: int, distance: int, *, periodic: bool) -> Tensor:
+    """Sum over the cells of one axis that are at least `distance` steps away."""
+    side = tensor.shape[dim]
+    if periodic:
+        index = torch.arange(side, device=tensor.device)
+        steps = (index[:, None] - index[None, :]).abs()
+        outside = (torch.minimum(steps, side - steps) >= distance).to(tensor)
+        return (outside @ tensor.movedim(dim, -2)).movedim(-2, dim)
+    margin = [0, 0] * (tensor.ndim - 1 - dim)
+    before = pad(tensor.cumsum(dim), [*margin, distance, 0]).narrow(dim, 0, side)
+    after = pad(tensor.flip(dim).cumsum(dim), [*margin, distance, 0]).narrow(dim, 0, side).flip(dim)
+    return before + after
 
 
 def _extend(tensor: Tensor, dim: int, reach: int, *, periodic: bool) -> Tensor:

@@ -42,6 +42,6 @@ class Sums:
             nonnegative: Whether no weight is negative; then a row whose weights all underflow gives 0 and not NaN.
         """
         denominator = self.denominator
-        if nonnegative:
-            denominator = denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
+        tiny = torch.finfo(denominator.dtype).tiny
+        denominator = denominator.clamp_min(tiny) if nonnegative else denominator.masked_fill(denominator == 0, tiny)
         return self.numerator / denominator[..., None]

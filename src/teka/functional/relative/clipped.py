@@ -62,7 +62,8 @@ class Clipped(RingRelative):
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
         """min(‖Δ‖₁ / ring_width, k), rounded."""
-        distance = torch.round(offsets.abs().sum(dim=-1) / self.ring_width)
+        # Halves, which a real spacing can give, all go up: left to rounding errors, equal offsets would differ.
+        distance = torch.floor(offsets.abs().sum(dim=-1) / self.ring_width + 0.501)
         return distance.clamp_max(self.max_distance).long()
 
     def log_rings(
