@@ -132,8 +132,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, "dropout is 1.0"),
     ({"position": "absolute", "dim": 6}, "dim is 6, expected a multiple of"),
     ({"num_features": 7}, "num_features is 7, expected None"),
-    # The only block is the last, of which the class token alone is read: the position could have no effect.
-    ({"depth": 1, "pool": "class", "position": "rotation"}, "depth is 1"),
+    ({"position": "none", "backend": "rings"}, "backend is 'rings', expected one of"),
 ]
 
 
@@ -141,6 +140,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_option_is_an_error_that_names_it(options: dict[str, Any], message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
         build(**options)
+
+
+def test_a_position_that_cannot_reach_the_logits_is_said():
+    with pytest.warns(UserWarning, match="position='rotation' has no effect with depth=1"):
+        build(depth=1, pool="class", position="rotation")
 
 
 @pytest.mark.parametrize("size", [(4, 2, 10, 6), (4, 3, 6, 10), (2, 6, 10), (4, 2, 6, 11)])

@@ -15,6 +15,7 @@ COMMANDS = {
     "shift": "accuracy of trained runs at every shift",
     "bench": "time and memory of the layers on this machine",
 }
+FAILED = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -26,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line after `teka`, the process's own by default.
 
     Returns:
-        Exit code: 0, or 130 when interrupted. Bad input exits with 2 and one line on standard error.
+        Exit code: 0; 1 when training diverged; 130 when interrupted. Bad input exits with 2 and one line on standard
+        error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
@@ -52,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
-    except (ValueError, ImportError, FloatingPointError) as error:
+    except FloatingPointError as error:
+        sys.stderr.write(f"teka {name}: {error}\n")
+        return FAILED
+    except (ValueError, ImportError) as error:
         fail(f"teka {name}", error)
     return 0
 

@@ -1,5 +1,6 @@
 """A vision Performer: images to logits, with a choice of what it knows of positions."""
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -103,13 +104,18 @@ class Performer(nn.Module):
         self.absolute_position = AbsolutePosition(dim, self.grid.num_axes) if position == "absolute" else None
         placed_blocks = depth - 1 if pool == "class" else depth
         if placed_blocks == 0 and position in RELATIVES:
-            raise wrong_value("depth", depth, f"at least 2 with position={position!r} and pool='class'")
+            warnings.warn(
+                f"position={position!r} has no effect with depth=1 and pool='class': the class token has no position, "
+                "and nothing else is read of the last block; take depth of at least 2 or pool='mean'",
+                stacklevel=2,
+            )
         relatives = self._relatives(placed_blocks, heads, dim // heads if dim_head is None else dim_head)
         self.blocks = nn.ModuleList()
         random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
         if num_features is not None and not random and position != "clipped_features":
             raise wrong_value("num_features", num_features, f"None with kernel={kernel!r} and position={position!r}")
         for relative in (*relatives, *[None] * (depth - placed_blocks)):
+            unplaced = relative is None and position in RELATIVES
             block = TransformerBlock(
                 dim,
                 heads,
@@ -120,12 +126,13 @@ class Performer(nn.Module):
                 num_features=num_features if random or relative is not None else None,
                 qkv_bias=qkv_bias,
                 dropout=dropout,
-                backend=backend if relative is not None or backend in ("auto", "dense", "linear") else "auto",
+                backend="auto" if unplaced and backend in ("toeplitz", "rings") else backend,
             )
             self.blocks.append(block)
         self.norm = nn.LayerNorm(dim)
         self.attention_pool = AttentionPool(dim, heads, qkv_bias=qkv_bias) if pool == "attention" else None
         self.head = nn.Linear(dim, num_classes)
+        self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
 
     def _relatives(self, count: int, heads: int, dim_head: int) -> Sequence[str | Rotation | None]:
         """The relative kernel of each of the first `count` blocks."""

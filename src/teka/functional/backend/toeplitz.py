@@ -11,8 +11,9 @@ from teka.functional.backend.sums import Sums
 from teka.functional.relative import SeparableRelative
 from teka.grid import Grid
 
-# Numbers of one chunk of φ ⊗ [v, 1]: 16 MiB in float32. More chunks than one are recomputed in the backward pass.
-CHUNK_ELEMENTS = 2**22
+# Numbers of φ ⊗ [v, 1] that are held at once: 128 MiB in float32. Beyond it the features are taken in chunks of equal
+# size, which are recomputed in the backward pass.
+CHUNK_ELEMENTS = 2**25
 
 
 def toeplitz(
@@ -32,10 +33,11 @@ def toeplitz(
     batch, heads, num_tokens, num_features = key_features.shape
     matrices, log_peak = _axis_matrices(relative, grid, value)
     channels = value.shape[-1] + 1
-    chunk = max(1, min(num_features, CHUNK_ELEMENTS // (batch * heads * num_tokens * channels)))
+    num_chunks = min(num_features, -(-batch * heads * num_tokens * channels * num_features // CHUNK_ELEMENTS))
+    chunk = -(-num_features // num_chunks)
     value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
     sums = torch.zeros_like(value)
-    recompute = chunk < num_features and torch.is_grad_enabled()
+    recompute = num_chunks > 1 and torch.is_grad_enabled()
     for start in range(0, num_features, chunk):
         features = slice(start, start + chunk)
         arguments = (query_features[..., features], key_features[..., features], value, *matrices)
