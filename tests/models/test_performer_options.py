@@ -59,7 +59,7 @@ def test_a_patch_is_a_token():
 @pytest.mark.parametrize("patch_size", [1, 2])
 def test_a_stem_of_convolutions_sees_background_at_the_border_as_it_does_inside(patch_size: int):
     model = build(stem="convolution", patch_size=patch_size)
-    tokens = model.grid.flatten(model.stem(torch.ones(1, 2, *SIZE)))
+    tokens = model.grid.flatten(model.stem(torch.zeros(1, 2, *SIZE)))
     assert tokens.shape == (1, model.grid.num_tokens, 8)
     assert torch.allclose(tokens, tokens[:, :1].expand_as(tokens), atol=1e-6)
     assert model(draw_images()).shape == (4, 3)
@@ -151,3 +151,18 @@ def test_a_position_that_cannot_reach_the_logits_is_said():
 def test_images_of_another_size_are_refused(size: tuple[int, ...], as_users_run_it: None):
     with pytest.raises(ValueError, match=r"images has shape .* expected \(batch, 2, 6, 10\)"):
         build()(torch.zeros(size))
+
+
+def test_the_convolutional_stem_is_equivariant_up_to_the_edge_of_a_bounded_image():
+    stem = build((6, 10), stem="convolution").get_submodule("stem").double()
+    content = torch.zeros(1, 2, 6, 10, dtype=torch.float64)
+    content[:, :, 1:4, 2:6] = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    moved = torch.roll(content, (2, 4), dims=(2, 3))  # into the corner
+    torch.testing.assert_close(stem(moved)[:, :, 2:, 4:], stem(content)[:, :, :4, :6], atol=1e-12, rtol=0)
+
+
+def test_the_convolutional_stem_is_equivariant_to_rolls_of_a_periodic_image():
+    stem = build((6, 10), stem="convolution", periodic=True).get_submodule("stem").double()
+    images = draw_images().double()
+    rolled = torch.roll(stem(images), (5, -3), dims=(2, 3))
+    torch.testing.assert_close(stem(torch.roll(images, (5, -3), dims=(2, 3))), rolled, atol=1e-12, rtol=0)

@@ -203,10 +203,11 @@ def _make_stem(stem: str, in_channels: int, dim: int, patch_size: int, periodic:
     if stem == "patch":
         return nn.Conv2d(in_channels, dim, patch_size, patch_size)
     hidden = max(1, dim // 2)
-    # At an edge that meets nothing the image is replicated, so that background there looks like background anywhere.
-    beyond = "circular" if periodic else "replicate"
+    # A bounded image is taken to go on as zeros, the background, before the first convolution and not after its bias:
+    # content at the edge then looks as it does inside.
+    first, second, mode = (1, 1, "circular") if periodic else (2, 0, "zeros")
     return nn.Sequential(
-        nn.Conv2d(in_channels, hidden, 3, padding=1, padding_mode=beyond),
+        nn.Conv2d(in_channels, hidden, 3, padding=first, padding_mode=mode),
         nn.GELU(),
-        nn.Conv2d(hidden, dim, patch_size + 2, patch_size, padding=1, padding_mode=beyond),
+        nn.Conv2d(hidden, dim, patch_size + 2, patch_size, padding=second, padding_mode=mode),
     )

@@ -1,0 +1,37 @@
+import re
+from pathlib import Path
+
+import pytest
+
+import teka
+from teka.cli import COMMANDS
+from teka.functional.kernel import KERNELS
+from teka.functional.relative import RELATIVES
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_code_in_the_readme_runs(block, capsys):
+    exec(compile(block, "README.md", "exec"), {})
+    assert float(capsys.readouterr().out) < 1e-5
+
+
+def test_the_readme_names_every_kernel_and_command():
+    assert BLOCKS
+    for name in (*KERNELS, *RELATIVES):
+        assert f"`{name}`" in README
+    for command in COMMANDS:
+        assert f"teka {command}" in README
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", README))
+def test_what_the_readme_links_to_exists(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("file", ["CITATION.cff"])
+def test_the_version_is_the_same_everywhere(file):
+    assert re.search(rf"^version: {re.escape(teka.__version__)}$", (ROOT / file).read_text(), flags=re.MULTILINE)
