@@ -90,6 +90,10 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
     with warnings.catch_warnings():
         # The images are tensors in memory: processes to load them would only cost.
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        # Holding nothing out is a choice of the run's.
+        warnings.filterwarnings("ignore", message=".*have no `val_dataloader`.*")
+        # The folder is the run's own, and is there when a run goes on.
+        warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
         # Lightning's own use of torch's pytrees.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
         try:
