@@ -55,7 +55,10 @@ class Rotation(SeparableRelative):
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         """Hold that the weights have this many heads and axes."""
         if tuple(self.cosine_weight.shape[:2]) != (heads, num_axes):
-            expected = f"({heads}, {num_axes}, {len(self.frequency)}): {heads} heads and {num_axes} axes"
+            expected = (
+                f"({heads}, {num_axes}, {len(self.frequency)}) for {heads} heads and positions of {num_axes} axes; "
+                f"a layer that makes its own relative kernel takes num_axes={num_axes}"
+            )
             raise wrong_shape("relative.cosine_weight", self.cosine_weight.shape, expected)
 
     def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
