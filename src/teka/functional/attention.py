@@ -47,7 +47,7 @@ def attention(
         key_mask: True where a key is kept, shape (B, L).
         scale: Factor of qᵀk, 1/√d by default; with "rotation_joint" 1/√d' for the concatenated size d', as in the
             paper.
-        backend: "auto" (the fewest multiply-adds), "dense", "linear", "toeplitz" or "rings".
+        backend: "auto" (the cheapest by a count of work), "dense", "linear", "toeplitz" or "rings".
         num_prefix_tokens: Number of first tokens that have no position; c = 1 for every pair that holds one.
 
     Returns:

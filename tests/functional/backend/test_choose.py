@@ -33,6 +33,12 @@ def test_rotation_on_a_large_grid_goes_by_toeplitz_and_on_a_small_one_by_pairs(s
     assert choose_backend("auto", found) == expected
 
 
+@pytest.mark.parametrize(("side", "expected"), [(16, "dense"), (32, "toeplitz")])
+def test_rotation_goes_by_what_was_faster_when_measured_with_heads_of_32(side: int, expected: str):
+    found = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=32)
+    assert choose_backend("auto", found) == expected
+
+
 @pytest.mark.parametrize(("num_tokens", "expected"), [(4, "dense"), (1000, "linear")])
 def test_without_position_many_tokens_go_linearly(num_tokens: int, expected: str):
     assert choose_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16)) == expected

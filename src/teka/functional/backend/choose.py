@@ -22,7 +22,7 @@ def backend_costs(
     dim: int,
     dim_value: int,
 ) -> dict[str, int]:
-    """Multiply-adds of one head for every backend that can compute this attention exactly as defined.
+    """Cost of one head, in multiply-adds, for every backend that can compute this attention exactly as defined.
 
     Args:
         kernel: The content kernel.
@@ -34,9 +34,11 @@ def backend_costs(
         dim_value: Size of values.
     """
     if not isinstance(kernel, FeatureKernel):
-        return {"dense": dense_multiplications(num_queries, num_keys, dim, dim_value)}
+        pairs = dense_multiplications(num_queries, num_keys, dim, dim_value, has_relative=relative is not None)
+        return {"dense": pairs}
     num_features = kernel.num_features(dim)
-    costs = {"dense": dense_multiplications(num_queries, num_keys, num_features, dim_value)}
+    has_relative = relative is not None
+    costs = {"dense": dense_multiplications(num_queries, num_keys, num_features, dim_value, has_relative=has_relative)}
     if relative is None:
         costs["linear"] = linear_multiplications(num_queries, num_keys, num_features, dim_value)
     grid = placement.grid
@@ -48,7 +50,7 @@ def backend_costs(
 
 
 def choose_backend(backend: str, costs: dict[str, int]) -> str:
-    """The backend asked for, or for "auto" the one with the fewest multiply-adds.
+    """The backend asked for, or for "auto" the cheapest.
 
     Raises:
         ValueError: An unknown name, or a backend that cannot compute this attention.
