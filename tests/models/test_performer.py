@@ -1,38 +1,13 @@
-from typing import Any
-
 import pytest
 import torch
 from tests.contracts.cases import pair_exists, relative_change
-from torch import Tensor, nn
+from tests.models.small_performer import SIZE, build, draw_images, kernel_for, layers
+from torch import nn
 
 from teka.functional.kernel import KERNELS
 from teka.functional.relative import RELATIVES
-from teka.models import Performer
 from teka.models.performer import POOLS, POSITIONS
 from teka.nn import Rotation
-
-SIZE = (6, 10)
-
-
-def build(
-    image_size: int | tuple[int, int] = SIZE, in_channels: int = 2, num_classes: int = 3, **options: Any
-) -> Performer:
-    torch.manual_seed(0)
-    options = {"dim": 8, "depth": 2, "heads": 2, "position": "rotation", **options}
-    return Performer(image_size, in_channels, num_classes, **options)
-
-
-def kernel_for(position: str) -> str:
-    return "squared_relu" if pair_exists("squared_relu", position if position in RELATIVES else None) else "positive"
-
-
-def layers(model: Performer) -> list[Any]:
-    """The attention of every block."""
-    return [block.get_submodule("attention") for block in model.blocks]
-
-
-def draw_images(height: int = 6, width: int = 10) -> Tensor:
-    return torch.randn(4, 2, height, width, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("pool", POOLS)
