@@ -12,33 +12,41 @@ from torch import Tensor
 
 from teka.errors import wrong_shape, wrong_value
 
+# Share of a period by which offsets near half of it are taken to lie beyond.
+SEAM = 1e-6
+
 
 @dataclass(frozen=True, init=False)
 class Grid:
     """A regular grid of n axes whose cells, in row-major order, are the tokens.
 
-    A grid is shorthand for its positions: token i at multi-index (i_1, …, i_n) lies at x_i = (i_1 s_1, …, i_n s_n)
-    with spacing s. A shift by (t_1, …, t_n) moves what is at index i to index i + t: downwards along the first axis
+    A grid is shorthand for its positions: token i at multi-index (i_1, …, i_n) lies at x_i = o + (i_1 s_1, …, i_n s_n)
+    with origin o and spacing s. The origin matters only where two grids meet: the cells of a grid that is half as fine
+    as Grid(16) and has its cells in the middle of pairs are Grid(8, spacing=2.0, origin=0.5). A shift by (t_1, …, t_n) moves what is at index i to index i + t: downwards along the first axis
     of an image and to the right along the second. Everything in teka that shifts, shifts in this sense.
 
     Args:
         shape: Cells along each axis; an int is a grid of one axis.
         spacing: Distance between neighbouring cells in physical units, one number or one for each axis.
         periodic: Whether the last cell of an axis neighbours its first, one flag or one for each axis.
+        origin: Position of the first cell in physical units, one number or one for each axis.
 
     Raises:
-        ValueError: A size below 1, a spacing that is not positive and finite, or not one value for each axis.
+        ValueError: A size below 1, a spacing that is not positive and finite, an origin that is not finite, or not one
+            value for each axis.
     """
 
     shape: tuple[int, ...]
     spacing: tuple[float, ...]
     periodic: tuple[bool, ...]
+    origin: tuple[float, ...]
 
     def __init__(
         self,
         shape: int | Sequence[int],
         spacing: float | Sequence[float] = 1.0,
         periodic: bool | Sequence[bool] = False,
+        origin: float | Sequence[float] = 0.0,
     ) -> None:
         sides = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         if not sides or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in sides):
@@ -52,6 +60,10 @@ class Grid:
         if not all(isinstance(flag, bool) for flag in flags):
             raise wrong_value("periodic", periodic, "True or False, or one of them for each axis")
         object.__setattr__(self, "periodic", flags)
+        first = self._for_each_axis("origin", origin)
+        if not all(math.isfinite(place) for place in first):
+            raise wrong_value("origin", origin, "finite numbers")
+        object.__setattr__(self, "origin", tuple(float(place) for place in first))
 
     def _for_each_axis(self, argument: str, given: object) -> tuple:
         values = tuple(given) if isinstance(given, Sequence) else (given,) * len(self.shape)
@@ -79,27 +91,37 @@ class Grid:
         """Whether one axis wraps."""
         return self.periodic[axis]
 
+    def axis_period(self, axis: int) -> float | None:
+        """Length after which one axis comes back to its first cell, in physical units; None if it does not."""
+        return self.shape[axis] * self.spacing[axis] if self.periodic[axis] else None
+
+    def axis_positions(
+        self, axis: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Float[Tensor, "side"]:
+        """Position of every cell along one axis in physical units; shape (S,)."""
+        cells = torch.arange(self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device)
+        return self.origin[axis] + cells * self.spacing[axis]
+
     def positions(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Float[Tensor, "tokens axes"]:
         """Position of every token in physical units, in row-major order; shape (L, n)."""
-        sides = [torch.arange(side, dtype=dtype or torch.get_default_dtype(), device=device) for side in self.shape]
-        scaled = [side * self.axis_spacing(axis) for axis, side in enumerate(sides)]
-        return torch.stack(torch.meshgrid(*scaled, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
+        sides = [self.axis_positions(axis, dtype=dtype, device=device) for axis in range(self.num_axes)]
+        return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
 
     def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
         """Offsets in physical units, brought into [−P/2, P/2) along every axis that is periodic with period P."""
-        if not any(self.axis_periodic(axis) for axis in range(self.num_axes)):
+        if not any(self.periodic):
             return offsets
-        return torch.stack([self._wrap_axis(axis, offsets[..., axis]) for axis in range(self.num_axes)], dim=-1)
+        return torch.stack([self.wrap_axis(axis, offsets[..., axis]) for axis in range(self.num_axes)], dim=-1)
 
-    def _wrap_axis(self, axis: int, offset: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        if not self.axis_periodic(axis):
+    def wrap_axis(self, axis: int, offset: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """Offsets along one axis in physical units, brought into [−P/2, P/2) if it is periodic with period P."""
+        period = self.axis_period(axis)
+        if period is None:
             return offset
-        side, step = self.shape[axis], self.axis_spacing(axis)
-        # In whole cells, so that rounding never puts equal offsets on different sides of the seam.
-        cells = torch.round(offset / step)
-        return offset + (torch.remainder(cells + side // 2, side) - side // 2 - cells) * step
+        # The seam lies a little before P/2, so that rounding never puts equal offsets on different sides of it.
+        return offset - period * torch.floor(offset / period + (0.5 + SEAM))
 
     def offsets(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -112,9 +134,8 @@ class Grid:
         self, axis: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Float[Tensor, "side side"]:
         """Offset between every two cells of one axis, in physical units, wrapped where periodic; shape (S, S)."""
-        cells = torch.arange(self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device)
-        cells = cells * self.axis_spacing(axis)
-        return self._wrap_axis(axis, cells[:, None] - cells[None, :])
+        places = self.axis_positions(axis, dtype=dtype, device=device)
+        return self.wrap_axis(axis, places[:, None] - places[None, :])
 
     def flatten(self, tensor: Tensor) -> Tensor:
         """Unfold channels over the grid (B, C, S_1, …, S_n) into tokens (B, L, C).

@@ -9,8 +9,26 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional.backend import BACKENDS
-from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, FeatureKernel, Kernel, make_kernel
-from teka.functional.relative import RELATIVES, Relative, RingRelative, RotationJoint, SeparableRelative, make_relative
+from teka.functional.kernel import (
+    DETERMINISTIC_KERNELS,
+    KERNELS,
+    RANDOM_KERNELS,
+    FeatureKernel,
+    Kernel,
+    Taylor2,
+    make_kernel,
+)
+from teka.functional.relative import (
+    RELATIVES,
+    Relative,
+    RingRelative,
+    RotaryRelative,
+    RotationJoint,
+    SeparableRelative,
+    StationaryRelative,
+    WaveRelative,
+    make_relative,
+)
 
 KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS}
 RELATIVE_NAMES = (None, *RELATIVES)
@@ -34,31 +52,36 @@ class Case:
 
 
 def pair_exists(kernel: str, relative: str | None) -> bool:
-    """Only exp turns a sum of inner products into a product, so the joint form is for estimates of softmax."""
-    joint = relative is not None and issubclass(RELATIVES[relative], RotationJoint)
-    return not joint or KERNEL_CLASSES[kernel].estimates_softmax
+    """Only exp turns a sum of inner products into a product, and only two features or more can be turned."""
+    kind = None if relative is None else RELATIVES[relative]
+    if kind is not None and issubclass(kind, RotationJoint):
+        return KERNEL_CLASSES[kernel].estimates_softmax
+    return not (kind is not None and issubclass(kind, RotaryRelative) and kernel == "constant")
+
+
+def fast_backends(kernel: str, relative: str | None) -> set[str]:
+    """What the documentation promises besides dense, on a grid without periodic axes."""
+    if not issubclass(KERNEL_CLASSES[kernel], FeatureKernel):
+        return set()
+    kind = None if relative is None else RELATIVES[relative]
+    if kind is None or issubclass(kind, RotationJoint | RotaryRelative):
+        return {"linear"}
+    names = {WaveRelative: "linear", RingRelative: "rings", SeparableRelative: "toeplitz", StationaryRelative: "fft"}
+    return {name for base, name in names.items() if issubclass(kind, base)}
 
 
 def is_possible(case: Case) -> bool:
-    """What the documentation promises on a grid without periodic axes."""
+    """Whether the pair exists and the backend can compute it."""
     if not pair_exists(case.kernel, case.relative):
         return False
-    if case.backend in ("auto", "dense"):
-        return True
-    if not issubclass(KERNEL_CLASSES[case.kernel], FeatureKernel):
-        return False
-    kind = None if case.relative is None else RELATIVES[case.relative]
-    if kind is None or issubclass(kind, RotationJoint):
-        return case.backend == "linear"
-    if issubclass(kind, SeparableRelative):
-        return case.backend == "toeplitz"
-    return issubclass(kind, RingRelative) and case.backend == "rings"
+    return case.backend in ("auto", "dense") or case.backend in fast_backends(case.kernel, case.relative)
 
 
 def is_signed(case: Case) -> bool:
-    """Whether weights of both signs can bring a denominator near 0 and so magnify rounding and gradients."""
+    """Whether terms of both signs can cancel, or bring a denominator near 0, and so magnify rounding and gradients."""
     kind = KERNEL_CLASSES[case.kernel]
-    return issubclass(kind, FeatureKernel) and not kind.nonnegative
+    signed = issubclass(kind, FeatureKernel) and (not kind.nonnegative or issubclass(kind, Taylor2))
+    return signed or case.relative == "rotary"
 
 
 ALL = [Case(kernel, relative, backend) for kernel in KERNELS for relative in RELATIVE_NAMES for backend in BACKENDS]
@@ -66,6 +89,8 @@ POSSIBLE = [case for case in ALL if is_possible(case)]
 IMPOSSIBLE = [case for case in ALL if not is_possible(case)]
 FAST = [case for case in POSSIBLE if case.backend not in ("auto", "dense")]
 PAIRS = [Case(kernel, relative) for kernel in KERNELS for relative in RELATIVE_NAMES if pair_exists(kernel, relative)]
+# A table counts cells, and so has nothing to say of positions off a grid.
+PLACEABLE_PAIRS = [pair for pair in PAIRS if pair.relative != "table"]
 
 
 def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> tuple[Parametrised, dict[str, Tensor]]:
@@ -80,12 +105,27 @@ def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> t
 
 
 def build_relative(
-    name: str | None, *, heads: int, dim: int, num_axes: int, max_distance: int | None = None
+    name: str | None,
+    *,
+    heads: int,
+    dim: int,
+    num_axes: int,
+    kernel: str = "squared_relu",
+    max_distance: int | None = None,
 ) -> Relative | None:
-    """A relative kernel with parameters ~ N(0, 1), with fewer rings if it has rings."""
+    """A relative kernel with random parameters, with fewer rings if it has rings.
+
+    Args:
+        name: Its name.
+        heads: Number of heads.
+        dim: Size of queries and keys.
+        num_axes: Number of axes.
+        kernel: The content kernel, whose features rotary turns.
+        max_distance: The last ring.
+    """
     if name is None:
         return None
-    relative = make_relative(name, heads=heads, dim=dim, num_axes=num_axes)
+    relative = make_relative(name, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
     if max_distance is not None and isinstance(relative, RingRelative):
         assert dataclasses.is_dataclass(relative)
         embedding = getattr(relative, "distance_embedding")[: max_distance + 1]  # noqa: B009  # no name for pyright

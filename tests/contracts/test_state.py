@@ -89,7 +89,7 @@ def test_a_projection_its_seed_and_its_count_of_draws_are_in_the_state():
 @pytest.mark.parametrize("dtype", HALF_BANDS, ids=str)
 @pytest.mark.parametrize("case", POSSIBLE, ids=str)
 def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.dtype, factor: float):
-    relative = build_relative(case.relative, heads=3, dim=16, num_axes=2, max_distance=3)
+    relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=2, max_distance=3)
     kernel = build_kernel(case.kernel, relative, 16)
     inputs = [
         (factor * tensor).to(dtype).requires_grad_()

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -22,16 +24,42 @@ def test_a_projection_has_its_size_and_is_the_same_from_the_same_generator(
     assert torch.equal(*draws)
 
 
+@pytest.mark.parametrize("projection", ["orthogonal", "fixed_norm"])
 @given(num_features=st.integers(1, 23), dim=st.integers(1, 7))
-def test_rows_of_one_block_are_orthogonal(num_features: int, dim: int):
-    drawn = draw_projection(num_features, dim, generator=Generator().manual_seed(0), projection="orthogonal")
+def test_rows_of_one_block_are_orthogonal(projection: str, num_features: int, dim: int):
+    drawn = draw_projection(num_features, dim, generator=Generator().manual_seed(0), projection=projection)
     for start in range(0, num_features, dim):
         block = drawn[start : start + dim]
         products = block @ block.T
         assert (products - products.diagonal().diag()).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("projection", PROJECTIONS)
+@given(num_features=st.integers(1, 23), dim=st.integers(1, 7), seed=st.integers(0, 2**32))
+def test_rows_of_fixed_norm_have_length_root_d(num_features: int, dim: int, seed: int):
+    generator = Generator().manual_seed(seed)
+    drawn = draw_projection(num_features, dim, generator=generator, projection="fixed_norm")
+    assert (drawn.norm(dim=-1) - math.sqrt(dim)).abs().max() < 1e-12
+
+
+def test_rows_of_fixed_norm_point_everywhere_alike():
+    generator = Generator().manual_seed(0)
+    drawn = torch.cat([draw_projection(7, 5, generator=generator, projection="fixed_norm") for _ in range(1500)])
+    assert drawn.mean(dim=0).abs().max() < 0.05
+    assert (drawn.T @ drawn / len(drawn) - torch.eye(5)).abs().max() < 0.06
+
+
+def test_features_of_fixed_norm_are_biased_downwards():
+    total = torch.tensor([0.9, -0.4, 1.3], dtype=torch.float64)
+    generator = Generator().manual_seed(0)
+    drawn = torch.cat([draw_projection(3, 3, generator=generator, projection="fixed_norm") for _ in range(3000)])
+    found = torch.exp(drawn @ total).mean()
+    # E exp(wᵀz) over directions in three dimensions is sinh(√3 ‖z‖) / (√3 ‖z‖), and for w ~ N(0, I) exp(‖z‖²/2).
+    length = math.sqrt(3) * float(total.norm())
+    assert float(found) == pytest.approx(math.sinh(length) / length, rel=0.05)
+    assert math.sinh(length) / length < math.exp(float(total @ total) / 2)
+
+
+@pytest.mark.parametrize("projection", ["orthogonal", "independent"])
 def test_every_row_is_standard_normal(projection: str):
     generator = Generator().manual_seed(0)
     drawn = torch.cat([draw_projection(7, 5, generator=generator, projection=projection) for _ in range(1500)])

@@ -1,6 +1,8 @@
 """Measure how any function of images, volumes or signals behaves when its input moves."""
 
 from teka.audit.background import blank_margins
+from teka.audit.diagnose import diagnose
+from teka.audit.diagnosis import Diagnosis
 from teka.audit.equivariance import EquivarianceError, assert_translation_equivariant, equivariance_error
 from teka.audit.shift_accuracy import ShiftAccuracy, accuracy_by_shift
 from teka.audit.shifts import axis_shifts, square_shifts
@@ -9,12 +11,14 @@ from teka.audit.wilson import wilson_interval
 
 __all__ = [
     "TRANSLATION_MODES",
+    "Diagnosis",
     "EquivarianceError",
     "ShiftAccuracy",
     "accuracy_by_shift",
     "assert_translation_equivariant",
     "axis_shifts",
     "blank_margins",
+    "diagnose",
     "equivariance_error",
     "paste_on_canvas",
     "square_shifts",

@@ -7,11 +7,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import backend_costs, choose_backend, dense, linear, rings, toeplitz
-from teka.functional.backend.sums import Sums
+from teka.functional.backend import Workload, backend_costs, choose_backend
+from teka.functional.backend.dense import dense
+from teka.functional.backend.fast import fast
 from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
-from teka.functional.placement import Placement, check_key_mask, check_placement
-from teka.functional.relative import Relative, RingRelative, RotationJoint, SeparableRelative, make_relative
+from teka.functional.placement import Placement, Sites, check_mask, check_placement
+from teka.functional.relative import Relative, RotationJoint, make_relative
 from teka.grid import Grid
 
 
@@ -24,7 +25,11 @@ def attention(
     relative: str | Relative | None = None,
     grid: Grid | None = None,
     positions: Float[Tensor, "*batch placed axes"] | None = None,
+    key_grid: Grid | None = None,
+    key_positions: Float[Tensor, "*batch placed_keys axes"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
+    query_mask: Bool[Tensor, "batch queries"] | None = None,
+    is_causal: bool = False,
     scale: float | None = None,
     backend: str = "auto",
     num_prefix_tokens: int = 0,
@@ -36,43 +41,55 @@ def attention(
     float16 and bfloat16 inputs are computed in float32 and returned in their own dtype.
 
     Args:
-        query: Queries, shape (B, H, L, d).
-        key: Keys, shape (B, H, L, d); without a relative kernel their number may differ from the queries'.
-        value: Values, shape (B, H, L, d_v).
+        query: Queries, shape (B, H, L_q, d).
+        key: Keys, shape (B, H, L_k, d).
+        value: Values, shape (B, H, L_k, d_v).
         kernel: Content kernel κ, a name or an instance. Random features asked for by name are drawn with seed 0.
-        relative: Relative kernel c, a name or an instance, or None for c = 1. By name its parameters are ~ N(0, 1),
-            drawn with seed 0.
+        relative: Relative kernel c, a name or an instance, or None for c = 1. By name its parameters are drawn with
+            seed 0.
         grid: The grid whose cells the tokens are, in row-major order.
-        positions: Instead of a grid, positions in physical units, shape (L, n) or (B, L, n).
-        key_mask: True where a key is kept, shape (B, L).
+        positions: Instead of a grid, positions in physical units, shape (L_q, n) or (B, L_q, n).
+        key_grid: The grid of the keys, where it is not that of the queries.
+        key_positions: Instead of a grid, positions of the keys, where they are not those of the queries.
+        key_mask: True where a key is kept, shape (B, L_k).
+        query_mask: True where a query is real, shape (B, L_q): the output of the others is 0, and they enter no
+            statistic that a kernel takes from the queries.
+        is_causal: Whether query i sees keys j ≤ i only, by their order and not by their places.
         scale: Factor of qᵀk, 1/√d by default; with "rotation_joint" 1/√d' for the concatenated size d', as in the
             paper.
-        backend: "auto" (the cheapest by a count of work), "dense", "linear", "toeplitz" or "rings".
-        num_prefix_tokens: Number of first tokens that have no position; c = 1 for every pair that holds one.
+        backend: "auto" (the cheapest by a count of multiply-adds and bytes), "dense", "linear", "toeplitz", "rings" or
+            "fft".
+        num_prefix_tokens: Number of first tokens that have no position; c = 1 for every pair that holds one. Only
+            where queries and keys are the same tokens.
 
     Returns:
-        Output, shape (B, H, L, d_v).
+        Output, shape (B, H, L_q, d_v). A causal query all of whose keys are dropped gets 0.
 
     Raises:
         ValueError: Shapes that do not fit, an unknown name, a backend that cannot compute this, positions with NaN, a
             mask that keeps nothing.
     """
-    _check_shapes(query, key, value, grid, relative)
+    _check_shapes(query, key, value)
     batch, heads, num_queries, dim = query.shape
-    if num_prefix_tokens < 0:
-        raise wrong_value("num_prefix_tokens", num_prefix_tokens, "0 or more")
-    placement = Placement(grid, positions, num_prefix_tokens)
-    if relative is not None or grid is not None or positions is not None:
-        check_placement(placement, batch=batch, num_tokens=num_queries)
-    if key_mask is not None:
-        check_key_mask(key_mask, batch=batch, num_keys=key.shape[2])
+    num_keys = key.shape[2]
+    placement = _place(grid, positions, key_grid, key_positions, num_prefix_tokens)
+    if relative is not None or placement.query.is_known or placement.key.is_known:
+        check_placement(placement, batch=batch, num_queries=num_queries, num_keys=num_keys)
+    if is_causal and num_queries != num_keys:
+        raise wrong_shape("key", key.shape, f"{num_queries} tokens, as many as the query's, with is_causal")
+    for argument, mask, num_tokens in (("key_mask", key_mask, num_keys), ("query_mask", query_mask, num_queries)):
+        if mask is not None:
+            check_mask(argument, mask, batch=batch, num_tokens=num_tokens)
     if relative is not None:
-        relative = make_relative(relative, heads=heads, dim=dim, num_axes=placement.num_axes)
+        relative = make_relative(relative, heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
     joint = relative.num_position_features if isinstance(relative, RotationJoint) else 0
     kernel = make_kernel(kernel, dim + joint)
     if relative is not None:
         relative.check(heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
+        relative = relative.on(placement)
     scale = _check_scale(scale, dim + joint)
+    work = Workload(kernel, relative, placement, num_queries, num_keys, dim, value.shape[-1], is_causal)
+    chosen = choose_backend(backend, backend_costs(work), query.device.type)
 
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
@@ -81,60 +98,51 @@ def attention(
         if isinstance(relative, RotationJoint):
             query, key = relative.concatenate(query, key, placement, scale=scale)
             relative, scale = None, 1.0
-        costs = backend_costs(
-            kernel,
-            relative,
-            placement,
-            num_queries=num_queries,
-            num_keys=key.shape[2],
-            dim=query.shape[-1],
-            dim_value=value.shape[-1],
-        )
-        if choose_backend(backend, costs) == "dense":
-            output = dense(query, key, value, kernel, relative, placement, scale=scale, key_mask=key_mask)
+        if isinstance(kernel, FeatureKernel) and not is_causal:
+            kernel = kernel.fitted(query, key, scale=scale, query_mask=query_mask, key_mask=key_mask)
+        if chosen == "dense":
+            output = dense(
+                query, key, value, kernel, relative, placement, scale=scale, key_mask=key_mask, is_causal=is_causal
+            )
         else:
             assert isinstance(kernel, FeatureKernel)
-            sums = _fast(query, key, value, kernel, relative, placement, scale=scale, key_mask=key_mask)
+            sums = fast(
+                chosen,
+                query,
+                key,
+                value,
+                kernel,
+                relative,
+                placement,
+                scale=scale,
+                key_mask=key_mask,
+                is_causal=is_causal,
+            )
             output = sums.divide(nonnegative=kernel.nonnegative)
+    if query_mask is not None:
+        output = output.masked_fill(~query_mask[:, None, :, None], 0.0)
     return output.to(dtype)
 
 
-def _fast(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch heads keys dim"],
-    value: Float[Tensor, "batch heads keys dim_value"],
-    kernel: FeatureKernel,
-    relative: Relative | None,
-    placement: Placement,
-    *,
-    scale: float,
-    key_mask: Bool[Tensor, "batch keys"] | None,
-) -> Sums:
-    """Sums from the backend of the relative kernel; prefix tokens, for which c = 1, go through the linear one."""
-    query_features = kernel.query_features(query, scale=scale)
-    key_features = kernel.key_features(key, scale=scale, key_mask=key_mask)
-    if relative is None:
-        return linear(query_features, key_features, value)
-    first = placement.num_prefix_tokens
-    grid = placement.grid
-    assert grid is not None
-    placed = (query_features[:, :, first:], key_features[:, :, first:], value[:, :, first:])
-    if isinstance(relative, SeparableRelative):
-        sums = toeplitz(*placed, relative, grid)
-    else:
-        assert isinstance(relative, RingRelative)
-        mask = None if key_mask is None else key_mask[:, first:]
-        sums = rings(query[:, :, first:], *placed, relative, grid, scale=scale, key_mask=mask)
-    if first == 0:
-        return sums
-    sums = sums + linear(placed[0], key_features[:, :, :first], value[:, :, :first])
-    prefix = linear(query_features[:, :, :first], key_features, value)
-    return Sums(
-        torch.cat([prefix.numerator, sums.numerator], dim=2), torch.cat([prefix.denominator, sums.denominator], dim=2)
-    )
+def _place(
+    grid: Grid | None,
+    positions: Tensor | None,
+    key_grid: Grid | None,
+    key_positions: Tensor | None,
+    num_prefix_tokens: int,
+) -> Placement:
+    """Sites of queries and keys; the keys are where the queries are unless they have places of their own."""
+    for argument, one in (("grid", grid), ("key_grid", key_grid)):
+        if one is not None and not isinstance(one, Grid):
+            raise wrong_value(argument, one, "a teka.Grid")
+    if num_prefix_tokens < 0:
+        raise wrong_value("num_prefix_tokens", num_prefix_tokens, "0 or more")
+    query = Sites(grid, positions)
+    own = key_grid is not None or key_positions is not None
+    return Placement(query, Sites(key_grid, key_positions) if own else query, num_prefix_tokens)
 
 
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor, grid: object, relative: object) -> None:
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     for argument, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.ndim != 4:
             raise wrong_shape(argument, tensor.shape, "(batch, heads, tokens, dim)")
@@ -147,10 +155,6 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, grid: object, relat
         raise wrong_shape("key", key.shape, f"({batch}, {heads}, tokens, {dim}) to fit query {tuple(query.shape)}")
     if value.shape[:3] != key.shape[:3]:
         raise wrong_shape("value", value.shape, f"{tuple(key.shape[:3])} and any dim, to fit key {tuple(key.shape)}")
-    if relative is not None and key.shape[2] != query.shape[2]:
-        raise wrong_shape("key", key.shape, f"{query.shape[2]} tokens, as many as the query's, with a relative kernel")
-    if grid is not None and not isinstance(grid, Grid):
-        raise wrong_value("grid", grid, "a teka.Grid")
 
 
 def _check_scale(scale: float | None, dim: int) -> float:

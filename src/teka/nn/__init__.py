@@ -1,10 +1,22 @@
 """Layers: attention between learned projections, relative kernels with learned parameters, and what goes with them."""
 
 from teka.nn.absolute_position import AbsolutePosition
-from teka.nn.attention import Attention, CollapseWarning
+from teka.nn.attention import Attention
 from teka.nn.attention_pool import AttentionPool
+from teka.nn.collapse import CollapseWarning
+from teka.nn.explain import Explanation, explain
 from teka.nn.random_features import RandomFeatures, redraw_projections
-from teka.nn.relative import Clipped, ClippedFeatures, Rotation, RotationJoint
+from teka.nn.relative import (
+    Clipped,
+    ClippedFeatures,
+    Fourier,
+    GeneralizedQuadratic,
+    Quadratic,
+    Rotary,
+    Rotation,
+    RotationJoint,
+    Table,
+)
 from teka.nn.transformer_block import TransformerBlock
 
 __all__ = [
@@ -14,9 +26,16 @@ __all__ = [
     "Clipped",
     "ClippedFeatures",
     "CollapseWarning",
+    "Explanation",
+    "Fourier",
+    "GeneralizedQuadratic",
+    "Quadratic",
     "RandomFeatures",
+    "Rotary",
     "Rotation",
     "RotationJoint",
+    "Table",
     "TransformerBlock",
+    "explain",
     "redraw_projections",
 ]

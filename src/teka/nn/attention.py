@@ -1,31 +1,44 @@
 """Multi-head attention with a content kernel and a relative kernel."""
 
-import warnings
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from teka import functional
 from teka.errors import unknown_name, wrong_shape, wrong_value
-from teka.functional.backend import BACKENDS, backend_costs, choose_backend
-from teka.functional.estimator_report import estimator_report
-from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, Constant, Kernel
-from teka.functional.placement import Placement
+from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
+from teka.functional.backend.cost import Cost
+from teka.functional.decode import DecodingState, decode
+from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, FeatureKernel, Kernel
+from teka.functional.placement import Placement, Sites, length_mask
+from teka.functional.relative import NUM_FREQUENCIES, Relative
 from teka.grid import Grid
+from teka.nn.collapse import warn_of_collapse
 from teka.nn.random_features import RandomFeatures
-from teka.nn.relative import ClippedFeatures, RelativeModule, RotationJoint, make_relative_module
-
-# Tokens of one sample on which an estimator is compared with the truth, once.
-CHECKED_TOKENS = 256
+from teka.nn.relative import ClippedFeatures, RelativeModule, Rotary, RotationJoint, make_relative_module
 
 
-class CollapseWarning(UserWarning):
-    """A layer's random features predict the mean of the values."""
+@dataclass(frozen=True)
+class HeadGroup:
+    """Heads of a layer that one call of `teka.functional.attention` computes.
+
+    Args:
+        kernel: Their content kernel, with the present parameters.
+        relative: Their relative kernel, with the present parameters, or None.
+        heads: Which they are.
+        backend: The backend asked for.
+    """
+
+    kernel: Kernel
+    relative: Relative | None
+    heads: slice
+    backend: str
 
 
 class Attention(nn.Module):
-    """Self-attention over the tokens of a grid: `teka.functional.attention` between learned projections.
+    """Attention over the tokens of a grid: `teka.functional.attention` between learned projections.
 
     A relative kernel with heads of its own (`clipped`) takes the second half of the heads, which then attend by
     position alone and have no keys; the first half attends by content alone. A kernel that does not look at content has
@@ -40,9 +53,11 @@ class Attention(nn.Module):
         kernel: Content kernel, a name, an instance or a `RandomFeatures`.
         relative: Relative kernel, a name, a module such as `teka.nn.Rotation`, or None.
         num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
+        causal: Whether no token sees a later one, by their order.
+        context_dim: Size of the tokens that are attended to where they are others (`context`), dim by default.
         qkv_bias: Whether queries, keys and values have a bias.
         dropout: Probability of dropping a number of the output in training.
-        backend: "auto", "dense", "linear", "toeplitz" or "rings".
+        backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
         num_axes: Number of axes of the grids to come, for relative kernels given by name.
 
     Raises:
@@ -58,13 +73,16 @@ class Attention(nn.Module):
         kernel: str | Kernel | RandomFeatures = "squared_relu",
         relative: str | RelativeModule | None = None,
         num_features: int | None = None,
+        causal: bool = False,
+        context_dim: int | None = None,
         qkv_bias: bool = True,
         dropout: float = 0.0,
         backend: str = "auto",
         num_axes: int = 2,
     ) -> None:
         super().__init__()
-        for argument, size in (("dim", dim), ("heads", heads), ("dim_head", dim_head)):
+        sizes = (("dim", dim), ("heads", heads), ("dim_head", dim_head), ("context_dim", context_dim))
+        for argument, size in sizes:
             if size is not None and size < 1:
                 raise wrong_value(argument, size, "at least 1")
         if dim_head is None and dim % heads:
@@ -75,109 +93,256 @@ class Attention(nn.Module):
             raise wrong_value("dropout", dropout, "a probability of at least 0 and below 1")
         self.dim, self.heads = dim, heads
         self.dim_head = dim // heads if dim_head is None else dim_head
+        self.context_dim = dim if context_dim is None else context_dim
+        self.causal = causal
         self.backend = backend
+        self.kernel = self._make_kernel(kernel, relative, num_features, num_axes)
+        present = self._present_kernel()
         self.relative = make_relative_module(
-            relative, num_axes=num_axes, heads=heads, dim_head=self.dim_head, num_features=num_features
+            relative,
+            num_axes=num_axes,
+            heads=heads,
+            dim_head=self.dim_head,
+            num_features=num_features,
+            kernel_features=present.num_features(self.dim_head)
+            if isinstance(present, FeatureKernel) and relative == "rotary"
+            else self.dim_head,
         )
         own = self.relative is not None and self.relative.has_own_heads
         if own and heads < 2:
             raise wrong_value("heads", heads, f"at least 2 with relative={relative!r}, which takes half of them")
         self.content_heads = heads - heads // 2 if own else heads
-        self.kernel = self._make_kernel(kernel, num_features)
-        uses_content = not isinstance(self.kernel, Kernel) or self.kernel.uses_content
+        uses_content = present.uses_content
         query_heads = self.content_heads if uses_content else 0
         if own and self.relative is not None and self.relative.uses_query:
             query_heads += heads - self.content_heads
         key_heads = self.content_heads if uses_content else 0
-        key_bias = qkv_bias and not isinstance(self.kernel, functional.Softmax)
-        self.query = nn.Linear(dim, query_heads * self.dim_head, bias=qkv_bias) if query_heads else None
-        self.key = nn.Linear(dim, key_heads * self.dim_head, bias=key_bias) if key_heads else None
-        self.value = nn.Linear(dim, heads * self.dim_head, bias=qkv_bias)
-        self.output = nn.Linear(heads * self.dim_head, dim)
+        # A bias of keys cancels in the softmax, unless they are turned by their positions.
+        cancels = isinstance(present, functional.Softmax) and not isinstance(self.relative, Rotary)
+        width = self.dim_head
+        self.query = nn.Linear(dim, query_heads * width, bias=qkv_bias) if query_heads else None
+        self.key = nn.Linear(self.context_dim, key_heads * width, bias=qkv_bias and not cancels) if key_heads else None
+        self.value = nn.Linear(self.context_dim, heads * width, bias=qkv_bias)
+        self.output = nn.Linear(heads * width, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def _make_kernel(self, kernel: str | Kernel | RandomFeatures, num_features: int | None) -> Kernel | RandomFeatures:
+    def _make_kernel(
+        self,
+        kernel: str | Kernel | RandomFeatures,
+        relative: str | RelativeModule | None,
+        num_features: int | None,
+        num_axes: int,
+    ) -> Kernel | RandomFeatures:
         random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
-        if num_features is not None and not random and not isinstance(self.relative, ClippedFeatures):
+        for_positions = relative == "clipped_features" or isinstance(relative, ClippedFeatures)
+        if num_features is not None and not random and not for_positions:
             raise wrong_value(
                 "num_features", num_features, f"None with kernel={kernel!r}, which has no random features"
             )
         if isinstance(kernel, Kernel | RandomFeatures):
             return kernel
         if isinstance(kernel, str) and random:
-            joint = self.relative.num_position_features if isinstance(self.relative, RotationJoint) else 0
+            joint = 2 * num_axes * NUM_FREQUENCIES if relative == "rotation_joint" else 0
+            joint = relative.num_position_features if isinstance(relative, RotationJoint) else joint
             return RandomFeatures(kernel, self.dim_head + joint, num_features=num_features)
         if kernel not in DETERMINISTIC_KERNELS:
             raise unknown_name("kernel", kernel, KERNELS)
         return DETERMINISTIC_KERNELS[kernel]()
 
+    def _present_kernel(self) -> Kernel:
+        return self.kernel() if isinstance(self.kernel, RandomFeatures) else self.kernel
+
+    def head_groups(self) -> tuple[HeadGroup, ...]:
+        """The heads by what computes them, the ones with the relative kernel last."""
+        kernel, relative = self._present_kernel(), None if self.relative is None else self.relative()
+        if self.content_heads == self.heads:
+            return (HeadGroup(kernel, relative, slice(0, self.heads), self.backend),)
+        plain = "dense" if self.backend == "dense" else "auto"
+        return (
+            HeadGroup(kernel, None, slice(0, self.content_heads), plain),
+            HeadGroup(functional.Constant(), relative, slice(self.content_heads, self.heads), self.backend),
+        )
+
+    def project(
+        self,
+        tokens: Float[Tensor, "batch tokens dim"],
+        context: Float[Tensor, "batch keys context_dim"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "batch query_heads tokens dim_head"] | None,
+        Float[Tensor, "batch content_heads keys dim_head"] | None,
+        Float[Tensor, "batch heads keys dim_head"],
+    ]:
+        """Queries, keys and values; None where the layer has none, and keys of the content heads only.
+
+        Heads that attend by position alone have queries only if their relative kernel looks at them.
+
+        Args:
+            tokens: Tokens that attend.
+            context: Tokens that are attended to, the same by default.
+        """
+        context = tokens if context is None else context
+        query = None if self.query is None else self._split(self.query(tokens))
+        key = None if self.key is None else self._split(self.key(context))
+        return query, key, self._split(self.value(context))
+
     def forward(
         self,
         tokens: Float[Tensor, "batch tokens dim"],
         grid: Grid | None = None,
-        key_mask: Bool[Tensor, "batch tokens"] | None = None,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
         num_prefix_tokens: int = 0,
         num_queries: int | None = None,
+        *,
+        positions: Float[Tensor, "*batch placed axes"] | None = None,
+        lengths: Int[Tensor, "batch"] | None = None,
+        context: Float[Tensor, "batch keys context_dim"] | None = None,
+        context_grid: Grid | None = None,
+        context_positions: Float[Tensor, "*batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
         """Attend.
 
         Args:
-            tokens: Tokens, shape (B, L, dim).
-            grid: The grid whose cells they are, after the prefix; None only without a relative kernel.
-            key_mask: True where a token may be attended to, shape (B, L).
+            tokens: Tokens that attend, shape (B, L, dim).
+            grid: The grid whose cells they are, after the prefix; with a relative kernel, this or `positions`.
+            key_mask: True where a token may be attended to, shape (B, L), or of the context's length.
             num_prefix_tokens: Number of first tokens without a position, such as a class token.
             num_queries: Number of first tokens that attend and are returned, all by default; fewer only without a
-                relative kernel.
+                relative kernel, context or causality.
+            positions: Instead of a grid, positions in physical units, shape (L, n) or (B, L, n).
+            lengths: Instead of `key_mask`, the number of tokens of every sample of a ragged batch, shape (B,): what is
+                after them is attended to by nothing, and its own output is 0 unless there is a context.
+            context: Tokens to attend to instead of themselves, shape (B, L_k, context_dim). The output has the queries'
+                places: with a finer or coarser `context_grid` the layer changes resolution.
+            context_grid: The grid of the context.
+            context_positions: Instead of a grid, positions of the context.
 
         Raises:
             ValueError: Shapes that do not fit, or a mask that keeps nothing.
         """
         if tokens.ndim != 3 or tokens.shape[-1] != self.dim:
             raise wrong_shape("tokens", tokens.shape, f"(batch, tokens, {self.dim})")
-        if num_queries is not None and (self.relative is not None or not 1 <= num_queries <= tokens.shape[1]):
-            raise wrong_value("num_queries", num_queries, f"None, or 1 to {tokens.shape[1]} without a relative kernel")
-        value = self._split(self.value(tokens))
-        # A kernel that does not look at content gets the values in place of queries and keys.
-        query = value[:, :, :num_queries] if self.query is None else self._split(self.query(tokens[:, :num_queries]))
-        key = value if self.key is None else self._split(self.key(tokens))
-        kernel = self.kernel() if isinstance(self.kernel, RandomFeatures) else self.kernel
-        relative = None if self.relative is None else self.relative()
-        self._warn_of_collapse(query, key, value, grid, num_prefix_tokens)
-        content = self.content_heads
-        if content == self.heads:
-            mixed = functional.attention(
-                query,
-                key,
-                value,
-                kernel=kernel,
-                relative=relative,
-                grid=grid if num_queries is None else None,
-                key_mask=key_mask,
-                backend=self.backend,
-                num_prefix_tokens=num_prefix_tokens if num_queries is None else 0,
+        self._check_context(tokens, context, context_grid, context_positions)
+        few = num_queries is not None
+        if few and (
+            self.relative is not None or context is not None or self.causal or not 1 <= num_queries <= tokens.shape[1]
+        ):
+            expected = f"None, or 1 to {tokens.shape[1]} without a relative kernel, context or causality"
+            raise wrong_value("num_queries", num_queries, expected)
+        query_mask = None
+        if lengths is not None:
+            if key_mask is not None:
+                raise wrong_value("key_mask and lengths", "both", "at most one of the two")
+            key_mask = length_mask(lengths, (tokens if context is None else context).shape[1])
+            query_mask = key_mask[:, :num_queries] if context is None else None
+        query, key, value = self.project(tokens[:, :num_queries], tokens if few else context)
+        places = {} if few else {"grid": grid, "positions": positions, "num_prefix_tokens": num_prefix_tokens}
+        if context is not None:
+            places |= {"key_grid": context_grid, "key_positions": context_positions}
+        mixed = []
+        for group in self.head_groups():
+            part = self._part(group, query, key, value, tokens)
+            if isinstance(self.kernel, RandomFeatures) and group.heads.start == 0:
+                joint = group.relative if isinstance(self.relative, RotationJoint) and context is None else None
+                if joint is not None or not isinstance(self.relative, RotationJoint):
+                    sites = Sites(grid, positions)
+                    warn_of_collapse(self.kernel, *part, relative=joint, sites=sites, key_mask=key_mask)
+            mixed.append(
+                functional.attention(
+                    *part,
+                    kernel=group.kernel,
+                    relative=group.relative,
+                    key_mask=key_mask,
+                    query_mask=query_mask,
+                    is_causal=self.causal,
+                    backend=group.backend,
+                    **(places if group.relative is not None else {}),
+                )
+            )
+        joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+        return self.dropout(self.output(joined.transpose(1, 2).flatten(2)))
+
+    def _part(
+        self,
+        group: HeadGroup,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor,
+        tokens: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of some heads; where there are none, values or zeros, which are not looked at."""
+        value = value[:, group.heads]
+        count = value.shape[1]
+        if query is None:
+            query = value if value.shape[2] == tokens.shape[1] else value.new_zeros(1).expand(
+                *value.shape[:2], tokens.shape[1], self.dim_head
             )
         else:
-            by_content = functional.attention(
-                query[:, :content] if self.key is not None else value[:, :content],
-                key[:, :content],
-                value[:, :content],
-                kernel=kernel,
-                key_mask=key_mask,
-                backend="dense" if self.backend == "dense" else "auto",
+            query = query[:, -count:] if group.heads.start else query[:, :count]
+        key = value if key is None or group.heads.start else key[:, :count]
+        return query, key, value
+
+    def step(
+        self,
+        token: Float[Tensor, "batch dim"],
+        state: tuple[DecodingState, ...] | None = None,
+        *,
+        position: Float[Tensor, "*batch axes"] | None = None,
+    ) -> tuple[Float[Tensor, "batch dim"], tuple[DecodingState, ...]]:
+        """Attend from the next token to those so far and itself, at a cost that does not grow with their number.
+
+        Args:
+            token: The token, shape (B, dim).
+            state: What the tokens before have left, or None before the first.
+            position: Its position in physical units, shape (n,) or (B, n); token t = 0, 1, … of a sequence of one axis
+                is at t by default.
+
+        Returns:
+            Its output, shape (B, dim), and the state after it.
+
+        Raises:
+            ValueError: A layer that is not causal, or a kernel or relative kernel without a state of fixed size.
+        """
+        if not self.causal:
+            raise wrong_value("causal", self.causal, "True for a layer that is to decode step by step")
+        if token.ndim != 2 or token.shape[-1] != self.dim:
+            raise wrong_shape("token", token.shape, f"(batch, {self.dim})")
+        tokens = token[:, None]
+        query, key, value = self.project(tokens)
+        mixed, states = [], []
+        for place, group in enumerate(self.head_groups()):
+            output, after = decode(
+                *self._part(group, query, key, value, tokens),
+                None if state is None else state[place],
+                kernel=group.kernel,
+                relative=group.relative,
+                position=position,
             )
-            by_position = functional.attention(
-                query[:, content - self.heads :],
-                value[:, content:],
-                value[:, content:],
-                kernel="constant",
-                relative=relative,
-                grid=grid,
-                key_mask=key_mask,
-                backend=self.backend,
-                num_prefix_tokens=num_prefix_tokens,
-            )
-            mixed = torch.cat([by_content, by_position], dim=1)
-        return self.dropout(self.output(mixed.transpose(1, 2).flatten(2)))
+            mixed.append(output)
+            states.append(after)
+        joined = torch.cat(mixed, dim=1)
+        return self.dropout(self.output(joined.transpose(1, 2).flatten(2)))[:, 0], tuple(states)
+
+    def group_costs(
+        self, group: HeadGroup, grid: Grid | None = None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None
+    ) -> dict[str, Cost]:
+        """Cost of every backend that can compute some heads between the tokens of grids.
+
+        Args:
+            group: The heads.
+            grid: The grid of the tokens that attend.
+            num_prefix_tokens: Number of first tokens without a position.
+            context_grid: The grid of the tokens that are attended to, the same by default.
+        """
+        query = Sites(grid)
+        placement = Placement(query, query if context_grid is None else Sites(context_grid), num_prefix_tokens)
+        num_queries, num_keys = (
+            num_prefix_tokens + (sites.num_tokens or 1) for sites in (placement.query, placement.key)
+        )
+        relative = None if group.relative is None else group.relative.on(placement)
+        width = self.dim_head
+        return backend_costs(
+            Workload(group.kernel, relative, placement, num_queries, num_keys, width, width, self.causal)
+        )
 
     def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0) -> str:
         """Name of the backend that computes the heads with the relative kernel, or all heads if there is none.
@@ -189,45 +354,21 @@ class Attention(nn.Module):
         Raises:
             ValueError: The backend asked for cannot compute this layer on this grid.
         """
-        relative = None if self.relative is None else self.relative()
-        kernel = self.kernel() if isinstance(self.kernel, RandomFeatures) else self.kernel
-        num_tokens = num_prefix_tokens + (1 if grid is None else grid.num_tokens)
-        joint = relative.num_position_features if isinstance(relative, functional.RotationJoint) else 0
-        costs = backend_costs(
-            kernel if self.content_heads == self.heads else Constant(),
-            None if joint else relative,
-            Placement(grid, None, num_prefix_tokens),
-            num_queries=num_tokens,
-            num_keys=num_tokens,
-            dim=self.dim_head + joint,
-            dim_value=self.dim_head,
-        )
-        return choose_backend(self.backend, costs)
+        group = self.head_groups()[-1]
+        costs = self.group_costs(group, grid, num_prefix_tokens=num_prefix_tokens)
+        return choose_backend(group.backend, costs, self.value.weight.device.type)
+
+    def _check_context(
+        self, tokens: Tensor, context: Tensor | None, context_grid: Grid | None, context_positions: Tensor | None
+    ) -> None:
+        if context is None:
+            for argument, given in (("context_grid", context_grid), ("context_positions", context_positions)):
+                if given is not None:
+                    raise wrong_value(argument, "given", "None without a context")
+            if self.context_dim != self.dim:
+                raise wrong_value("context", None, f"tokens of size context_dim = {self.context_dim}")
+        elif context.ndim != 3 or context.shape[0] != tokens.shape[0] or context.shape[-1] != self.context_dim:
+            raise wrong_shape("context", context.shape, f"({tokens.shape[0]}, tokens, {self.context_dim})")
 
     def _split(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens dim"]:
         return tokens.unflatten(-1, (-1, self.dim_head)).transpose(1, 2)
-
-    def _warn_of_collapse(
-        self,
-        query: Float[Tensor, "batch query_heads queries dim"],
-        key: Float[Tensor, "batch key_heads tokens dim"],
-        value: Float[Tensor, "batch heads tokens dim"],
-        grid: Grid | None,
-        num_prefix_tokens: int,
-    ) -> None:
-        """Compare a new draw of random features with the truth, on some tokens of one sample."""
-        if torch.compiler.is_compiling() or not isinstance(self.kernel, RandomFeatures) or not self.kernel.is_fresh:
-            return
-        self.kernel.is_fresh = False
-        relative = self.relative() if isinstance(self.relative, RotationJoint) else None
-        placed = None if relative is None or grid is None else grid.positions()[:CHECKED_TOKENS].double()
-        first = 0 if relative is None else num_prefix_tokens
-        part = [tensor[:1, : self.content_heads, first : first + CHECKED_TOKENS] for tensor in (query, key, value)]
-        report = estimator_report(part[0], part[1], part[2], self.kernel(), relative=relative, positions=placed)
-        if report.collapsed:
-            warnings.warn(
-                f"{self.kernel!r} has collapsed: its output varies about the mean of the values by {report.spread:.1%} "
-                f"of what softmax attention's does; take more features, smaller queries and keys, or another kernel",
-                CollapseWarning,
-                stacklevel=3,
-            )

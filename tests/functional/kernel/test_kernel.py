@@ -3,9 +3,22 @@ from typing import Any
 
 import pytest
 import torch
+from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.functional.kernel.fitted_kernels import OTHER_MODES, attention_matrix, build, fit
 
-from teka.functional import Positive, SquaredRelu, Trigonometric, default_num_features
-from teka.functional.kernel import KERNELS, make_kernel
+from teka.functional.kernel import (
+    DETERMINISTIC_KERNELS,
+    KERNELS,
+    RANDOM_KERNELS,
+    FeatureKernel,
+    Positive,
+    SquaredRelu,
+    default_num_features,
+    make_kernel,
+)
+
+ALL_MODES = (*KERNELS, *OTHER_MODES)
+FEATURE_KERNELS = [name for name in KERNELS if isinstance(make_kernel(name, 5), FeatureKernel)]
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -13,18 +26,24 @@ def test_a_name_makes_the_kernel_of_that_name(name: str):
     assert make_kernel(name, 5).name == name
 
 
+def test_the_registries_hold_what_the_design_names():
+    assert set(RANDOM_KERNELS) == {"positive", "trigonometric", "hyperbolic", "optimal"}
+    expected = {"softmax", "squared_relu", "constant", "taylor2", "relu", "elu", "focused"}
+    assert set(DETERMINISTIC_KERNELS) == expected
+
+
 def test_an_instance_is_itself():
     kernel = SquaredRelu(0.1)
     assert make_kernel(kernel, 5) is kernel
 
 
-def test_random_features_by_name_have_the_default_number_and_the_same_draw_every_time():
-    for name in ("positive", "trigonometric"):
-        one, other = make_kernel(name, 8), make_kernel(name, 8)
-        assert isinstance(one, Positive | Trigonometric)
-        assert isinstance(other, Positive | Trigonometric)
-        assert one.projection.shape == (16, 8)
-        assert torch.equal(one.projection, other.projection)
+@pytest.mark.parametrize("name", RANDOM_KERNELS)
+def test_random_features_by_name_have_the_default_number_and_the_same_draw_every_time(name: str):
+    one, other = make_kernel(name, 8), make_kernel(name, 8)
+    assert isinstance(one, RANDOM_KERNELS[name])
+    assert isinstance(other, RANDOM_KERNELS[name])
+    assert one.projection.shape == (16, 8)
+    assert torch.equal(one.projection, other.projection)
 
 
 def test_the_default_number_of_features_is_d_ln_d_rounded_down_and_at_least_one():
@@ -39,3 +58,86 @@ def test_the_default_number_of_features_is_d_ln_d_rounded_down_and_at_least_one(
 def test_what_is_no_kernel_is_refused(kernel: Any, message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
         make_kernel(kernel, 5)
+
+
+@pytest.mark.parametrize("name", FEATURE_KERNELS)
+def test_it_has_as_many_features_as_it_says(name: str):
+    query, key, _ = draw_inputs(6)
+    kernel = make_kernel(name, 5)
+    assert isinstance(kernel, FeatureKernel)
+    assert kernel.query_features(query, scale=0.4).shape == (2, 3, 6, kernel.num_features(5))
+    assert kernel.key_features(key, scale=0.4).shape == (2, 3, 6, kernel.num_features(5))
+
+
+@pytest.mark.parametrize("name", ALL_MODES)
+def test_a_sample_does_not_depend_on_its_batch_mates_nor_a_head_on_another(name: str):
+    query, key, _ = draw_inputs(6)
+    kernel = build(name, 5)
+    together = attention_matrix(kernel, query, key, scale=0.4)
+    changed = [20 * tensor.roll(1, 0) for tensor in (query, key)]
+    for tensor, own in zip(changed, (query, key), strict=True):
+        tensor[0, 1] = own[0, 1]
+    assert torch.equal(attention_matrix(kernel, *changed, scale=0.4)[0, 1], together[0, 1])
+
+
+@pytest.mark.parametrize("name", ALL_MODES)
+def test_what_is_masked_counts_neither_as_a_weight_nor_in_a_statistic(name: str):
+    query, key, _ = draw_inputs(6)
+    mask, query_mask, kernel = draw_mask(2, 6), draw_mask(2, 6, seed=1), build(name, 5)
+    masks = {"key_mask": mask, "query_mask": query_mask}
+    before = attention_matrix(kernel, query, key, scale=0.4, **masks)
+    assert (before.transpose(-2, -1).transpose(1, 2)[~mask] == 0).all()
+    query = torch.where(query_mask[:, None, :, None], query, 50.0)
+    key = torch.where(mask[:, None, :, None], key, -50.0)
+    after = attention_matrix(kernel, query, key, scale=0.4, **masks)
+    kept = query_mask[:, None, :, None].expand_as(after)
+    assert relative_change(after[kept], before[kept]) < 1e-12
+
+
+@pytest.mark.parametrize("name", FEATURE_KERNELS)
+def test_the_causal_features_of_a_key_do_not_depend_on_other_keys(name: str):
+    _, key, _ = draw_inputs(6)
+    kernel = make_kernel(name, 5)
+    assert isinstance(kernel, FeatureKernel)
+    features, log_scale = kernel.causal_key_features(key, scale=0.4)
+    changed = 20 * key
+    changed[:, :, 3] = key[:, :, 3]
+    other_features, other_log_scale = kernel.causal_key_features(changed, scale=0.4)
+    assert torch.equal(other_features[:, :, 3], features[:, :, 3])
+    assert (log_scale is None) == (other_log_scale is None)
+    if log_scale is not None and other_log_scale is not None:
+        assert torch.equal(other_log_scale[:, :, 3], log_scale[:, :, 3])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_causal_weights_are_the_others_up_to_each_query_s_own_place(name: str):
+    query, key, _ = draw_inputs(6)
+    mask, kernel = draw_mask(2, 6), make_kernel(name, 5)
+    mask[:, 0] = True
+    causal = kernel.weights(query, key, scale=0.4, key_mask=mask, is_causal=True)
+    expected = kernel.weights(query, key, scale=0.4, key_mask=mask).tril()
+    causal, expected = (weights / weights.sum(dim=-1, keepdim=True) for weights in (causal, expected))
+    assert relative_change(causal, expected) < 1e-10
+
+
+@pytest.mark.parametrize("factor", [1.0, 30.0])
+@pytest.mark.parametrize("name", ALL_MODES)
+def test_weights_and_gradients_are_finite_in_float32_at_unit_scale_and_at_thirty_times_it(name: str, factor: float):
+    query, key, _ = (tensor.requires_grad_() for tensor in draw_inputs(7, scale=factor, dtype=torch.float32))
+    kernel = build(name, 5)
+    weights = fit(kernel, query, key, scale=0.4).weights(query, key, scale=0.4)
+    assert weights.isfinite().all()
+    attended = (weights @ key).sum()
+    for gradient in torch.autograd.grad(attended, (query, key), allow_unused=True):
+        assert gradient is None or gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ALL_MODES)
+def test_gradients_are_finite_where_queries_and_keys_are_zero(name: str):
+    query, key, _ = draw_inputs(7)
+    query[:, :, 2], key[:, :, 3] = 0.0, 0.0
+    query.requires_grad_()
+    key.requires_grad_()
+    weights = fit(build(name, 5), query, key, scale=0.4).weights(query, key, scale=0.4)
+    for gradient in torch.autograd.grad((weights @ key).sum(), (query, key), allow_unused=True):
+        assert gradient is None or gradient.isfinite().all()

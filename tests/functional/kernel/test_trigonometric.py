@@ -15,7 +15,7 @@ def build(num_features: int = 7, dim: int = 5) -> Trigonometric:
 def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row():
     query, key, _ = draw_inputs(6)
     mask, kernel, scale = draw_mask(2, 6), build(), 0.4
-    weights = kernel.weights(query, key, scale=scale, log_relative=None, key_mask=mask)
+    weights = kernel.weights(query, key, scale=scale, key_mask=mask)
     weights = weights / weights.sum(dim=-1, keepdim=True)
     for batch in range(2):
         for head in range(3):
@@ -40,6 +40,19 @@ def test_it_has_two_features_a_draw_and_both_signs():
     assert features.shape[-1] == build().num_features(5) == 14
     assert features.min() < 0 < features.max()
     assert not Trigonometric.nonnegative
+
+
+def test_causal_features_times_their_scale_are_the_features():
+    _, key, _ = draw_inputs(6)
+    mask, kernel = draw_mask(2, 6), build()
+    features, log_scale = kernel.causal_key_features(key, scale=0.4, key_mask=mask)
+    assert log_scale is not None
+    assert log_scale.isfinite().all()
+    scaled = math.sqrt(0.4) * key
+    assert relative_change(log_scale, scaled.square().sum(dim=-1) / 2) < 1e-12
+    peak = torch.where(mask[:, None], log_scale, -math.inf).amax(dim=-1, keepdim=True)
+    found = features * (log_scale - peak).exp()[..., None]
+    assert relative_change(found, kernel.key_features(key, scale=0.4, key_mask=mask)) < 1e-12
 
 
 @pytest.mark.parametrize("size", [(7, 4), (7,), (1, 7, 5)])

@@ -10,7 +10,7 @@ from teka.functional.relative import RELATIVES, make_relative
 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_a_name_makes_the_kernel_of_that_name_the_same_every_time(name: str):
-    made = [make_relative(name, heads=3, dim=5, num_axes=2) for _ in range(2)]
+    made = [make_relative(name, heads=3, dim=5, num_axes=2, kernel="softmax") for _ in range(2)]
     assert made[0].name == name
     leaves, others = (with_leaves(relative)[1] for relative in made)
     assert leaves
@@ -19,7 +19,7 @@ def test_a_name_makes_the_kernel_of_that_name_the_same_every_time(name: str):
 
 def test_an_instance_is_itself():
     relative = Clipped(torch.zeros(3, 5))
-    assert make_relative(relative, heads=3, dim=5, num_axes=2) is relative
+    assert make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax") is relative
 
 
 @pytest.mark.parametrize("name", RELATIVES)
@@ -32,4 +32,4 @@ def test_equivariance_is_declared_in_one_of_two_words(name: str):
 )
 def test_what_is_no_relative_kernel_is_refused(relative: Any, message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
-        make_relative(relative, heads=3, dim=5, num_axes=2)
+        make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax")

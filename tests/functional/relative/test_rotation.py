@@ -59,7 +59,7 @@ def test_a_matrix_of_another_form_breaks_lemma_1():
 
 def test_it_is_the_formula_in_loops_summed_over_axes_and_scales():
     grid = Grid((2, 3, 2), (1.0, 0.5, 2.0))
-    kernel = make_relative("rotation", heads=3, dim=5, num_axes=3)
+    kernel = make_relative("rotation", heads=3, dim=5, num_axes=3, kernel="softmax")
     assert isinstance(kernel, Rotation)
     query = draw_inputs(12)[0]
     log_kernel = kernel.log_kernel(query, grid.offsets(dtype=torch.float64), scale=1.0)
@@ -78,7 +78,7 @@ def test_it_is_the_formula_in_loops_summed_over_axes_and_scales():
 
 def test_its_logarithm_is_the_sum_of_one_term_an_axis():
     grid = Grid((5, 7), periodic=(True, False))
-    kernel = make_relative("rotation", heads=3, dim=5, num_axes=2)
+    kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
     assert isinstance(kernel, Rotation)
     dense = kernel.log_kernel(draw_inputs(35)[0], grid.offsets(dtype=torch.float64), scale=1.0)[0]
     first, second = (kernel.axis_log_kernel(axis, grid.axis_offsets(axis, dtype=torch.float64)) for axis in (0, 1))
@@ -87,7 +87,8 @@ def test_its_logarithm_is_the_sum_of_one_term_an_axis():
 
 
 def test_offsets_of_each_sample_give_each_sample_its_own():
-    kernel = make_relative("rotation", heads=3, dim=5, num_axes=2)
+    kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
+    assert isinstance(kernel, Rotation)
     offsets = torch.rand(4, 6, 6, 2, dtype=torch.float64)
     query = draw_inputs(6, batch=4)[0]
     together = kernel.log_kernel(query, offsets, scale=1.0)

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Rotation, RotationJoint, attention
-from teka.functional.placement import Placement
+from teka.functional.placement import Placement, Sites
 from teka.functional.relative import make_relative
 
 
 def build(num_axes: int = 2) -> RotationJoint:
-    relative = make_relative("rotation_joint", heads=3, dim=5, num_axes=num_axes)
+    relative = make_relative("rotation_joint", heads=3, dim=5, num_axes=num_axes, kernel="softmax")
     assert isinstance(relative, RotationJoint)
     return relative
 
@@ -18,6 +18,10 @@ def build(num_axes: int = 2) -> RotationJoint:
 def build_exact(num_axes: int = 2) -> Rotation:
     joint = build(num_axes)
     return Rotation(joint.frequency, joint.cosine_weight, joint.sine_weight, joint.scale)
+
+
+def itself(sites: Sites, num_prefix_tokens: int = 0) -> Placement:
+    return Placement(sites, sites, num_prefix_tokens)
 
 
 def logits(query: Tensor, key: Tensor, placement: Placement, num_axes: int) -> Tensor:
@@ -31,15 +35,24 @@ def test_the_inner_product_of_the_concatenated_vectors_is_the_logit(shape: tuple
     query, key, _ = draw_inputs(grid.num_tokens)
     expected = 0.4 * query @ key.transpose(-2, -1)
     expected = expected + build_exact(len(shape)).log_kernel(query, grid.offsets(dtype=torch.float64), scale=0.4)
-    assert relative_change(logits(query, key, Placement(grid, None), len(shape)), expected) < 1e-12
-    by_positions = Placement(None, grid.positions().expand(2, -1, -1))
+    assert relative_change(logits(query, key, itself(Sites(grid)), len(shape)), expected) < 1e-12
+    by_positions = itself(Sites(positions=grid.positions().expand(2, -1, -1)))
     assert relative_change(logits(query, key, by_positions, len(shape)), expected) < 1e-12
+
+
+def test_queries_and_keys_may_lie_in_different_places():
+    places, other = torch.randn(7, 2, dtype=torch.float64), torch.randn(2, 5, 2, dtype=torch.float64)
+    query, key = draw_inputs(7)[0], draw_inputs(5)[1]
+    placement = Placement(Sites(positions=places), Sites(positions=other))
+    offsets = places[None, :, None] - other[:, None]
+    expected = 0.4 * query @ key.transpose(-2, -1) + build_exact().log_kernel(query, offsets, scale=0.4)
+    assert relative_change(logits(query, key, placement, 2), expected) < 1e-12
 
 
 def test_a_prefix_has_no_position_among_queries_or_keys():
     grid = Grid((3, 5))
     query, key, _ = draw_inputs(2 + 15)
-    found = logits(query, key, Placement(grid, None, num_prefix_tokens=2), 2)
+    found = logits(query, key, itself(Sites(grid), 2), 2)
     content = 0.4 * query @ key.transpose(-2, -1)
     assert relative_change(found[:, :, :2], content[:, :, :2]) < 1e-12
     assert relative_change(found[:, :, :, :2], content[:, :, :, :2]) < 1e-12
@@ -69,9 +82,13 @@ def test_a_kernel_that_does_not_estimate_softmax_is_refused(kernel: str):
 
 
 def test_a_periodic_axis_is_refused():
-    query, key, value = draw_inputs(15)
+    query, key, _ = draw_inputs(15)
+    placement = itself(Sites(Grid((3, 5), periodic=(False, True))))
     with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
-        attention(query, key, value, relative="rotation_joint", grid=Grid((3, 5), periodic=(False, True)))
+        build().on(placement)
+    with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
+        build().concatenate(query, key, placement, scale=1.0)
+    assert isinstance(build().on(itself(Sites(Grid((3, 5))))), RotationJoint)
 
 
 def test_it_declares_that_it_is_equivariant_in_expectation_only():

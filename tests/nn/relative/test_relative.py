@@ -1,21 +1,46 @@
 from typing import Any
 
 import pytest
+import torch
+from tests.contracts.cases import with_leaves
 
+from teka.functional.kernel import Softmax
 from teka.functional.relative import RELATIVES
-from teka.nn import Clipped
-from teka.nn.relative import make_relative_module
+from teka.nn.relative import Clipped, Rotary, make_relative_module
 
 
-def make(relative: Any):
-    return make_relative_module(relative, num_axes=2, heads=3, dim_head=5, num_features=None)
+def make(relative: Any, kernel_features: int = 5):
+    return make_relative_module(
+        relative, num_axes=2, heads=3, dim_head=5, num_features=None, kernel_features=kernel_features
+    )
 
 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_every_relative_kernel_has_a_module_of_its_name(name: str):
     module = make(name)
     assert module is not None
-    assert type(module()) is RELATIVES[name]
+    kernel = module()
+    assert type(kernel) is RELATIVES[name]
+    kernel.check(heads=3, dim=5, num_axes=2, kernel=Softmax())
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_a_state_of_plain_names_makes_the_same_kernel(name: str):
+    module, other = make(name), make(name)
+    assert module is not None
+    assert other is not None
+    other.load_state_dict(module.state_dict())
+    assert all("." not in key or key.startswith("random_features.") for key in module.state_dict())
+    leaves, others = (with_leaves(kernel)[1] for kernel in (module(), other()))
+    assert all(torch.equal(leaf, others[field]) for field, leaf in leaves.items())
+
+
+def test_rotary_turns_all_pairs_of_the_content_kernels_features():
+    module = make("rotary", kernel_features=9)
+    assert isinstance(module, Rotary)
+    assert module.frequency.shape == (3, 4, 2)
+    with pytest.raises(ValueError, match="the number of features of kernel is 1, expected at least 2"):
+        make("rotary", kernel_features=1)
 
 
 def test_a_module_and_none_are_themselves():

@@ -1,14 +1,21 @@
-"""The dense backend: every pair of tokens, O(L²) work and memory. It is the truth for the others."""
+"""The dense backend: every pair of tokens, O(L²) work. It is the truth for the others."""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
-from teka.functional.backend.sums import Sums
+from teka.functional.backend.sums import Sums, with_ones
+from teka.functional.backend.turned import turn
 from teka.functional.kernel import FeatureKernel, Kernel, Softmax
+from teka.functional.kernel.base import apply_log_factor, pair_mask
 from teka.functional.placement import Placement
-from teka.functional.relative import Relative
+from teka.functional.relative import FactorRelative, Relative, RotaryRelative, SeparableRelative
+
+# Numbers of the matrix of weights that are held at once: 32 MiB in float32. A larger matrix is taken in rows, which are
+# made again in the backward pass, so that memory is O(L).
+TILE_ELEMENTS = 2**23
 
 
 def dense(
@@ -21,40 +28,142 @@ def dense(
     *,
     scale: float,
     key_mask: Bool[Tensor, "batch keys"] | None,
+    is_causal: bool = False,
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Attention from the full matrix of weights κ(q_i, k_j) · c(x_i − x_j; q_i)."""
+    """Attention from the matrix of weights κ(q_i, k_j) · c(x_i − x_j; q_i), some rows at a time."""
+    if isinstance(relative, RotaryRelative):
+        return _dense_rotary(
+            query, key, value, kernel, relative, placement, scale=scale, key_mask=key_mask, is_causal=is_causal
+        )
     if isinstance(kernel, Softmax) and relative is None:
-        mask = None if key_mask is None else key_mask[:, None, None, :]
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    log_relative = None
-    if relative is not None:
-        placed = query[:, :, placement.num_prefix_tokens :]
-        log_relative = placement.with_prefix(relative.log_kernel(placed, placement.offsets_like(query), scale=scale))
-    weights = kernel.weights(query, key, scale=scale, log_relative=log_relative, key_mask=key_mask)
-    if not isinstance(kernel, FeatureKernel):
-        return weights @ value
-    # A column of ones sums the weights in the same product: one pass fewer over the L × L matrix.
-    sums = weights @ torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
-    return Sums(sums[..., :-1], sums[..., -1]).divide(nonnegative=kernel.nonnegative)
+        return fused_softmax(query, key, value, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    assert relative is None or isinstance(relative, FactorRelative)
+    left, right, log_scale = kernel.dense_vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
+    empty = None
+    if is_causal and key_mask is not None:
+        # A query all of whose keys are dropped: it is given every key here, and 0 in the end.
+        empty = ~keep.any(dim=-1, keepdim=True) if keep is not None else None
+        keep = keep | empty if keep is not None and empty is not None else keep
+    if isinstance(kernel, FeatureKernel):
+        # A column of ones sums the weights in the same product: one pass fewer over the matrix.
+        value = with_ones(value)
+
+    def attend(rows: slice, query: Tensor, left: Tensor, right: Tensor, value: Tensor) -> Tensor:
+        log_relative = None if relative is None else _log_rows(relative, query, placement, rows, scale=scale)
+        part = keep if keep is None or keep.shape[2] == 1 else keep[:, :, rows]
+        products = left[:, :, rows] @ right.transpose(-2, -1)
+        return kernel.dense_weights(products, log_relative=log_relative, log_scale=log_scale, keep=part) @ value
+
+    num_queries = query.shape[2]
+    tile = max(1, TILE_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[2]))
+    if tile >= num_queries:
+        output = attend(slice(0, num_queries), query, left, right, value)
+    else:
+        tiles = []
+        for start in range(0, num_queries, tile):
+            arguments = (slice(start, min(start + tile, num_queries)), query, left, right, value)
+            again = torch.is_grad_enabled()
+            tiles.append(checkpoint(attend, *arguments, use_reentrant=False) if again else attend(*arguments))
+        output = torch.cat(tiles, dim=2)
+    if isinstance(kernel, FeatureKernel):
+        output = Sums(output[..., :-1], output[..., -1]).divide(nonnegative=kernel.nonnegative)
+    return output if empty is None else output.masked_fill(empty, 0.0)
 
 
-# A pass over an L × L matrix is bound by memory and takes about as long as this many multiply-adds of a matrix product
-# for each of its numbers (`teka bench` on a CPU: at 32 × 32 tokens Toeplitz is 1.7 times as fast as dense, with as many
-# multiply-adds).
-MULTIPLICATIONS_OF_A_PASS = 4
+def fused_softmax(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    *,
+    scale: float,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+    is_causal: bool = False,
+) -> Float[Tensor, "batch heads queries dim_value"]:
+    """Softmax attention by torch's fused kernel, which holds no L × L matrix.
 
-
-def dense_multiplications(
-    num_queries: int, num_keys: int, num_features: int, dim_value: int, *, has_relative: bool
-) -> int:
-    """Multiply-adds of one head: the weights, their product with the values, and the passes over the weights.
-
-    Args:
-        num_queries: Number of queries.
-        num_keys: Number of keys.
-        num_features: Size of what the weights are inner products of.
-        dim_value: Size of values.
-        has_relative: Whether log c is made, raised and multiplied in: four passes over the matrix instead of one.
+    The kernel wants values of the size of the keys; narrower ones are padded.
     """
-    passes = 4 if has_relative else 1
-    return num_queries * num_keys * (num_features + dim_value + passes * MULTIPLICATIONS_OF_A_PASS)
+    size = value.shape[-1]
+    if query.shape[-1] > size:
+        value = pad(value, (0, query.shape[-1] - size))
+    if key_mask is None:
+        output = scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
+    else:
+        keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
+        assert keep is not None
+        empty = ~keep.any(dim=-1, keepdim=True)
+        output = scaled_dot_product_attention(query, key, value, attn_mask=keep | empty, scale=scale)
+        output = output.masked_fill(empty, 0.0) if is_causal else output
+    return output[..., :size]
+
+
+def _log_rows(
+    relative: FactorRelative,
+    query: Float[Tensor, "batch heads queries dim"],
+    placement: Placement,
+    rows: slice,
+    *,
+    scale: float,
+) -> Float[Tensor, "#batch heads rows keys"]:
+    """log c of some rows of the matrix; 0 for every pair that holds a prefix token."""
+    first = placement.num_prefix_tokens
+    placed = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
+    num_unplaced = rows.stop - rows.start - (placed.stop - placed.start)
+    if isinstance(relative, SeparableRelative) and placement.grids is not None:
+        log_relative = _separable_rows(relative, placement, placed, query)
+    else:
+        offsets = placement.offsets_like(query, placed)
+        log_relative = relative.log_kernel(query[:, :, first:][:, :, placed], offsets, scale=scale)
+    return pad(log_relative, (first, 0, num_unplaced, 0)) if first else log_relative
+
+
+def _separable_rows(
+    relative: SeparableRelative, placement: Placement, rows: slice, like: Tensor
+) -> Float[Tensor, "1 heads rows keys"]:
+    """log c of some rows from one small matrix an axis, so that sines are not taken of every pair."""
+    assert placement.grids is not None
+    shape = placement.grids[0].shape
+    cells = torch.arange(rows.start, rows.stop, device=like.device)
+    log_relative = torch.zeros((), dtype=like.dtype, device=like.device)
+    for axis in reversed(range(len(shape))):
+        matrix = relative.axis_log_kernel(axis, placement.axis_offsets_like(axis, like))
+        part = matrix[:, cells % shape[axis]]
+        cells = torch.div(cells, shape[axis], rounding_mode="floor")
+        # Keys in row-major order: each earlier axis stands before those that are done.
+        log_relative = (part[..., None] + log_relative[..., None, :]).flatten(-2) if log_relative.ndim else part
+    return log_relative[None]
+
+
+def _dense_rotary(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    kernel: Kernel,
+    relative: RotaryRelative,
+    placement: Placement,
+    *,
+    scale: float,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+    is_causal: bool,
+) -> Float[Tensor, "batch heads queries dim_value"]:
+    """Turned vectors in the numerator; in the denominator too for softmax, whose exponents they are, and else not."""
+    first = placement.num_prefix_tokens
+    # Features are turned, and of softmax, which has none, the queries and keys themselves.
+    vectors = kernel.feature_maps if isinstance(kernel, FeatureKernel) else kernel.dense_vectors
+    left, right, log_scale = vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    turned_left, turned_right = turn(left[:, :, first:], right[:, :, first:], relative, placement)
+    if not isinstance(kernel, FeatureKernel) and not first:
+        return fused_softmax(turned_left, turned_right, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
+    products = left @ right.transpose(-2, -1)
+    turned = turned_left @ turned_right.transpose(-2, -1)
+    turned = torch.cat([products[:, :, :first], torch.cat([products[:, :, first:, :first], turned], dim=-1)], dim=2)
+    keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
+    empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
+    keep = keep if keep is None or empty is None else keep | empty
+    if isinstance(kernel, FeatureKernel):
+        weights, turned = (apply_log_factor(part, None, log_scale, keep) for part in (products, turned))
+        output = Sums(turned @ value, weights.sum(dim=-1)).divide(nonnegative=kernel.nonnegative)
+    else:
+        output = kernel.dense_weights(turned, log_relative=None, log_scale=None, keep=keep) @ value
+    return output if empty is None else output.masked_fill(empty, 0.0)

@@ -7,6 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 
+def with_ones(value: Float[Tensor, "batch heads keys dim"]) -> Float[Tensor, "batch heads keys channels"]:
+    """Values with a column of ones, so that one product gives numerators and denominators."""
+    return torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
+
+
 @dataclass(frozen=True)
 class Sums:
     """Σ_j weight_ij v_j and Σ_j weight_ij, both divided by exp(log_peak_i), which keeps them in range.

@@ -7,17 +7,27 @@ from torch import Generator
 from teka.errors import unknown_name, wrong_value
 from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.kernel.constant import Constant
+from teka.functional.kernel.elu import Elu
+from teka.functional.kernel.focused import Focused
+from teka.functional.kernel.hyperbolic import Hyperbolic
+from teka.functional.kernel.optimal import Optimal
 from teka.functional.kernel.positive import Positive
+from teka.functional.kernel.relu import Relu
 from teka.functional.kernel.softmax import Softmax
 from teka.functional.kernel.squared_relu import SquaredRelu
+from teka.functional.kernel.taylor2 import Taylor2
 from teka.functional.kernel.trigonometric import Trigonometric
 from teka.functional.projection import draw_projection
 
-DETERMINISTIC_KERNELS: dict[str, type[Softmax] | type[SquaredRelu] | type[Constant]] = {
-    kernel.name: kernel for kernel in (Softmax, SquaredRelu, Constant)
+RandomKernel = Positive | Hyperbolic | Optimal | Trigonometric
+
+# Each is made without arguments.
+DETERMINISTIC_KERNELS: dict[str, type[Kernel]] = {
+    kernel.name: kernel for kernel in (Softmax, SquaredRelu, Focused, Relu, Elu, Taylor2, Constant)
 }
-RANDOM_KERNELS: dict[str, type[Positive] | type[Trigonometric]] = {
-    kernel.name: kernel for kernel in (Positive, Trigonometric)
+# Each is made from its projection.
+RANDOM_KERNELS: dict[str, type[RandomKernel]] = {
+    kernel.name: kernel for kernel in (Positive, Hyperbolic, Optimal, Trigonometric)
 }
 KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS)
 
@@ -54,11 +64,18 @@ __all__ = [
     "KERNELS",
     "RANDOM_KERNELS",
     "Constant",
+    "Elu",
     "FeatureKernel",
+    "Focused",
+    "Hyperbolic",
     "Kernel",
+    "Optimal",
     "Positive",
+    "RandomKernel",
+    "Relu",
     "Softmax",
     "SquaredRelu",
+    "Taylor2",
     "Trigonometric",
     "default_num_features",
     "make_kernel",

@@ -19,14 +19,56 @@ class Kernel(ABC):
     estimates_softmax: ClassVar[bool] = False
 
     @abstractmethod
+    def dense_vectors(
+        self,
+        query: Float[Tensor, "batch heads queries dim"],
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None,
+        is_causal: bool,
+    ) -> tuple[
+        Float[Tensor, "batch heads queries size"],
+        Float[Tensor, "batch heads keys size"],
+        Float[Tensor, "batch heads keys"] | None,
+    ]:
+        """Vectors of queries and keys whose inner products `dense_weights` takes, and s, or None for s = 0.
+
+        Args:
+            query: Queries.
+            key: Keys.
+            scale: Factor of the inner product qᵀk.
+            key_mask: True where a key is kept.
+            is_causal: Whether nothing of a key may depend on another key.
+        """
+
+    @abstractmethod
+    def dense_weights(
+        self,
+        products: Float[Tensor, "batch heads queries keys"],
+        *,
+        log_relative: Float[Tensor, "#batch #heads #queries #keys"] | None,
+        log_scale: Float[Tensor, "batch heads keys"] | None,
+        keep: Bool[Tensor, "#batch 1 #queries keys"] | None,
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Weights κ(q_i, k_j) · c_ij of every pair, up to one factor a row.
+
+        Args:
+            products: Inner products of the vectors of `dense_vectors`.
+            log_relative: log c of every pair, or None for c = 1.
+            log_scale: s of `dense_vectors`: a factor exp(s_j).
+            keep: True for the pairs that count, as `pair_mask` gives them; the others have weight 0.
+        """
+
     def weights(
         self,
         query: Float[Tensor, "batch heads queries dim"],
         key: Float[Tensor, "batch heads keys dim"],
         *,
         scale: float,
-        log_relative: Float[Tensor, "#batch #heads #queries #keys"] | None,
-        key_mask: Bool[Tensor, "batch keys"] | None,
+        log_relative: Float[Tensor, "#batch #heads #queries #keys"] | None = None,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+        is_causal: bool = False,
     ) -> Float[Tensor, "batch heads queries keys"]:
         """Weights κ(q_i, k_j) · c_ij of every pair, up to one factor a row: the dense truth.
 
@@ -35,18 +77,49 @@ class Kernel(ABC):
             key: Keys.
             scale: Factor of the inner product qᵀk.
             log_relative: log c of every pair, or None for c = 1.
-            key_mask: True where a key is kept; a dropped key has weight 0.
+            key_mask: True where a key is kept.
+            is_causal: Whether no weight may depend on a key after its own.
         """
+        left, right, log_scale = self.dense_vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+        keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
+        products = left @ right.transpose(-2, -1)
+        return self.dense_weights(products, log_relative=log_relative, log_scale=log_scale, keep=keep)
+
+    @abstractmethod
+    def dense_size(self, dim: int) -> int:
+        """Length of the vectors of `dense_vectors` for queries of size `dim`: the cost of a pair."""
 
 
 class FeatureKernel(Kernel):
-    """A content kernel with a feature map, κ(q, k) = φ(q)ᵀφ(k), so that sums over keys cost O(L)."""
+    """A content kernel with a feature map, κ(q, k) = φ(q)ᵀφ(k), so that sums over keys cost O(L).
+
+    `nonnegative` says whether κ ≥ 0 for every draw, so that a denominator cannot cross 0.
+    """
 
     nonnegative: ClassVar[bool] = True
 
     @abstractmethod
     def num_features(self, dim: int) -> int:
         """Length m of φ for vectors of size `dim`."""
+
+    def dense_size(self, dim: int) -> int:
+        """Length m of φ."""
+        return self.num_features(dim)
+
+    def fitted(
+        self,
+        query: Float[Tensor, "batch heads queries dim"],
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        query_mask: Bool[Tensor, "batch queries"] | None,
+        key_mask: Bool[Tensor, "batch keys"] | None,
+    ) -> "FeatureKernel":
+        """The kernel with what it takes from all queries and keys of a batch and head together; itself by default.
+
+        It is asked before any features, and never where attention is causal.
+        """
+        return self
 
     @abstractmethod
     def query_features(
@@ -64,29 +137,112 @@ class FeatureKernel(Kernel):
     ) -> Float[Tensor, "batch heads keys features"]:
         """φ(k), up to one factor for all keys of one batch and head; 0 where masked."""
 
-    def weights(
+    def causal_key_features(
+        self,
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+    ) -> tuple[Float[Tensor, "batch heads keys features"], Float[Tensor, "batch heads keys"] | None]:
+        """φ(k_j) · exp(−s_j), with s_j a function of k_j alone that keeps it in range, and s, or None for s = 0.
+
+        The features are 0 where masked, and s there is any finite number. By default φ needs no s.
+        """
+        return self.key_features(key, scale=scale, key_mask=key_mask), None
+
+    def feature_maps(
         self,
         query: Float[Tensor, "batch heads queries dim"],
         key: Float[Tensor, "batch heads keys dim"],
         *,
         scale: float,
-        log_relative: Float[Tensor, "#batch #heads #queries #keys"] | None,
         key_mask: Bool[Tensor, "batch keys"] | None,
+        is_causal: bool,
+    ) -> tuple[
+        Float[Tensor, "batch heads queries features"],
+        Float[Tensor, "batch heads keys features"],
+        Float[Tensor, "batch heads keys"] | None,
+    ]:
+        """φ(q), φ(k) and, if causal, s; see `causal_key_features`."""
+        features = self.query_features(query, scale=scale)
+        if is_causal:
+            return features, *self.causal_key_features(key, scale=scale, key_mask=key_mask)
+        return features, self.key_features(key, scale=scale, key_mask=key_mask), None
+
+    def dense_vectors(
+        self,
+        query: Float[Tensor, "batch heads queries dim"],
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None,
+        is_causal: bool,
+    ) -> tuple[
+        Float[Tensor, "batch heads queries size"],
+        Float[Tensor, "batch heads keys size"],
+        Float[Tensor, "batch heads keys"] | None,
+    ]:
+        """φ(q) and φ(k)."""
+        return self.feature_maps(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+
+    def dense_weights(
+        self,
+        products: Float[Tensor, "batch heads queries keys"],
+        *,
+        log_relative: Float[Tensor, "#batch #heads #queries #keys"] | None,
+        log_scale: Float[Tensor, "batch heads keys"] | None,
+        keep: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries keys"]:
-        """Weights φ(q_i)ᵀφ(k_j) · c_ij, with c divided by its largest value in the row."""
-        features = self.key_features(key, scale=scale, key_mask=key_mask)
-        weights = self.query_features(query, scale=scale) @ features.transpose(-2, -1)
-        if log_relative is None:
-            return weights
-        log_relative = mask_scores(log_relative, key_mask)
-        return weights * torch.exp(log_relative - log_relative.amax(dim=-1, keepdim=True).detach())
+        """φ(q_i)ᵀφ(k_j) · c_ij · exp(s_j) over the largest factor of the row."""
+        return apply_log_factor(products, log_relative, log_scale, keep)
+
+
+def apply_log_factor(
+    weights: Float[Tensor, "batch heads queries keys"],
+    log_relative: Float[Tensor, "#batch #heads #queries #keys"] | None,
+    log_scale: Float[Tensor, "batch heads keys"] | None,
+    keep: Bool[Tensor, "#batch 1 #queries keys"] | None,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """weights_ij · c_ij · exp(s_j) over the largest factor of the row, and 0 for pairs that do not count.
+
+    Args:
+        weights: Weights of every pair.
+        log_relative: log c, or None for c = 1.
+        log_scale: s, or None for s = 0.
+        keep: True for the pairs that count.
+    """
+    if log_scale is not None:
+        log_relative = log_scale[:, :, None] if log_relative is None else log_relative + log_scale[:, :, None]
+    if log_relative is None:
+        return weights if keep is None else weights.masked_fill(~keep, 0.0)
+    log_relative = mask_scores(log_relative, keep)
+    return weights * torch.exp(log_relative - log_relative.amax(dim=-1, keepdim=True).detach())
+
+
+def pair_mask(
+    key_mask: Bool[Tensor, "batch keys"] | None, num_queries: int, num_keys: int, *, is_causal: bool, like: Tensor
+) -> Bool[Tensor, "#batch 1 #queries keys"] | None:
+    """Which pairs count: keys that are kept and, if causal, not after the query; None for all.
+
+    Args:
+        key_mask: True where a key is kept.
+        num_queries: Number of queries.
+        num_keys: Number of keys; the last query sees all of them.
+        is_causal: Whether query i sees keys up to its own place only.
+        like: A tensor on the device in question.
+    """
+    keep = None if key_mask is None else key_mask[:, None, None, :]
+    if is_causal:
+        past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=like.device).tril(num_keys - num_queries)
+        keep = past[None, None] if keep is None else keep & past
+    return keep
 
 
 def mask_scores(
-    scores: Float[Tensor, "#batch #heads #queries keys"], key_mask: Bool[Tensor, "batch keys"] | None
+    scores: Float[Tensor, "#batch #heads #queries #keys"], keep: Bool[Tensor, "#batch 1 #queries keys"] | None
 ) -> Float[Tensor, "..."]:
-    """Scores with −∞ where a key is dropped."""
-    return scores if key_mask is None else scores.masked_fill(~key_mask[:, None, None, :], -math.inf)
+    """Scores with −∞ for pairs that do not count."""
+    return scores if keep is None else scores.masked_fill(~keep, -math.inf)
 
 
 def mask_features(

@@ -20,17 +20,34 @@ class Softmax(Kernel):
     name: ClassVar[str] = "softmax"
     estimates_softmax: ClassVar[bool] = True
 
-    def weights(
+    def dense_vectors(
         self,
         query: Float[Tensor, "batch heads queries dim"],
         key: Float[Tensor, "batch heads keys dim"],
         *,
         scale: float,
-        log_relative: Float[Tensor, "#batch #heads #queries #keys"] | None,
         key_mask: Bool[Tensor, "batch keys"] | None,
+        is_causal: bool,
+    ) -> tuple[
+        Float[Tensor, "batch heads queries size"],
+        Float[Tensor, "batch heads keys size"],
+        Float[Tensor, "batch heads keys"] | None,
+    ]:
+        """scale · q and k."""
+        return scale * query, key, None
+
+    def dense_weights(
+        self,
+        products: Float[Tensor, "batch heads queries keys"],
+        *,
+        log_relative: Float[Tensor, "#batch #heads #queries #keys"] | None,
+        log_scale: Float[Tensor, "batch heads keys"] | None,
+        keep: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries keys"]:
         """Weights exp(scale · q_iᵀk_j + log c_ij), normalised over the keys."""
-        scores = scale * (query @ key.transpose(-2, -1))
-        if log_relative is not None:
-            scores = scores + log_relative
-        return torch.softmax(mask_scores(scores, key_mask), dim=-1)
+        scores = products if log_relative is None else products + log_relative
+        return torch.softmax(mask_scores(scores, keep), dim=-1)
+
+    def dense_size(self, dim: int) -> int:
+        """Length d of queries and keys."""
+        return dim

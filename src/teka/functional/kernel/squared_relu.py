@@ -1,26 +1,25 @@
 """Squared-relu features."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from teka.errors import wrong_value
-from teka.functional.kernel.base import FeatureKernel, mask_features
+from teka.functional.kernel.floored_relu import FlooredRelu
 
 
 @dataclass(frozen=True)
-class SquaredRelu(FeatureKernel):
-    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = relu(x)² + ε with x = √scale · q (or k): d features, deterministic, non-negative.
+class SquaredRelu(FlooredRelu):
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = r² with r = relu(x) + ε ‖x‖/√d: d features, deterministic, non-negative.
+
+    The normalised weights do not change when a query, or all keys, are multiplied by a positive number.
 
     Source: cf. So et al. 2021 (Primer) for the activation; as a feature map, this library's default.
 
     Args:
-        epsilon: ε > 0, added to every feature, so that a query without a positive entry attends to the keys evenly
-            weighted by Σφ(k) and not to nothing.
+        epsilon: ε > 0, the floor of r as a fraction of the root mean square of the vector's entries. It lets a query
+            without a positive entry attend to the keys evenly, weighted by Σφ(k), and not to nothing.
 
     Raises:
         ValueError: ε is not positive.
@@ -28,28 +27,10 @@ class SquaredRelu(FeatureKernel):
 
     name: ClassVar[str] = "squared_relu"
 
-    epsilon: float = 1e-6
+    epsilon: float = 1e-3
 
-    def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise wrong_value("epsilon", self.epsilon, "a positive number")
-
-    def num_features(self, dim: int) -> int:
-        """Length d of φ."""
-        return dim
-
-    def query_features(
-        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
-    ) -> Float[Tensor, "batch heads queries features"]:
-        """φ(q)."""
-        return torch.relu(query * math.sqrt(scale)).square() + self.epsilon
-
-    def key_features(
-        self,
-        key: Float[Tensor, "batch heads keys dim"],
-        *,
-        scale: float,
-        key_mask: Bool[Tensor, "batch keys"] | None = None,
-    ) -> Float[Tensor, "batch heads keys features"]:
-        """φ(k)."""
-        return mask_features(self.query_features(key, scale=scale), key_mask)
+    def features(
+        self, rectified: Float[Tensor, "batch heads tokens dim"]
+    ) -> Float[Tensor, "batch heads tokens features"]:
+        """φ = r²."""
+        return rectified.square()

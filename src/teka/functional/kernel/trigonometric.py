@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.functional.kernel.base import FeatureKernel, check_projection, mask_features, mask_scores
+from teka.functional.kernel.base import FeatureKernel, check_projection, mask_features
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,18 @@ class Trigonometric(FeatureKernel):
     ) -> Float[Tensor, "batch heads keys features"]:
         """φ(k) with the largest ‖x‖²/2 of its batch and head subtracted in the exponent."""
         scaled = key * math.sqrt(scale)
-        exponent = scaled.square().sum(dim=-1) / 2
-        peak = mask_scores(exponent[:, :, None], key_mask).amax(dim=-1).detach()
-        amplitude = torch.exp((exponent - peak).clamp_max(0.0))
-        return mask_features(amplitude[..., None] * self._waves(scaled), key_mask)
+        exponent = scaled.square().sum(dim=-1, keepdim=True) / 2
+        kept = exponent if key_mask is None else exponent.masked_fill(~key_mask[:, None, :, None], -math.inf)
+        peak = kept.amax(dim=-2, keepdim=True).detach()
+        return mask_features(torch.exp((exponent - peak).clamp_max(0.0)) * self._waves(scaled), key_mask)
+
+    def causal_key_features(
+        self,
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+    ) -> tuple[Float[Tensor, "batch heads keys features"], Float[Tensor, "batch heads keys"] | None]:
+        """[sin(wᵀx), cos(wᵀx)] / √m, and s = ‖x‖²/2."""
+        scaled = key * math.sqrt(scale)
+        return mask_features(self._waves(scaled), key_mask), scaled.square().sum(dim=-1) / 2

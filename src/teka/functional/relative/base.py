@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from teka.functional.kernel.base import Kernel
+from teka.functional.placement import Placement
 from teka.grid import Grid
 
 
@@ -28,6 +29,18 @@ class Relative(ABC):
             ValueError: It does not.
         """
 
+    def on(self, placement: Placement) -> "Relative":
+        """The kernel as it is between these places, itself by default; waves take frequencies that fit a torus.
+
+        Raises:
+            ValueError: It is not defined between these places.
+        """
+        return self
+
+
+class FactorRelative(Relative):
+    """A relative kernel c > 0 that multiplies the content kernel's weight of a pair."""
+
     @abstractmethod
     def log_kernel(
         self,
@@ -40,20 +53,61 @@ class Relative(ABC):
 
         Args:
             query: Queries.
-            offsets: x_i − x_j, shape (L, L, n) or (B, L, L, n).
+            offsets: x_i − x_j, shape (L_q, L_k, n) or (B, L_q, L_k, n).
             scale: Factor of inner products with the query.
         """
 
 
-class SeparableRelative(Relative):
-    """A relative kernel that does not look at the query and whose log is a sum over axes, so that c is a product."""
+class StationaryRelative(FactorRelative):
+    """A relative kernel that does not look at the query: a function of the offset alone for each head."""
 
     @abstractmethod
-    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "side side"]) -> Float[Tensor, "heads side side"]:
+    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
+        """log c at offsets, for every head."""
+
+    def log_kernel(
+        self,
+        query: Float[Tensor, "batch heads queries dim"],
+        offsets: Float[Tensor, "*batch queries keys axes"],
+        *,
+        scale: float,
+    ) -> Float[Tensor, "#batch heads queries keys"]:
+        """log c for every pair; the query does not enter."""
+        log_relative = self.log_at(offsets)
+        return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
+
+
+class SeparableRelative(StationaryRelative):
+    """A stationary kernel whose log is a sum over axes, so that c is a product."""
+
+    @abstractmethod
+    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
         """One axis' term of log c, at offsets along that axis."""
 
+    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
+        """The sum over the axes."""
+        terms = [self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])]
+        return sum(terms[1:], terms[0])
 
-class RingRelative(Relative):
+
+class WaveRelative(StationaryRelative):
+    """A stationary kernel of a few waves: c(x_i − x_j) = Σ_w a_w(x_i) b_w(x_j), a product of features of positions."""
+
+    @property
+    @abstractmethod
+    def num_waves(self) -> int:
+        """Number of terms of the sum."""
+
+    @abstractmethod
+    def query_waves(self, positions: Float[Tensor, "*batch tokens axes"]) -> Float[Tensor, "*batch heads tokens waves"]:
+        """a(x_i)."""
+
+    @abstractmethod
+    def key_waves(self, positions: Float[Tensor, "*batch tokens axes"]) -> Float[Tensor, "*batch heads tokens waves"]:
+        """b(x_j)."""
+
+
+class RingRelative(FactorRelative):
     """A relative kernel that sees of an offset only its ring r = 0 … k."""
 
     @property
@@ -87,3 +141,13 @@ class RingRelative(Relative):
         ring = self.ring(offsets)
         ring = ring[:, None] if ring.ndim == 3 else ring
         return log_rings.gather(-1, ring.expand(*log_rings.shape[:-1], ring.shape[-1]))
+
+
+class RotaryRelative(Relative):
+    """A relative kernel that turns features by an angle of their position, and so acts inside the inner product."""
+
+    @abstractmethod
+    def turn(
+        self, features: Float[Tensor, "batch heads tokens features"], positions: Float[Tensor, "*batch tokens axes"]
+    ) -> Float[Tensor, "batch heads tokens features"]:
+        """Features turned by the angles of their positions; inner products of two then see only the offset."""

@@ -5,16 +5,19 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel.base import Kernel
+from teka.functional.kernel import Kernel
 from teka.functional.relative.base import RingRelative
+from teka.functional.relative.drawable import DrawableRelative
 from teka.grid import Grid
+
+MAX_DISTANCE = 6  # Horn et al. 2021, §3
 
 
 @dataclass(frozen=True)
-class Clipped(RingRelative):
+class Clipped(RingRelative, DrawableRelative):
     """c(Δ; q) = exp(scale · qᵀw_r) with the ring r = min(‖Δ‖₁ / ring_width, k), rounded to a whole number.
 
     Only k + 1 numbers a query are distinct, so the sum over keys is a weighted sum of k + 1 ring sums: O(L · k).
@@ -40,6 +43,11 @@ class Clipped(RingRelative):
             raise wrong_shape("distance_embedding", self.distance_embedding.shape, "(k + 1, dim) with k of at least 1")
         if not self.ring_width > 0:
             raise wrong_value("ring_width", self.ring_width, "a positive number")
+
+    @classmethod
+    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Clipped":
+        """Embeddings ~ N(0, 1) up to the paper's distance."""
+        return cls(torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64))
 
     @property
     def max_distance(self) -> int:

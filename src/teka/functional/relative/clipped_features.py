@@ -5,12 +5,13 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel.base import Kernel
-from teka.functional.kernel.positive import LOWEST_EXPONENT, Positive
-from teka.functional.relative.clipped import Clipped
+from teka.functional.kernel import Kernel, Positive, default_num_features
+from teka.functional.kernel.exponential import LOWEST_EXPONENT
+from teka.functional.projection import draw_projection
+from teka.functional.relative.clipped import MAX_DISTANCE, Clipped
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,14 @@ class ClippedFeatures(Clipped):
         if self.projection is None:
             raise wrong_value("projection", None, "a tensor of shape (features, dim)")
 
+    @classmethod
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "ClippedFeatures":
+        """Embeddings ~ N(0, 1) up to the paper's distance, and an orthogonal projection."""
+        embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
+        return cls(embedding, projection=draw_projection(default_num_features(dim), dim, generator=generator))
+
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         """Hold that embeddings and projection have the queries' size."""
         super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
@@ -53,8 +62,8 @@ class ClippedFeatures(Clipped):
         """log φ(q)ᵀφ(w_r) for every ring."""
         assert self.projection is not None
         features = Positive(self.projection)
-        query_exponent = features.exponent(query, scale)
-        ring_exponent = features.exponent(self.distance_embedding.to(query)[None, None], scale)
+        query_exponent = features.query_exponent(query, scale=scale)
+        ring_exponent = features.key_exponent(self.distance_embedding.to(query)[None, None], scale=scale)
         query_peak = query_exponent.amax(dim=-1, keepdim=True)
         ring_peak = ring_exponent.amax(dim=(-2, -1), keepdim=True)
         query_features = torch.exp((query_exponent - query_peak).clamp_min(LOWEST_EXPONENT))

@@ -5,15 +5,28 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from teka.errors import wrong_shape
-from teka.functional.kernel.base import Kernel
+from teka.functional.kernel import Kernel
 from teka.functional.relative.base import SeparableRelative
+from teka.functional.relative.drawable import DrawableRelative
+
+NUM_FREQUENCIES = 4  # Horn et al. 2021, appendix A.2
+
+
+def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
+    """ω_s = 8^(−s/2) radians per unit of length: 1, .354, .125, .0442 for four (Horn et al. 2021, authors' code)."""
+    return 8.0 ** (-torch.arange(num_frequencies, dtype=torch.float64) / 2)
+
+
+def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
+    """1/√d' with d' = d + 2 · axes · scales, the size of the concatenated vectors (Horn et al. 2021)."""
+    return (dim + 2 * num_axes * num_frequencies) ** -0.5
 
 
 @dataclass(frozen=True)
-class Rotation(SeparableRelative):
+class Rotation(SeparableRelative, DrawableRelative):
     """log c(Δ) = scale · Σ_{axis a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
 
     Lemma 1: with u(x) = [sin ωx, cos ωx], ⟨u(x) W, u(y)⟩ depends on x − y alone when W = [[α, β], [−β, α]], and then is
@@ -52,6 +65,14 @@ class Rotation(SeparableRelative):
             if weight.ndim != 3 or weight.shape != self.cosine_weight.shape or weight.shape[-1] != len(self.frequency):
                 raise wrong_shape(argument, weight.shape, f"(heads, axes, {len(self.frequency)}), alike for both")
 
+    @classmethod
+    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Rotation":
+        """Weights ~ N(0, 1), with the paper's frequencies and scale."""
+        shape = (2, heads, num_axes, NUM_FREQUENCIES)
+        cosine_weight, sine_weight = torch.randn(shape, generator=generator, dtype=torch.float64)
+        scale = rotation_scale(dim, num_axes, NUM_FREQUENCIES)
+        return cls(initial_frequency(NUM_FREQUENCIES), cosine_weight, sine_weight, scale)
+
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         """Hold that the weights have this many heads and axes."""
         if tuple(self.cosine_weight.shape[:2]) != (heads, num_axes):
@@ -67,16 +88,3 @@ class Rotation(SeparableRelative):
         waves = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
         weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1).to(offsets)
         return self.scale * torch.einsum("hs,...s->h...", weight, waves)
-
-    def log_kernel(
-        self,
-        query: Float[Tensor, "batch heads queries dim"],
-        offsets: Float[Tensor, "*batch queries keys axes"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "#batch heads queries keys"]:
-        """log c for every pair; the query does not enter."""
-        log_relative = torch.stack(
-            [self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])]
-        ).sum(dim=0)
-        return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]

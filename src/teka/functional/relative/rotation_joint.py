@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka.errors import wrong_value
-from teka.functional.kernel.base import Kernel
+from teka.functional.kernel import Kernel
 from teka.functional.placement import Placement
 from teka.functional.relative.rotation import Rotation
 
@@ -51,36 +51,52 @@ class RotationJoint(Rotation):
         """Length 2 · axes · scales of u."""
         return 2 * self.cosine_weight.shape[1] * self.cosine_weight.shape[2]
 
+    def on(self, placement: Placement) -> "RotationJoint":
+        """The kernel itself.
+
+        Raises:
+            ValueError: A periodic axis: these features see absolute positions, which there are none of on a torus.
+        """
+        if any(period is not None for period in placement.periods):
+            came = placement.query.grid or placement.key.grid
+            raise wrong_value("grid", came, "no periodic axis with relative='rotation_joint'")
+        return self
+
     def concatenate(
         self,
-        query: Float[Tensor, "batch heads tokens dim"],
-        key: Float[Tensor, "batch heads tokens dim"],
+        query: Float[Tensor, "batch heads queries dim"],
+        key: Float[Tensor, "batch heads keys dim"],
         placement: Placement,
         *,
         scale: float,
-    ) -> tuple[Float[Tensor, "batch heads tokens joint"], Float[Tensor, "batch heads tokens joint"]]:
+    ) -> tuple[Float[Tensor, "batch heads queries joint"], Float[Tensor, "batch heads keys joint"]]:
         """√scale · q and √scale · k, each followed by its position's features: their inner product is the logit.
 
         Args:
             query: Queries.
             key: Keys.
-            placement: Where they are, on a grid without periodic axes or at any positions.
+            placement: Where they are, on grids without periodic axes or at any positions.
             scale: Factor of qᵀk.
 
         Raises:
-            ValueError: A periodic axis: these features see absolute positions, which there are none of on a torus.
+            ValueError: As `on`.
         """
-        if placement.grid is not None and any(map(placement.grid.axis_periodic, range(placement.grid.num_axes))):
-            raise wrong_value("grid", placement.grid, "no periodic axis with relative='rotation_joint'")
-        phase = placement.positions_like(query)[..., None] * self.frequency.to(query)
-        phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
-        sine, cosine = torch.sin(phase), torch.cos(phase)
+        self.on(placement)
         alpha, beta = (weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight))
+        sine, cosine = self._waves(placement.query.positions_like(query))
         rotated = torch.cat([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dim=-1).flatten(-2)
-        plain = torch.cat([sine, cosine], dim=-1).flatten(-2)
+        plain = torch.cat(self._waves(placement.key.positions_like(key)), dim=-1).flatten(-2)
         joined = []
         for vectors, waves in ((query, rotated), (key, plain)):
             waves = pad(waves * math.sqrt(self.scale), (0, 0, placement.num_prefix_tokens, 0))
             waves = waves.expand(*vectors.shape[:-1], waves.shape[-1])
             joined.append(torch.cat([vectors * math.sqrt(scale), waves], dim=-1))
         return joined[0], joined[1]
+
+    def _waves(
+        self, positions: Float[Tensor, "*batch tokens axes"]
+    ) -> tuple[Float[Tensor, "#batch 1 tokens axes scales"], Float[Tensor, "#batch 1 tokens axes scales"]]:
+        """sin ωx and cos ωx of every position, axis and scale."""
+        phase = positions[..., None] * self.frequency.to(positions)
+        phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
+        return torch.sin(phase), torch.cos(phase)

@@ -5,12 +5,23 @@ from teka.functional.relative import RELATIVES
 from teka.nn.relative.base import RelativeModule
 from teka.nn.relative.clipped import Clipped
 from teka.nn.relative.clipped_features import ClippedFeatures
+from teka.nn.relative.fourier import Fourier
+from teka.nn.relative.generalized_quadratic import GeneralizedQuadratic
+from teka.nn.relative.quadratic import Quadratic
+from teka.nn.relative.rotary import Rotary
 from teka.nn.relative.rotation import Rotation
 from teka.nn.relative.rotation_joint import RotationJoint
+from teka.nn.relative.table import Table
 
 
 def make_relative_module(
-    relative: str | RelativeModule | None, *, num_axes: int, heads: int, dim_head: int, num_features: int | None
+    relative: str | RelativeModule | None,
+    *,
+    num_axes: int,
+    heads: int,
+    dim_head: int,
+    num_features: int | None,
+    kernel_features: int,
 ) -> RelativeModule | None:
     """The relative kernel, or a new one of that name.
 
@@ -20,9 +31,11 @@ def make_relative_module(
         heads: Number of heads.
         dim_head: Size of a head.
         num_features: Number of random features of the forms that have them.
+        kernel_features: Number of features of the content kernel, `dim_head` for one without a feature map, of which
+            "rotary" turns all pairs.
 
     Raises:
-        ValueError: An unknown name, or something else altogether.
+        ValueError: An unknown name, something else altogether, or fewer than two features to turn.
     """
     if relative is None or isinstance(relative, RelativeModule):
         return relative
@@ -37,8 +50,33 @@ def make_relative_module(
             return Clipped(dim_head)
         case "clipped_features":
             return ClippedFeatures(dim_head, num_features=num_features)
+        case "quadratic":
+            return Quadratic(num_axes, heads)
+        case "generalized_quadratic":
+            return GeneralizedQuadratic(num_axes, heads)
+        case "table":
+            return Table(num_axes, heads)
+        case "fourier":
+            return Fourier(num_axes, heads)
+        case "rotary":
+            if kernel_features < 2:
+                expected = "at least 2 with relative='rotary', which turns pairs of them"
+                raise wrong_value("the number of features of kernel", kernel_features, expected)
+            return Rotary(num_axes, heads, kernel_features // 2)
         case _:
             raise unknown_name("relative", relative, RELATIVES)
 
 
-__all__ = ["Clipped", "ClippedFeatures", "RelativeModule", "Rotation", "RotationJoint", "make_relative_module"]
+__all__ = [
+    "Clipped",
+    "ClippedFeatures",
+    "Fourier",
+    "GeneralizedQuadratic",
+    "Quadratic",
+    "RelativeModule",
+    "Rotary",
+    "Rotation",
+    "RotationJoint",
+    "Table",
+    "make_relative_module",
+]

@@ -9,6 +9,7 @@ from teka.errors import wrong_value
 from teka.functional import relative
 from teka.functional.relative import MAX_DISTANCE
 from teka.nn.relative.base import RelativeModule
+from teka.nn.relative.initial import check_sizes
 
 
 class Clipped(RelativeModule):
@@ -30,8 +31,7 @@ class Clipped(RelativeModule):
 
     def __init__(self, dim_head: int, *, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0) -> None:
         super().__init__()
-        if max_distance < 1:
-            raise wrong_value("max_distance", max_distance, "at least 1")
+        check_sizes({"max_distance": max_distance})
         if not ring_width > 0:
             raise wrong_value("ring_width", ring_width, "a positive number")
         self.distance_embedding = Parameter(torch.zeros(max_distance + 1, dim_head))

@@ -3,10 +3,11 @@
 import torch
 from torch.nn import Parameter
 
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_shape
 from teka.functional import relative
 from teka.functional.relative import NUM_FREQUENCIES, initial_frequency, rotation_scale
 from teka.nn.relative.base import RelativeModule
+from teka.nn.relative.initial import check_sizes
 
 
 class Rotation(RelativeModule):
@@ -36,9 +37,7 @@ class Rotation(RelativeModule):
         frequency: Parameter | None = None,
     ) -> None:
         super().__init__()
-        for argument, size in (("num_axes", num_axes), ("heads", heads), ("num_frequencies", num_frequencies)):
-            if size < 1:
-                raise wrong_value(argument, size, "at least 1")
+        check_sizes({"num_axes": num_axes, "heads": heads, "num_frequencies": num_frequencies})
         if frequency is not None and frequency.ndim != 1:
             raise wrong_shape("frequency", frequency.shape, "(scales,)")
         dtype = torch.get_default_dtype()

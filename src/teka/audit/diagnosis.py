@@ -1,0 +1,231 @@
+"""What a diagnosis of an attention layer found."""
+
+from dataclasses import dataclass
+from textwrap import wrap
+
+from teka.functional.estimator_report import EstimatorReport
+
+LINE_LENGTH = 110
+
+
+@dataclass(frozen=True)
+class EstimatorFindings:
+    """How well some heads' random features estimate what they stand for, in float64.
+
+    Args:
+        truth: What they stand for, "kernel × relative kernel".
+        num_features: Number of random features m.
+        is_biased: Whether the draws have one fixed norm, so that no number of features makes the error 0.
+        total: Errors over all heads.
+        by_head: Errors of each head.
+    """
+
+    truth: str
+    num_features: int
+    is_biased: bool
+    total: EstimatorReport
+    by_head: tuple[EstimatorReport, ...]
+
+
+@dataclass(frozen=True)
+class GroupFindings:
+    """What was found about heads that are computed together.
+
+    Args:
+        name: Content kernel and relative kernel, "kernel × relative kernel".
+        kernel: Name of the content kernel.
+        relative: Name of the relative kernel, or None.
+        first_head: The first of the heads.
+        num_heads: How many heads.
+        backend: The backend that computes them.
+        estimator: How well random features do, or None where there are none.
+        variation: ‖output − mean of V‖ / ‖V − mean of V‖ of each head.
+        unevenness: The same times the root of the mean number of keys a query sees: near the coefficient of variation
+            of the weights, and 0 for heads whose output is the mean of the values.
+        rounding: For each backend but dense, ‖output − dense output‖ / ‖dense output‖ in the layer's dtype.
+        query_norm: Mean ‖q‖ of each head, or None where queries are not looked at.
+        key_norm: Mean ‖k‖ likewise.
+        num_still_waves: Waves that a periodic grid rounds to frequency 0.
+        num_waves: Waves that a periodic grid rounds, 0 where there are none.
+    """
+
+    name: str
+    kernel: str
+    relative: str | None
+    first_head: int
+    num_heads: int
+    backend: str
+    estimator: EstimatorFindings | None
+    variation: tuple[float, ...]
+    unevenness: tuple[float, ...]
+    rounding: dict[str, float]
+    query_norm: tuple[float, ...] | None
+    key_norm: tuple[float, ...] | None
+    num_still_waves: int = 0
+    num_waves: int = 0
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether, in any head, random features predict the mean of the values where the truth is another."""
+        return self.estimator is not None and any(report.collapsed for report in self.estimator.by_head)
+
+
+@dataclass(frozen=True)
+class ShiftFindings:
+    """How much of the layer's output changes when everything moves.
+
+    Args:
+        how: What moved.
+        by_shift: Relative error at each shift, in the layer's dtype; shifts are in cells on a grid, and else in
+            physical units.
+        noise_floor: Relative difference of two calls with the same input.
+        without_rounding: Largest relative error of the same layer in float64.
+    """
+
+    how: str
+    by_shift: dict[tuple[float, ...], float]
+    noise_floor: float
+    without_rounding: float
+
+    @property
+    def maximum(self) -> float:
+        """Largest error over the shifts."""
+        return max(self.by_shift.values())
+
+    @property
+    def worst_shift(self) -> tuple[float, ...]:
+        """The shift with the largest error."""
+        return max(self.by_shift, key=self.by_shift.__getitem__)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found about a layer on given tokens; `str` of it is a report.
+
+    Args:
+        dtype: The layer's dtype.
+        num_samples: Samples that were given.
+        num_tokens: Tokens of each.
+        measured: What of them the findings about heads were measured on, in words.
+        groups: Findings about heads.
+        shift: Findings about shifts, or None where no shift is a symmetry.
+        advice: What to do, sentences; empty when all is well.
+    """
+
+    dtype: str
+    num_samples: int
+    num_tokens: int
+    measured: str
+    groups: tuple[GroupFindings, ...]
+    shift: ShiftFindings | None
+    advice: tuple[str, ...]
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether random features of any head predict the mean of the values where the truth is another."""
+        return any(group.collapsed for group in self.groups)
+
+    def to_dict(self) -> dict[str, object]:
+        """The findings as dictionaries, lists, strings and numbers, ready for JSON."""
+        return {
+            "dtype": self.dtype,
+            "num_samples": self.num_samples,
+            "num_tokens": self.num_tokens,
+            "measured": self.measured,
+            "collapsed": self.collapsed,
+            "groups": [_group_to_dict(group) for group in self.groups],
+            "shift": None if self.shift is None else _shift_to_dict(self.shift),
+            "advice": list(self.advice),
+        }
+
+    def __str__(self) -> str:
+        samples = "1 sample" if self.num_samples == 1 else f"{self.num_samples:,} samples"
+        lines = [f"{samples} of {self.num_tokens:,} tokens, {self.dtype}; heads {self.measured}"]
+        for group in self.groups:
+            lines += ["", *_group_lines(group)]
+        lines += ["", *_shift_lines(self.shift), "", "what to do"]
+        for sentence in self.advice or ("Nothing: all is well.",):
+            lines += wrap(sentence, LINE_LENGTH, initial_indent="  - ", subsequent_indent="    ")
+        return "\n".join(lines)
+
+
+def _group_lines(group: GroupFindings) -> list[str]:
+    last = group.first_head + group.num_heads - 1
+    heads = f"head {last}" if group.num_heads == 1 else f"heads {group.first_head} to {last}"
+    lines = [f"{group.name}, {heads}, computed by the {group.backend} backend"]
+    if group.estimator is not None:
+        total = group.estimator.total
+        lines += [
+            f"  {group.estimator.num_features} random features for {group.estimator.truth}: the output errs by "
+            f"{total.error:.2g} of its size,",
+            f"  where the mean of the values would err by {total.error_of_mean:.2g}",
+        ]
+    columns = ["head", "variation"]
+    columns += [] if group.query_norm is None else ["‖q‖"]
+    columns += [] if group.key_norm is None else ["‖k‖"]
+    columns += [] if group.estimator is None else ["error", "mean's error", "spread"]
+    lines.append("  " + "".join(f"{name:>14}" for name in columns))
+    for head in range(group.num_heads):
+        numbers = [group.variation[head]]
+        numbers += [norms[head] for norms in (group.query_norm, group.key_norm) if norms is not None]
+        if group.estimator is not None:
+            report = group.estimator.by_head[head]
+            numbers += [report.error, report.error_of_mean, report.spread]
+        lines.append(f"  {group.first_head + head:>14}" + "".join(f"{number:>14.3g}" for number in numbers))
+    for name, difference in group.rounding.items():
+        lines.append(f"  the {name} backend differs from the dense one by {difference:.1e}")
+    return lines
+
+
+def _shift_lines(shift: ShiftFindings | None) -> list[str]:
+    if shift is None:
+        return ["shifts: not measured, for none is a symmetry here"]
+    worst = ", ".join(f"{step:g}" for step in shift.worst_shift)
+    return [
+        f"shifts ({shift.how}): the output changes by {shift.maximum:.1e}, most at ({worst});",
+        f"  {shift.without_rounding:.1e} in float64; noise floor {shift.noise_floor:.1e}",
+    ]
+
+
+def _group_to_dict(group: GroupFindings) -> dict[str, object]:
+    return {
+        "name": group.name,
+        "kernel": group.kernel,
+        "relative": group.relative,
+        "first_head": group.first_head,
+        "num_heads": group.num_heads,
+        "backend": group.backend,
+        "estimator": None if group.estimator is None else _estimator_to_dict(group.estimator),
+        "collapsed": group.collapsed,
+        "variation": list(group.variation),
+        "unevenness": list(group.unevenness),
+        "rounding": dict(group.rounding),
+        "query_norm": None if group.query_norm is None else list(group.query_norm),
+        "key_norm": None if group.key_norm is None else list(group.key_norm),
+        "num_still_waves": group.num_still_waves,
+        "num_waves": group.num_waves,
+    }
+
+
+def _estimator_to_dict(estimator: EstimatorFindings) -> dict[str, object]:
+    def numbers(report: EstimatorReport) -> dict[str, float]:
+        return {"error": report.error, "error_of_mean": report.error_of_mean, "spread": report.spread}
+
+    return {
+        "truth": estimator.truth,
+        "num_features": estimator.num_features,
+        "is_biased": estimator.is_biased,
+        **numbers(estimator.total),
+        "by_head": [numbers(report) for report in estimator.by_head],
+    }
+
+
+def _shift_to_dict(shift: ShiftFindings) -> dict[str, object]:
+    return {
+        "how": shift.how,
+        "shifts": [list(steps) for steps in shift.by_shift],
+        "errors": list(shift.by_shift.values()),
+        "maximum": shift.maximum,
+        "noise_floor": shift.noise_floor,
+        "without_rounding": shift.without_rounding,
+    }

@@ -1,0 +1,32 @@
+"""A separable kernel between two grids as one small matrix an axis."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from teka.functional.placement import Placement
+from teka.functional.relative import SeparableRelative
+
+
+def axis_log_matrices(
+    relative: SeparableRelative, placement: Placement, like: Tensor
+) -> tuple[list[Float[Tensor, "heads query_side key_side"]], Float[Tensor, "1 heads queries"]]:
+    """log c_axis for every axis less the largest entry of each row, and the sum of what was taken off, for each query.
+
+    Args:
+        relative: The kernel.
+        placement: The grids.
+        like: A tensor of the dtype and device.
+    """
+    matrices, log_peak = [], torch.zeros((), dtype=like.dtype, device=like.device)
+    for axis in range(placement.num_axes):
+        log_matrix = relative.axis_log_kernel(axis, placement.axis_offsets_like(axis, like))
+        row_peak = log_matrix.detach().amax(dim=-1)
+        matrices.append(log_matrix - row_peak[..., None])
+        log_peak = log_peak[..., None] + row_peak.reshape(-1, *[1] * axis, log_matrix.shape[-2])
+    return matrices, log_peak.flatten(1)[None]
+
+
+def runs_by_hand(tensor: Tensor) -> bool:
+    """Whether sums are taken head by head in the cache of a CPU; a compiled graph would hold every step of the loops."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -1,0 +1,109 @@
+"""A kernel with features by way of the backend that its relative kernel allows."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from teka.functional.backend.causal import causal_linear
+from teka.functional.backend.fft import fft
+from teka.functional.backend.linear import linear
+from teka.functional.backend.rings import causal_rings, rings
+from teka.functional.backend.sums import Sums
+from teka.functional.backend.toeplitz import toeplitz
+from teka.functional.backend.turned import turn
+from teka.functional.kernel import FeatureKernel
+from teka.functional.placement import Placement
+from teka.functional.relative import (
+    Relative,
+    RingRelative,
+    RotaryRelative,
+    SeparableRelative,
+    StationaryRelative,
+    WaveRelative,
+)
+
+# In place of s of a dropped key: below every other, and finite, so that differences are no NaN.
+LOWEST_LOG_SCALE = -1e30
+
+
+def fast(
+    backend: str,
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    kernel: FeatureKernel,
+    relative: Relative | None,
+    placement: Placement,
+    *,
+    scale: float,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+    is_causal: bool,
+) -> Sums:
+    """Sums of a backend other than dense; pairs with a prefix token, for which c = 1, go through the linear one."""
+    query_features, key_features, log_scale = kernel.feature_maps(
+        query, key, scale=scale, key_mask=key_mask, is_causal=is_causal
+    )
+    if log_scale is not None and key_mask is not None:
+        log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
+    if relative is None:
+        if is_causal:
+            return causal_linear(query_features, key_features, log_scale, value)
+        return linear(query_features, key_features, value)
+    first = placement.num_prefix_tokens
+    placed = (query_features[:, :, first:], key_features[:, :, first:], value[:, :, first:])
+    if isinstance(relative, RotaryRelative):
+        sums = _rotary(*placed, log_scale, relative, placement, is_causal=is_causal)
+    elif backend == "linear":
+        assert isinstance(relative, WaveRelative)
+        waves = [
+            waves if waves.ndim == 4 else waves[None]
+            for waves in (
+                relative.query_waves(placement.query.positions_like(query)),
+                relative.key_waves(placement.key.positions_like(query)),
+            )
+        ]
+        if is_causal:
+            sums = causal_linear(*placed[:2], log_scale, placed[2], *waves)
+        else:
+            sums = linear(*placed, *waves)
+    elif backend == "rings":
+        assert isinstance(relative, RingRelative)
+        assert placement.shared_grid is not None
+        arguments = (query[:, :, first:], *placed[:2], placed[2], relative, placement.shared_grid)
+        mask = None if key_mask is None else key_mask[:, first:]
+        if is_causal:
+            sums = causal_rings(*arguments[:3], log_scale, *arguments[3:], scale=scale, key_mask=mask)
+        else:
+            sums = rings(*arguments, scale=scale, key_mask=mask)
+    elif backend == "toeplitz":
+        assert isinstance(relative, SeparableRelative)
+        sums = toeplitz(*placed, relative, placement)
+    else:
+        assert isinstance(relative, StationaryRelative)
+        sums = fft(*placed, relative, placement)
+    if first == 0:
+        return sums
+    sums = sums + linear(placed[0], key_features[:, :, :first], value[:, :, :first])
+    prefix = linear(query_features[:, :, :first], key_features, value)
+    return Sums(
+        torch.cat([prefix.numerator, sums.numerator], dim=2), torch.cat([prefix.denominator, sums.denominator], dim=2)
+    )
+
+
+def _rotary(
+    query_features: Float[Tensor, "batch heads queries features"],
+    key_features: Float[Tensor, "batch heads keys features"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    log_scale: Float[Tensor, "batch heads keys"] | None,
+    relative: RotaryRelative,
+    placement: Placement,
+    *,
+    is_causal: bool,
+) -> Sums:
+    """The numerator from turned features, the denominator from the features as they are."""
+    turned = turn(query_features, key_features, relative, placement)
+    nothing = value[..., :0]
+    if is_causal:
+        numerator = causal_linear(*turned, log_scale, value).numerator
+        return Sums(numerator, causal_linear(query_features, key_features, log_scale, nothing).denominator)
+    return Sums(linear(*turned, value).numerator, linear(query_features, key_features, nothing).denominator)

@@ -1,0 +1,110 @@
+"""Which backend computes an attention, by the cost of each that can."""
+
+from dataclasses import dataclass
+
+import torch
+
+from teka.errors import unknown_name, wrong_value
+from teka.functional.backend.causal import CHUNK_TOKENS
+from teka.functional.backend.cost import (
+    Cost,
+    causal_linear_cost,
+    dense_cost,
+    fft_cost,
+    linear_cost,
+    toeplitz_cost,
+)
+from teka.functional.backend.fft import fft_fits
+from teka.functional.backend.rings import rings_cost_terms
+from teka.functional.kernel import FeatureKernel, Kernel, Softmax
+from teka.functional.placement import Placement
+from teka.functional.relative import (
+    Relative,
+    RingRelative,
+    RotaryRelative,
+    RotationJoint,
+    SeparableRelative,
+    StationaryRelative,
+    WaveRelative,
+)
+
+BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes of one attention.
+
+    Args:
+        kernel: The content kernel.
+        relative: The relative kernel, or None.
+        placement: Where the tokens are.
+        num_queries: Number of queries.
+        num_keys: Number of keys.
+        dim: Size of queries and keys.
+        dim_value: Size of values.
+        is_causal: Whether no query sees a later key.
+    """
+
+    kernel: Kernel
+    relative: Relative | None
+    placement: Placement
+    num_queries: int
+    num_keys: int
+    dim: int
+    dim_value: int
+    is_causal: bool = False
+
+
+def backend_costs(work: Workload) -> dict[str, Cost]:
+    """Cost of every backend that can compute this attention exactly as defined; "dense" always can."""
+    kernel, relative, placement = work.kernel, work.relative, work.placement
+    dim = work.dim
+    if isinstance(relative, RotationJoint):
+        dim, relative = dim + relative.num_position_features, None
+    sizes = (work.num_queries, work.num_keys)
+    fused = isinstance(kernel, Softmax) and (relative is None or isinstance(relative, RotaryRelative))
+    passes = 1 if fused else 3 if relative is None else 6
+    costs = {"dense": dense_cost(*sizes, kernel.dense_size(dim), work.dim_value, passes=passes)}
+    if not isinstance(kernel, FeatureKernel):
+        return costs
+    num_features = kernel.num_features(dim)
+    plain = relative is None or isinstance(relative, RotaryRelative)
+    if work.is_causal:
+        if placement.num_prefix_tokens and relative is not None:
+            return costs
+        if plain or isinstance(relative, WaveRelative):
+            waves = relative.num_waves if isinstance(relative, WaveRelative) else 1
+            costs["linear"] = causal_linear_cost(work.num_queries, num_features, waves, work.dim_value, CHUNK_TOKENS)
+    elif plain or isinstance(relative, WaveRelative):
+        waves = relative.num_waves if isinstance(relative, WaveRelative) else 1
+        costs["linear"] = linear_cost(*sizes, num_features, waves, work.dim_value)
+    grid = placement.shared_grid
+    if grid is not None and isinstance(relative, RingRelative) and relative.rings_fit(grid):
+        if not work.is_causal or (grid.num_axes == 1 and not grid.periodic[0]):
+            multiply_adds, moved = rings_cost_terms(grid, num_features, work.dim_value, relative.max_distance)
+            costs["rings"] = Cost(multiply_adds, moved)
+    if work.is_causal or placement.grids is None:
+        return costs
+    if isinstance(relative, SeparableRelative):
+        costs["toeplitz"] = toeplitz_cost(*placement.grids, num_features, work.dim_value)
+    # Which rows to compute again is read from the numbers, which a compiled graph cannot do.
+    if isinstance(relative, StationaryRelative) and fft_fits(placement) and not torch.compiler.is_compiling():
+        costs["fft"] = fft_cost(*placement.grids, num_features, work.dim_value)
+    return costs
+
+
+def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
+    """The backend asked for, or for "auto" the cheapest.
+
+    Raises:
+        ValueError: An unknown name, or a backend that cannot compute this attention.
+    """
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    if backend == "auto":
+        return min(costs, key=lambda name: costs[name].work(device_type))
+    if backend not in costs:
+        expected = f"one of {', '.join(map(repr, ('auto', *costs)))} for this kernel, relative kernel and placement"
+        raise wrong_value("backend", backend, expected)
+    return backend

@@ -1,0 +1,33 @@
+"""Relu features."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from teka.functional.kernel.floored_relu import FlooredRelu
+
+
+@dataclass(frozen=True)
+class Relu(FlooredRelu):
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = relu(x) + ε ‖x‖/√d: d features, deterministic.
+
+    The normalised weights do not change when a query, or all keys, are multiplied by a positive number.
+
+    Source: Choromanski et al. 2021 (Performer-ReLU), with a relative floor in place of an absolute one.
+
+    Args:
+        epsilon: ε > 0, the floor as a fraction of the root mean square of the vector's entries.
+
+    Raises:
+        ValueError: ε is not positive.
+    """
+
+    name: ClassVar[str] = "relu"
+
+    def features(
+        self, rectified: Float[Tensor, "batch heads tokens dim"]
+    ) -> Float[Tensor, "batch heads tokens features"]:
+        """φ = r."""
+        return rectified

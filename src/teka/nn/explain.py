@@ -1,0 +1,180 @@
+"""Why a layer is computed the way it is: the cost of every backend that could."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from teka.errors import wrong_value
+from teka.functional.backend import choose_backend
+from teka.functional.backend.cost import MULTIPLY_ADDS_PER_BYTE, Cost
+from teka.grid import Grid
+from teka.nn.attention import Attention, HeadGroup
+
+LONGEST = 2**24
+"""Tokens up to which a crossover is looked for."""
+
+
+@dataclass(frozen=True)
+class GroupExplanation:
+    """How some heads of a layer are computed.
+
+    Args:
+        name: Content kernel and relative kernel, "kernel × relative kernel".
+        num_heads: How many heads.
+        backend: The backend that computes them.
+        is_chosen: Whether it was chosen by cost, and not asked for.
+        costs: The forward cost of one head and sample in every backend that can, cheapest first.
+        crossover: Number of tokens from which on a backend other than dense is the cheapest, on grids of the same
+            proportions and with the same prefix; None if that is never up to `LONGEST` or if only dense can.
+    """
+
+    name: str
+    num_heads: int
+    backend: str
+    is_chosen: bool
+    costs: dict[str, Cost]
+    crossover: int | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a layer is computed on a grid; `str` of it is a table.
+
+    Args:
+        groups: Its heads by what computes them.
+        num_tokens: Tokens that attend: of the grid, and the prefix.
+        num_keys: Tokens that are attended to.
+        device_type: Device for which bytes were weighed against multiply-adds.
+    """
+
+    groups: tuple[GroupExplanation, ...]
+    num_tokens: int
+    num_keys: int
+    device_type: str
+
+    def __str__(self) -> str:
+        sizes = f"{self.num_tokens:,} tokens"
+        if self.num_keys != self.num_tokens:
+            sizes += f" attend to {self.num_keys:,}"
+        lines = [
+            f"{sizes}; forward cost of one head of one sample",
+            f"cost = multiply-adds + {_rate(self.device_type):g} × bytes moved, on {self.device_type}",
+        ]
+        for group in self.groups:
+            heads = "1 head" if group.num_heads == 1 else f"{group.num_heads} heads"
+            lines += ["", f"{group.name}, {heads}"]
+            lines.append(f"  {'backend':<10}{'multiply-adds':>20}{'bytes moved':>20}{'cost':>12}")
+            least = min(cost.work(self.device_type) for cost in group.costs.values())
+            for name, cost in group.costs.items():
+                ratio = cost.work(self.device_type) / least
+                how = "cheapest" if group.is_chosen else "asked for"
+                mark = f"  ← computes it ({how})" if name == group.backend else ""
+                lines.append(f"  {name:<10}{cost.multiply_adds:>20,}{cost.bytes:>20,}{ratio:>11.2f}×{mark}")
+            lines.append(f"  {_crossover_line(group)}")
+        return "\n".join(lines)
+
+
+def explain(
+    layer: Attention,
+    grid: Grid | None = None,
+    *,
+    num_prefix_tokens: int = 0,
+    context_grid: Grid | None = None,
+    num_tokens: int | None = None,
+    device_type: str | None = None,
+) -> Explanation:
+    """What each backend would cost for a layer on a grid, which of them computes it, and from how many tokens on.
+
+    The cost is a count of multiply-adds and of bytes moved; "auto" takes the backend for which both together, at the
+    device's exchange rate, are least.
+
+    Args:
+        layer: The layer.
+        grid: The grid of the tokens.
+        num_prefix_tokens: Number of first tokens without a position.
+        context_grid: The grid of the tokens that are attended to, the same by default.
+        num_tokens: Without a grid, the number of tokens; only for a layer without a relative kernel.
+        device_type: Device to weigh the costs for, "cpu" or "cuda" say, by default the one that the layer is on.
+
+    Raises:
+        ValueError: Not an `Attention`; both or neither of grid and number; sizes that are none; or a backend that
+            cannot compute the layer.
+    """
+    if not isinstance(layer, Attention):
+        raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
+    if grid is not None and num_tokens is not None:
+        raise wrong_value("grid and num_tokens", "both", "exactly one of the two")
+    if grid is None and (num_tokens is None or layer.relative is not None):
+        expected = "a teka.Grid" + ("" if layer.relative is not None else ", or num_tokens")
+        raise wrong_value("grid", grid, expected)
+    if num_tokens is not None and num_tokens < 1:
+        raise wrong_value("num_tokens", num_tokens, "at least 1")
+    if num_prefix_tokens < 0:
+        raise wrong_value("num_prefix_tokens", num_prefix_tokens, "0 or more")
+    if context_grid is not None and (layer.causal or num_prefix_tokens):
+        raise wrong_value("context_grid", context_grid, "None for a causal layer or with prefix tokens")
+    if grid is None:
+        assert num_tokens is not None
+        grid = Grid(num_tokens)
+    device = layer.value.weight.device.type if device_type is None else device_type
+
+    def costs_on(group: HeadGroup, grid: Grid, context_grid: Grid | None) -> dict[str, Cost]:
+        return layer.group_costs(group, grid, num_prefix_tokens=num_prefix_tokens, context_grid=context_grid)
+
+    groups = []
+    for group in layer.head_groups():
+        costs = costs_on(group, grid, context_grid)
+
+        def dense_is_cheapest(factor: float, group: HeadGroup = group) -> bool:
+            grids = (_scaled(grid, factor), None if context_grid is None else _scaled(context_grid, factor))
+            return choose_backend("auto", costs_on(group, *grids), device) == "dense"
+
+        longer = _crossover(dense_is_cheapest, grid) if len(costs) > 1 else None
+        relative = "" if group.relative is None else f" × {group.relative.name}"
+        groups.append(
+            GroupExplanation(
+                name=group.kernel.name + relative,
+                num_heads=group.heads.stop - group.heads.start,
+                backend=choose_backend(group.backend, costs, device),
+                is_chosen=group.backend == "auto",
+                costs=dict(sorted(costs.items(), key=lambda item: item[1].work(device))),
+                crossover=None if longer is None else longer.num_tokens + num_prefix_tokens,
+            )
+        )
+    num_keys = (grid if context_grid is None else context_grid).num_tokens + num_prefix_tokens
+    return Explanation(tuple(groups), grid.num_tokens + num_prefix_tokens, num_keys, device)
+
+
+def _rate(device_type: str) -> float:
+    """Multiply-adds that count as much as one byte, those of a GPU for a device that is not known."""
+    return MULTIPLY_ADDS_PER_BYTE.get(device_type, MULTIPLY_ADDS_PER_BYTE["cuda"])
+
+
+def _scaled(grid: Grid, factor: float) -> Grid:
+    """The grid with every side longer by a factor, at least 1."""
+    shape = tuple(max(1, round(side * factor)) for side in grid.shape)
+    return Grid(shape, grid.spacing, grid.periodic, grid.origin)
+
+
+def _crossover(dense_is_cheapest: Callable[[float], bool], grid: Grid) -> Grid | None:
+    """The grid from which on dense is not the cheapest, by halving on the logarithm of the sides' factor."""
+    power = 1 / grid.num_axes
+    shortest, longest = (1 / grid.num_tokens) ** power, (LONGEST / grid.num_tokens) ** power
+    if dense_is_cheapest(longest):
+        return None
+    if not dense_is_cheapest(shortest):
+        return _scaled(grid, shortest)
+    while _scaled(grid, longest) != _scaled(grid, shortest) and longest / shortest > 1 + 1e-9:
+        middle = math.sqrt(shortest * longest)
+        shortest, longest = (middle, longest) if dense_is_cheapest(middle) else (shortest, middle)
+    return _scaled(grid, longest)
+
+
+def _crossover_line(group: GroupExplanation) -> str:
+    if set(group.costs) == {"dense"}:
+        return "only the dense backend can compute this"
+    if group.crossover is None:
+        return f"dense is the cheapest up to {LONGEST:,} tokens"
+    if group.crossover <= 1:
+        return "dense is never the cheapest"
+    return f"dense is the cheapest below {group.crossover:,} tokens"

@@ -1,0 +1,63 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contracts.cases import draw_inputs, relative_change
+from tests.functional.kernel.fitted_kernels import attention_matrix
+
+from teka.functional.kernel import Focused, Relu
+from teka.functional.kernel.floored_relu import FlooredRelu
+
+FLOORED: tuple[type[FlooredRelu], ...] = (Relu, Focused)
+
+
+@pytest.mark.parametrize("kind", FLOORED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(exponent=st.floats(-6, 6), seed=st.integers(0, 2**32))
+def test_multiplying_queries_or_all_keys_changes_no_normalised_weight(
+    kind: type[FlooredRelu], dtype: torch.dtype, exponent: float, seed: int
+):
+    query, key, _ = draw_inputs(6, dtype=dtype, seed=seed)
+    factor, tolerance = 10.0**exponent, 1e-5 if dtype == torch.float32 else 1e-12
+    before = attention_matrix(kind(), query, key, scale=0.4)
+    assert relative_change(attention_matrix(kind(), factor * query, key, scale=0.4), before) < tolerance
+    assert relative_change(attention_matrix(kind(), query, factor * key, scale=0.4), before) < tolerance
+
+
+@pytest.mark.parametrize("kind", FLOORED)
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_the_floor_never_swamps_the_features(kind: type[FlooredRelu], size: float):
+    query, key, _ = draw_inputs(6, scale=size)
+    without = attention_matrix(kind(1e-12), query, key, scale=0.4)
+    assert relative_change(attention_matrix(kind(), query, key, scale=0.4), without) < 1e-4
+
+
+@pytest.mark.parametrize("kind", FLOORED)
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_features(
+    kind: type[FlooredRelu], size: float
+):
+    key = draw_inputs(6, dtype=torch.float32)[1]
+    query = -size * torch.ones(2, 3, 1, 5)
+    sums = kind().key_features(key, scale=0.4).sum(dim=-1)
+    weights = attention_matrix(kind(), query, key, scale=0.4)
+    assert relative_change(weights[:, :, 0], sums / sums.sum(dim=-1, keepdim=True)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", FLOORED)
+def test_only_the_vector_zero_has_no_features_and_its_gradient_is_finite(kind: type[FlooredRelu]):
+    query = draw_inputs(6)[0]
+    query[:, :, 2] = 0.0
+    query.requires_grad_()
+    features = kind().query_features(query, scale=0.4)
+    assert ((features > 0).all(dim=-1) == (torch.arange(6) != 2)).all()
+    assert (features[:, :, 2] == 0).all()
+    (gradient,) = torch.autograd.grad(features.sum(), query)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", FLOORED)
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_epsilon_that_is_not_positive_is_refused(kind: type[FlooredRelu], epsilon: float):
+    with pytest.raises(ValueError, match="epsilon is"):
+        kind(epsilon)

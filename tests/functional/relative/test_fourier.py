@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contracts.cases import relative_change, with_leaves
+from torch import Tensor
+
+from teka import Grid
+from teka.functional.kernel import Softmax
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import Fourier
+
+
+def build(num_axes: int = 2) -> Fourier:
+    return Fourier.draw(torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax")
+
+
+def places(*size: int, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(*size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
+    return relative.query_waves(query) @ relative.key_waves(key).transpose(-2, -1)
+
+
+def test_it_is_the_formula_in_loops():
+    relative, offsets = build(), places(11, 2)
+    found = relative.log_at(offsets)
+    assert found.shape == (3, 11)
+    for head in range(3):
+        for pair, (down, right) in enumerate(offsets.tolist()):
+            total = float(relative.constant_weight[head])
+            for wave in range(4):
+                omega = relative.frequency[head, wave].tolist()
+                angle = omega[0] * down + omega[1] * right + float(relative.phase[head, wave])
+                total += float(relative.amplitude[head, wave]) * (1 + math.cos(angle))
+            assert float(found[head, pair]) == pytest.approx(math.log(total), abs=1e-12)
+
+
+@pytest.mark.parametrize("num_axes", [1, 2, 3])
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_the_product_of_its_waves_is_the_kernel(num_axes: int, batch: tuple[int, ...]):
+    relative = build(num_axes)
+    query, key = places(*batch, 7, num_axes), places(*batch, 5, num_axes, seed=1)
+    assert relative.num_waves == 9
+    assert relative.query_waves(query).shape == (*batch, 3, 7, 9)
+    assert relative.key_waves(key).shape == (*batch, 3, 5, 9)
+    expected = relative.log_at(query[..., :, None, :] - key[..., None, :, :]).exp()
+    expected = expected.movedim(0, -3)
+    assert relative_change(product(relative, query, key), expected) < 1e-12
+
+
+@given(shift=st.floats(-1e3, 1e3))
+def test_a_shift_of_all_positions_changes_no_product(shift: float):
+    relative, query, key = build(), places(7, 2), places(5, 2, seed=1)
+    assert relative_change(product(relative, query + shift, key + shift), product(relative, query, key)) < 1e-11
+
+
+@pytest.mark.parametrize("shift", [1e3, 2.0**20])
+def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
+    relative, positions = build(), Grid((5, 7), 0.5).positions(dtype=torch.float32)
+    assert product(relative, positions, positions).dtype == torch.float32
+    truth = product(relative, positions.double(), positions.double()).float()
+    assert relative_change(product(relative, positions + shift, positions + shift), truth) < 1e-5
+
+
+@given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
+def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
+    sites = Sites(Grid((5, 7), spacing, periodic=True))
+    relative, offsets = build().on(Placement(sites, sites)), places(11, 2)
+    moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
+    assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-9)
+    assert relative_change(product(relative, moved, offsets), product(relative, offsets, offsets)) < 1e-10
+
+
+def test_off_a_torus_frequencies_stay_and_on_it_they_are_the_nearest_that_fit():
+    bare = Sites(positions=places(7, 2))
+    assert torch.equal(build().on(Placement(bare, bare)).frequency, build().frequency)
+    sites = Sites(Grid((50, 7), periodic=(True, False)))
+    change = build().on(Placement(sites, sites)).frequency - build().frequency
+    assert 0 < float(change[..., 0].abs().max()) <= math.pi / 50 + 1e-12
+    assert torch.count_nonzero(change[..., 1]) == 0
+
+
+def test_where_it_is_nearly_0_its_logarithm_keeps_its_digits():
+    one = torch.ones(1, 1, dtype=torch.float64)
+    relative = Fourier(torch.zeros(1, dtype=torch.float64), one, one[..., None], 0 * one)
+    near = torch.tensor([[math.pi - 1e-6]], dtype=torch.float64)
+    assert float(relative.log_at(near)) == pytest.approx(math.log(0.5e-12), abs=1e-9)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_every_parameter_has_a_gradient_through_kernel_and_waves(periodic: bool):
+    sites = Sites(Grid((5, 7), periodic=periodic))
+    for evaluate in (lambda relative: relative.log_at(places(11, 2)), lambda relative: product(relative, *TWO)):
+        relative, leaves = with_leaves(build())
+        evaluate(relative.on(Placement(sites, sites))).square().sum().backward()
+        assert set(leaves) == {"constant_weight", "amplitude", "frequency", "phase"}
+        for leaf in leaves.values():
+            assert leaf.grad is not None
+            assert torch.count_nonzero(leaf.grad) == leaf.numel()
+
+
+TWO = (places(7, 2), places(5, 2, seed=1))
+
+SIZES = {"constant_weight": (3,), "amplitude": (3, 4), "frequency": (3, 4, 2), "phase": (3, 4)}
+
+
+@pytest.mark.parametrize(
+    ("argument", "size"),
+    [("constant_weight", (2,)), ("amplitude", (3, 5)), ("frequency", (3, 4)), ("phase", (4,)), ("phase", (3, 4, 1))],
+)
+def test_shapes_that_do_not_fit_are_refused(argument: str, size: tuple[int, ...], as_users_run_it: None):
+    with pytest.raises(ValueError, match=f"{argument} has shape"):
+        Fourier(**{name: torch.ones(right) for name, right in (SIZES | {argument: size}).items()})
+
+
+@pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
+def test_other_numbers_of_heads_and_axes_are_refused(heads: int, num_axes: int):
+    build().check(heads=3, dim=5, num_axes=2, kernel=Softmax())
+    with pytest.raises(ValueError, match=rf"relative.frequency has shape \(3, 4, 2\), expected \({heads}, waves"):
+        build().check(heads=heads, dim=5, num_axes=num_axes, kernel=Softmax())

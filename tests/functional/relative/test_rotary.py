@@ -1,0 +1,132 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contracts.cases import draw_inputs, relative_change
+from torch import Tensor
+
+from teka import Grid
+from teka.functional.kernel import Constant, FeatureKernel, Softmax, SquaredRelu, make_kernel
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import Rotary
+
+
+def build(num_axes: int = 2) -> Rotary:
+    return Rotary.draw(torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax")
+
+
+def places(*size: int) -> Tensor:
+    return 3 * torch.randn(*size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def products(relative: Rotary, positions: Tensor) -> Tensor:
+    query, key, _ = draw_inputs(positions.shape[-2], batch=4, dtype=positions.dtype)
+    return relative.turn(query, positions) @ relative.turn(key, positions).transpose(-2, -1)
+
+
+def test_it_is_the_formula_in_loops():
+    relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
+    found = relative.turn(features, positions)
+    for head in range(3):
+        for token, (down, right) in enumerate(positions.tolist()):
+            for pair in range(2):
+                omega = relative.frequency[head, pair].tolist()
+                angle = omega[0] * down + omega[1] * right
+                first, second = features[1, head, token, 2 * pair : 2 * pair + 2].tolist()
+                turned = found[1, head, token, 2 * pair : 2 * pair + 2].tolist()
+                assert turned[0] == pytest.approx(first * math.cos(angle) - second * math.sin(angle), abs=1e-12)
+                assert turned[1] == pytest.approx(first * math.sin(angle) + second * math.cos(angle), abs=1e-12)
+    assert torch.equal(found[..., 4], features[..., 4])
+
+
+def test_at_the_origin_nothing_turns_and_nowhere_lengths_change():
+    features = draw_inputs(7)[0]
+    assert torch.equal(build().turn(features, torch.zeros(7, 2, dtype=torch.float64)), features)
+    assert relative_change(build().turn(features, places(7, 2)).norm(dim=-1), features.norm(dim=-1)) < 1e-12
+
+
+@pytest.mark.parametrize("num_axes", [1, 2, 3])
+@given(shift=st.floats(-1e3, 1e3))
+def test_inner_products_depend_on_the_offset_alone(num_axes: int, shift: float):
+    relative, positions = build(num_axes), places(4, 7, num_axes)
+    assert relative_change(products(relative, positions + shift), products(relative, positions)) < 1e-11
+
+
+def test_positions_of_each_sample_turn_each_sample():
+    relative, positions, features = build(), places(2, 7, 2), draw_inputs(7)[0]
+    together = relative.turn(features, positions)
+    assert relative_change(together[1:], relative.turn(features[1:], positions[1])) < 1e-12
+
+
+@pytest.mark.parametrize("shift", [1e3, 2.0**20])
+def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
+    positions = Grid((5, 7), 0.5).positions(dtype=torch.float32)
+    found = products(build(), positions + shift)
+    assert found.dtype == torch.float32
+    assert relative_change(found, products(build(), positions.double()).float()) < 1e-5
+
+
+@given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
+def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
+    sites = Sites(Grid((5, 7), spacing, periodic=True))
+    relative, positions, features = build().on(Placement(sites, sites)), places(7, 2), draw_inputs(7)[0]
+    moved = positions + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
+    assert relative_change(relative.turn(features, moved), relative.turn(features, positions)) < 1e-10
+
+
+def test_a_single_token_of_odd_strides_is_turned_as_among_others():
+    relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
+    alone = relative.turn(features[:1, :, 3:4], positions[3:4])
+    assert relative_change(alone, relative.turn(features, positions)[:1, :, 3:4]) < 1e-12
+
+
+def test_the_form_that_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch):
+    relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
+    turned = relative.turn(features, positions)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert relative_change(relative.turn(features, positions), turned) < 1e-12
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_frequencies_have_gradients(periodic: bool):
+    frequency, sites = build().frequency.requires_grad_(), Sites(Grid((5, 7), periodic=periodic))
+    products(Rotary(frequency).on(Placement(sites, sites)), places(7, 2)).square().sum().backward()
+    assert frequency.grad is not None
+    assert torch.count_nonzero(frequency.grad) == frequency.numel()
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "taylor2", "positive"])
+def test_by_name_it_turns_every_pair_of_the_content_kernels_features(kernel: str):
+    relative = Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel=kernel)
+    made = make_kernel(kernel, 5)
+    relative.check(heads=3, dim=5, num_axes=2, kernel=made)
+    size = made.num_features(5) if isinstance(made, FeatureKernel) else 5
+    assert relative.frequency.shape == (3, size // 2, 2)
+
+
+@pytest.mark.parametrize("size", [(3, 2), (3, 0, 2)])
+def test_frequencies_of_another_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
+    with pytest.raises(ValueError, match=r"frequency has shape .*, expected \(heads, pairs, axes\)"):
+        Rotary(torch.ones(size))
+
+
+@pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
+def test_other_numbers_of_heads_and_axes_are_refused(heads: int, num_axes: int):
+    build().check(heads=3, dim=5, num_axes=2, kernel=Softmax())
+    with pytest.raises(ValueError, match=rf"relative.frequency has shape \(3, 2, 2\), expected \({heads}, pairs"):
+        build().check(heads=heads, dim=5, num_axes=num_axes, kernel=Softmax())
+
+
+@pytest.mark.parametrize("kernel", [Softmax(), SquaredRelu()])
+def test_more_pairs_than_features_are_refused(kernel: Softmax | SquaredRelu):
+    with pytest.raises(ValueError, match="expected at most 1 pairs for the 3 features of kernel="):
+        build().check(heads=3, dim=3, num_axes=2, kernel=kernel)
+
+
+def test_a_kernel_of_a_single_feature_is_refused():
+    with pytest.raises(ValueError, match="kernel is 'constant', expected a kernel of at least 2 features"):
+        build().check(heads=3, dim=5, num_axes=2, kernel=Constant())
+    with pytest.raises(ValueError, match="kernel is 'constant'"):
+        Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")

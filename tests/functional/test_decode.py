@@ -1,0 +1,180 @@
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import (
+    KERNEL_CLASSES,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    pair_exists,
+    relative_change,
+)
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Clipped, DecodingState, FeatureKernel, Positive, attention, decode
+from teka.functional.kernel import KERNELS, Kernel
+from teka.functional.relative import Relative
+
+RELATIVES = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
+PAIRS = [
+    (kernel, relative)
+    for kernel in KERNELS
+    for relative in RELATIVES
+    if issubclass(KERNEL_CLASSES[kernel], FeatureKernel) and pair_exists(kernel, relative)
+]
+
+
+def build_pair(kernel: str, relative: str | None, num_axes: int = 1) -> tuple[Kernel, Relative | None]:
+    built = build_relative(relative, heads=3, dim=5, num_axes=num_axes, kernel=kernel, max_distance=4)
+    return build_kernel(kernel, built, 5), built
+
+
+def decode_all(
+    inputs: list[Tensor], kernel: str | Kernel, relative: str | Relative | None, positions: Tensor | None = None
+) -> tuple[Tensor, list[DecodingState]]:
+    outputs, states, state = [], [], None
+    for token in range(inputs[0].shape[2]):
+        query, key, value = (tensor[:, :, token : token + 1] for tensor in inputs)
+        position = None if positions is None else positions[..., token, :]
+        output, state = decode(query, key, value, state, kernel=kernel, relative=relative, position=position)
+        outputs.append(output)
+        states.append(state)
+    return torch.cat(outputs, dim=2), states
+
+
+def numbers(state: object) -> int:
+    """Number of numbers that a state holds."""
+    if isinstance(state, Tensor):
+        return state.numel()
+    parts = state if isinstance(state, tuple) else vars(state).values() if hasattr(state, "__dict__") else ()
+    return sum(map(numbers, parts))
+
+
+@pytest.mark.parametrize(("kernel", "relative"), PAIRS)
+def test_token_by_token_is_causal_attention_of_the_whole_sequence(kernel: str, relative: str | None):
+    built = build_pair(kernel, relative)
+    inputs = draw_inputs(13)
+    decoded, states = decode_all(inputs, *built)
+    grid = None if relative is None else Grid(13)
+    expected = attention(*inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense")
+    # Weights of both signs can bring a denominator near 0, which magnifies rounding.
+    assert relative_change(decoded, expected) < (1e-10 if kernel != "trigonometric" else 1e-8)
+    assert [state.num_tokens for state in states] == list(range(1, 14))
+    assert len({numbers(state) for state in states[4:]}) == 1  # no more from when the rings are full
+
+
+@pytest.mark.parametrize(("kernel", "relative"), PAIRS)
+def test_bfloat16_stays_finite_and_near_at_unit_scale_and_at_thirty_times(kernel: str, relative: str | None):
+    built = build_pair(kernel, relative)
+    for scale in (1.0, 30.0):
+        inputs = draw_inputs(7, scale=scale, dtype=torch.bfloat16)
+        decoded, _ = decode_all(inputs, *built)
+        assert decoded.dtype == torch.bfloat16
+        assert decoded.isfinite().all()
+        if scale == 1.0 and kernel != "trigonometric":
+            grid = None if relative is None else Grid(7)
+            whole = attention(*inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense")
+            assert relative_change(decoded.double(), whole.double()) < 0.02
+
+
+@pytest.mark.parametrize("relative", ["fourier", "rotary"])
+def test_late_tokens_of_low_precision_are_where_they_are(relative: str):
+    # The 258th whole number is no bfloat16: positions must not be in the dtype of the tokens.
+    kernel, built = build_pair("squared_relu", relative)
+    inputs = draw_inputs(270, dtype=torch.bfloat16)
+    decoded, _ = decode_all(inputs, kernel, built)
+    whole = attention(*inputs, kernel=kernel, relative=built, grid=Grid(270), is_causal=True, backend="dense")
+    assert relative_change(decoded[:, :, 256:].double(), whole[:, :, 256:].double()) < 0.01
+
+
+@pytest.mark.parametrize("relative", ["fourier", "rotary", "rotation_joint"])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_tokens_may_lie_anywhere(relative: str, batch: tuple[int, ...]):
+    kernel, built = build_pair("positive", relative, num_axes=2)
+    inputs = draw_inputs(11)
+    positions = 5 * torch.randn(*batch, 11, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    decoded, _ = decode_all(inputs, kernel, built, positions)
+    expected = attention(*inputs, kernel=kernel, relative=built, positions=positions, is_causal=True, backend="dense")
+    assert relative_change(decoded, expected) < 1e-10
+
+
+def test_kernels_and_relative_kernels_may_be_given_by_name():
+    inputs = draw_inputs(9)
+    for relative in RELATIVES:
+        decoded, _ = decode_all(inputs, "positive", relative)
+        grid = None if relative is None else Grid(9)
+        whole = attention(*inputs, kernel="positive", relative=relative, grid=grid, is_causal=True, backend="dense")
+        assert relative_change(decoded, whole) < 1e-10
+
+
+def test_rings_of_another_width_follow_one_another_at_that_width():
+    _, built = build_pair("squared_relu", "clipped")
+    assert isinstance(built, Clipped)
+    wide = Clipped(built.distance_embedding, ring_width=2.5)
+    inputs = draw_inputs(9)
+    decoded, _ = decode_all(inputs, "squared_relu", wide)
+    whole = attention(
+        *inputs, kernel="squared_relu", relative=wide, grid=Grid(9, spacing=2.5), is_causal=True, backend="dense"
+    )
+    assert relative_change(decoded, whole) < 1e-10
+
+
+def test_keys_that_grow_without_bound_leave_everything_finite():
+    # Exponents from 1 to 10⁵: the state is rescaled to each new largest key and never overflows.
+    query, key, value = (tensor.float() for tensor in draw_inputs(17))
+    key = key * torch.logspace(0, 4, 17)[:, None]
+    kernel, _ = build_pair("positive", None)
+    decoded, states = decode_all([query, key, value], kernel, None)
+    assert decoded.isfinite().all()
+    assert all(state.total.total.isfinite().all() for state in states)
+    assert relative_change(decoded, attention(query, key, value, kernel=kernel, is_causal=True, backend="dense")) < 1e-4
+
+
+def test_a_state_may_be_continued_twice():
+    kernel, built = build_pair("squared_relu", "clipped")
+    inputs = draw_inputs(9)
+    first, states = decode_all(inputs, kernel, built)
+    query, key, value = (tensor[:, :, 8:] for tensor in inputs)
+    again, _ = decode(query, key, value, states[7], kernel=kernel, relative=built)
+    assert torch.equal(again, first[:, :, 8:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kernel": "softmax"}, "kernel is 'softmax', expected a kernel with a feature map"),
+        ({"kernel": "squard_relu"}, "kernel is 'squard_relu'"),
+        ({"relative": "rotation"}, "relative is 'rotation', expected None, 'clipped'.*: others need every pair"),
+        ({"relative": "quadratic"}, "relative is 'quadratic', expected None, 'clipped'"),
+        ({"relative": "clipped", "position": torch.zeros(1)}, "position is 'given', expected None with rings"),
+        ({"relative": "rotation_joint"}, "kernel is 'squared_relu', expected softmax or random features"),
+    ],
+)
+def test_what_cannot_be_decoded_is_an_error_that_names_it(arguments: dict[str, Any], message: str):
+    query, key, value = draw_inputs(1)
+    options: dict[str, Any] = {"kernel": "squared_relu", **arguments}
+    with pytest.raises(ValueError, match=message):
+        decode(query, key, value, None, **options)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_shapes_that_do_not_fit_are_errors(place: int, as_users_run_it: None):
+    inputs = draw_inputs(1)
+    inputs[place] = torch.cat([inputs[place]] * 2, dim=2)
+    with pytest.raises(ValueError, match="query, key or value has shape"):
+        decode(inputs[0], inputs[1], inputs[2], None, kernel="squared_relu")
+
+
+def test_scale_is_that_of_the_inner_product():
+    inputs = draw_inputs(1)
+    kernel = Positive(torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    two = [torch.cat([tensor, 2 * tensor], dim=2) for tensor in inputs]
+    state, outputs = None, []
+    for token in range(2):
+        query, key, value = (tensor[:, :, token : token + 1] for tensor in two)
+        output, state = decode(query, key, value, state, kernel=kernel, scale=0.3)
+        outputs.append(output)
+    whole = attention(*two, kernel=kernel, scale=0.3, is_causal=True, backend="dense")
+    assert relative_change(torch.cat(outputs, dim=2), whole) < 1e-12

@@ -1,0 +1,308 @@
+"""The docs' pages hold together, and what they claim in numbers is so; the site itself is built by `make docs`."""
+
+import importlib
+import math
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from teka import functional
+from teka.functional.kernel import KERNELS
+from teka.functional.relative import RELATIVES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PACKAGE = Path(functional.__file__).parents[1]
+PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+NAV = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+DERIVATIONS = [DOCS / name for name in NAV if name.startswith("maths/") or name in ("backends.md", "equivariance.md")]
+CONCEPTS = [f"kernel/{name}" for name in KERNELS] + [f"relative/{name}" for name in RELATIVES]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(DOCS))
+
+
+def code_files(page: Path) -> list[str]:
+    """The source files that a page says it is about."""
+    line = re.search(r"^Code: (.*?)\n\n", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`]+\.py)`", line[1]) if line else []
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as Python-Markdown makes them."""
+    headings = re.findall(r"^#+ (.+)$", TEXTS[page], flags=re.MULTILINE)
+    plain = [
+        re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower() for heading in headings
+    ]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
+    assert sorted(NAV) == sorted(map(name_of, PAGES))
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_every_kernel_has_a_page_that_names_its_file(concept):
+    pages = [page for page in DERIVATIONS if f"functional/{concept}.py" in code_files(page)]
+    assert pages, f"no page says `Code: functional/{concept}.py`"
+    namesake = DOCS / "maths" / f"{Path(concept).name}.md"
+    assert namesake in pages or not namesake.exists()
+    assert f"`{Path(concept).name}`" in TEXTS[DOCS / "index.md"]
+
+
+@pytest.mark.parametrize("page", DERIVATIONS, ids=name_of)
+def test_a_page_of_mathematics_names_files_that_exist_and_ends_with_its_sources(page):
+    for file in code_files(page):
+        assert (PACKAGE / file).is_file(), f"{name_of(page)} names {file}"
+    assert re.search(r"\n## Sources\n\n- [^#]+$", TEXTS[page])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_internal_link_resolves(page):
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", TEXTS[page]):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{name_of(page)} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{name_of(page)} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_formula_is_closed(page):
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", TEXTS[page], flags=re.DOTALL)
+    displays = text.split("$$")
+    assert len(displays) % 2 == 1
+    for paragraph in "\n\n".join(displays[::2]).split("\n\n"):
+        assert paragraph.count("$") % 2 == 0, paragraph
+    for formula in displays[1::2]:
+        assert formula.count(r"\left") == formula.count(r"\right")
+        assert formula.count("{") == formula.count("}")
+
+
+@pytest.mark.parametrize("path", re.findall(r"^::: (\S+)$", TEXTS[DOCS / "api.md"], flags=re.MULTILINE))
+def test_what_the_reference_documents_exists_and_has_a_docstring(path):
+    module, _, attribute = path.rpartition(".")
+    assert getattr(importlib.import_module(module), attribute).__doc__
+
+
+# What the pages claim, in numbers.
+
+angle = st.floats(-3, 3)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def encode(place: float, frequency: float) -> Tensor:
+    return torch.tensor([math.sin(frequency * place), math.cos(frequency * place)], dtype=torch.float64)
+
+
+@given(angle, angle, angle, angle, angle)
+def test_lemma_1_holds_for_queries_by_keys_transposed(alpha, beta, frequency, here, there):
+    matrix = torch.tensor([[alpha, beta], [-beta, alpha]], dtype=torch.float64)
+    phase = frequency * (here - there)
+    product = encode(here, frequency) @ matrix @ encode(there, frequency)
+    assert float(product) == pytest.approx(alpha * math.cos(phase) + beta * math.sin(phase), abs=1e-12)
+
+
+def test_lemma_1_fails_for_queries_transposed_by_keys():
+    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    key = torch.diag(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    query = (turn @ key.inverse()).T
+    torch.testing.assert_close(query.T @ key, turn)
+    matrix = query @ key.T
+    assert sorted([float(matrix[0, 1]), float(matrix[1, 0])]) == [-2.0, 0.5]
+    before, after = (encode(0.3 + shift, 1.0) @ matrix @ encode(0.8 + shift, 1.0) for shift in (0.0, 1.0))
+    assert abs(float(before - after)) > 0.1
+
+
+@given(st.floats(-1, 1), st.floats(-1, 1))
+def test_a_shift_turns_the_draw_of_the_joint_form(shift, alpha):
+    matrix = torch.tensor([[alpha, 0.7], [-0.7, alpha]], dtype=torch.float64)
+    cosine, sine = math.cos(shift), math.sin(shift)
+    turn = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
+    draw = torch.tensor([0.4, -1.3], dtype=torch.float64)
+    moved = (encode(0.2 + shift, 1.0) @ matrix + encode(1.1 + shift, 1.0)) @ draw
+    turned = (encode(0.2, 1.0) @ matrix + encode(1.1, 1.0)) @ (turn @ draw)
+    assert float(moved) == pytest.approx(float(turned), abs=1e-12)
+
+
+def moments_by_quadrature(estimate) -> tuple[float, float]:
+    """Mean and mean square of a function of one w ~ N(0, 1), by the trapezoidal rule on [−14, 14]."""
+    draws = torch.linspace(-14, 14, 40_001, dtype=torch.float64)
+    density = torch.exp(-draws.square() / 2) / math.sqrt(2 * math.pi) * (draws[1] - draws[0])
+    values = estimate(draws)
+    return float((values * density).sum()), float((values.square() * density).sum())
+
+
+@given(angle.map(lambda x: x / 2), angle.map(lambda y: y / 2))
+def test_means_and_variances_of_random_features_are_as_stated(x, y):
+    kernel, near, far = math.exp(x * y), (x - y) ** 2, (x + y) ** 2
+    size = (x * x + y * y) / 2
+    coefficient = -0.15
+    rho = 1 / (1 - 8 * coefficient)
+    slope = math.sqrt(1 - 4 * coefficient)
+    cases = [
+        (lambda w: torch.exp(w * (x + y) - size), math.exp(far)),
+        (lambda w: torch.cosh(w * (x + y)) * math.exp(-size), 1 + math.exp(-far) * math.expm1(far) ** 2 / 2),
+        (lambda w: torch.cos(w * (x - y)) * math.exp(size), 1 + math.exp(near) * math.expm1(-near) ** 2 / 2),
+        (
+            lambda w: slope * torch.exp(2 * coefficient * w.square() + slope * w * (x + y) - size),
+            (1 + rho) / 2 * rho**-0.5 * math.exp(rho * far),
+        ),
+    ]
+    for estimate, square in cases:
+        mean, mean_square = moments_by_quadrature(estimate)
+        assert mean == pytest.approx(kernel, rel=1e-9)
+        assert mean_square == pytest.approx(kernel**2 * square, rel=1e-9)
+
+
+@given(st.integers(1, 64), st.floats(0.1, 100))
+def test_the_optimal_coefficient_has_the_least_variance(dim, spread):
+    rho = 2 * dim / (math.sqrt((2 * spread + dim) ** 2 + 8 * dim * spread) + 2 * spread + dim)
+    assert dim / (1 + rho) - dim / (2 * rho) + spread == pytest.approx(0.0, abs=1e-9 * (dim + spread) / rho)
+    assert 0 < rho <= 1
+
+
+def test_draws_of_fixed_length_estimate_less_than_the_kernel():
+    dim, square = 3, 5.0  # in three dimensions one coordinate of a uniform direction is uniform on [−1, 1]
+    root = math.sqrt(dim * square)
+    terms = [(square / 2) ** n / math.factorial(n) * dim**n / math.prod(range(dim, dim + 2 * n, 2)) for n in range(60)]
+    assert sum(terms) == pytest.approx(math.sinh(root) / root, rel=1e-12)
+    assert sum(terms) < math.exp(square / 2)
+
+
+def test_the_best_shift_of_the_keys_is_the_sum_of_the_means():
+    x, y = normal(7, 3), normal(5, 3, seed=1) + 2
+
+    def spread(shift: Tensor) -> float:
+        return float((x[:, None] + y[None] - shift).square().sum(-1).mean())
+
+    best = x.mean(0) + y.mean(0)
+    variances = (x - x.mean(0)).square().sum(-1).mean() + (y - y.mean(0)).square().sum(-1).mean()
+    assert spread(best) == pytest.approx(float(variances))
+    assert all(spread(best) < spread(best + step) for step in 0.1 * normal(20, 3, seed=2))
+
+
+def test_taylor_2_is_at_least_a_half_and_as_far_from_exp_as_stated():
+    logit = torch.linspace(-1, 1, 1001, dtype=torch.float64)
+    kernel = 1 + logit + logit.square() / 2
+    assert float(kernel.min()) == pytest.approx(0.5)
+    assert float((kernel - logit.exp()).abs().max()) == pytest.approx(0.218, abs=5e-4)
+    x, y = normal(2, 16)
+    pairs = list(combinations(range(16), 2))
+    features = [torch.stack([v[a] * v[b] for a, b in pairs] + [*(v.square() / math.sqrt(2)), *v]) for v in (x, y)]
+    assert 1 + len(features[0]) == 153
+    assert float(1 + features[0] @ features[1]) == pytest.approx(float(1 + x @ y + (x @ y) ** 2 / 2))
+
+
+def moved(tensor: Tensor, steps: tuple[int, ...]) -> Tensor:
+    """The tensor at x − steps, and 0 where that lies outside."""
+    rolled = torch.roll(tensor, steps, dims=tuple(range(tensor.ndim)))
+    for axis, step in enumerate(steps):
+        if step:
+            rolled.narrow(axis, 0 if step > 0 else tensor.shape[axis] + step, abs(step)).zero_()
+    return rolled
+
+
+def rings_by_definition(values: Tensor, num_rings: int) -> list[Tensor]:
+    cells = torch.cartesian_prod(*(torch.arange(side) for side in values.shape)).reshape(-1, values.ndim)
+    distance = (cells[:, None] - cells[None]).abs().sum(-1)
+    return [((distance == ring).double() @ values.flatten()).reshape(values.shape) for ring in range(num_rings)]
+
+
+@pytest.mark.parametrize("shape", [(11,), (7, 5), (3, 2, 5)])
+def test_the_running_form_and_the_form_with_differences_give_the_rings(shape):
+    values, num_rings = normal(*shape), 4
+    rings = [values, *[torch.zeros_like(values)] * (num_rings - 1)]
+    for axis in range(len(shape)):
+        step = tuple(int(axis == other) for other in range(len(shape)))
+        back = tuple(-one for one in step)
+        behind, ahead = [rings[0]], [torch.zeros_like(values)]
+        for ring in range(1, num_rings):
+            behind.append(rings[ring] + moved(behind[-1], step))
+            ahead.append(moved(rings[ring - 1] + ahead[-1], back))
+        rings = [one + two for one, two in zip(behind, ahead, strict=True)]
+    for found, expected in zip(rings, rings_by_definition(values, num_rings), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
+def test_the_four_sides_and_the_differences_give_the_rings_of_the_plane():
+    num_rings, margin = 4, 8
+    canvas = torch.zeros(5 + 2 * margin, 7 + 2 * margin, dtype=torch.float64)
+    canvas[margin:-margin, margin:-margin] = normal(5, 7)
+    inner = (slice(margin, -margin), slice(margin, -margin))
+    rings = rings_by_definition(canvas, num_rings)
+    corners = [lambda r: (r, 0), lambda r: (0, -r), lambda r: (-r, 0), lambda r: (0, r)]
+    neighbours = [(0, -1), (-1, 0), (0, 1), (1, 0)]
+    sides = [torch.zeros_like(canvas)] * 4
+    line = [canvas] + [moved(canvas, (0, r)) + moved(canvas, (0, -r)) for r in range(1, num_rings)]
+    for ring in range(1, num_rings):
+        sides = [
+            moved(canvas, corner(ring)) + moved(side, neighbour)
+            for corner, side, neighbour in zip(corners, sides, neighbours, strict=True)
+        ]
+        torch.testing.assert_close(torch.stack(sides).sum(0)[inner], rings[ring][inner], rtol=0, atol=1e-13)
+        if ring >= 2:
+            before = moved(rings[ring - 1], (1, 0)) + moved(rings[ring - 1], (-1, 0))
+            found = before - rings[ring - 2] + line[ring] - line[ring - 2]
+            torch.testing.assert_close(found[inner], rings[ring][inner], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("num_axes", "size"), [(1, lambda r: 2), (2, lambda r: 4 * r), (3, lambda r: 4 * r * r + 2)])
+def test_rings_hold_as_many_places_as_stated(num_axes, size):
+    steps = torch.cartesian_prod(*[torch.arange(-4, 5)] * num_axes).reshape(-1, num_axes)
+    counts = torch.bincount(steps.abs().sum(-1))
+    assert [int(counts[ring]) for ring in (1, 2, 3, 4)] == [size(ring) for ring in (1, 2, 3, 4)]
+
+
+@given(st.integers(0, 10_000))
+def test_the_running_maximum_carries_a_causal_state(seed):
+    features, values = normal(6, 3, seed=seed).abs(), normal(6, 2, seed=seed + 1)
+    log_scale = 50 * normal(6, seed=seed + 2)
+    state, peak = torch.zeros(3, 2, dtype=torch.float64), torch.tensor(-math.inf, dtype=torch.float64)
+    for token in range(6):
+        before, peak = peak, torch.maximum(peak, log_scale[token])
+        state = torch.exp(before - peak) * state
+        state = state + torch.exp(log_scale[token] - peak) * torch.outer(features[token], values[token])
+        factors = torch.exp(log_scale[: token + 1] - log_scale[: token + 1].max())
+        truth = (features[: token + 1] * factors[:, None]).T @ values[: token + 1]
+        torch.testing.assert_close(state, truth, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("sharpness", "first"), [(1, 1), (2, 3), (3, 5), (4, 7), (6, 12), (8, 16)])
+def test_jacobi_anger_is_negative_until_the_stated_order(sharpness, first):
+    angles = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)[:-1]
+    truth = torch.exp(sharpness * torch.cos(angles))
+    waves = [torch.cos(order * angles) for order in range(first + 4)]
+    terms = [(truth * wave).mean() * wave * (2 if order else 1) for order, wave in enumerate(waves)]
+    lowest = [float(torch.stack(terms[: order + 1]).sum(0).min()) for order in range(first + 4)]
+    assert all(one > 0 for one in lowest[first:])
+    assert first == 1 or lowest[first - 1] < 0
+
+
+@pytest.mark.parametrize(("sharpness", "error"), [(1, 0.16), (2, 0.074), (4, 0.035)])
+def test_the_positive_stand_in_is_as_far_off_as_stated(sharpness, error):
+    cosine = torch.cos(torch.linspace(0, math.pi, 20_001, dtype=torch.float64))
+    stand_in = ((1 + cosine) / 2) ** (2 * sharpness)
+    assert float((stand_in - torch.exp(sharpness * (cosine - 1))).abs().max()) == pytest.approx(error, rel=0.02)
+
+
+def test_a_transform_errs_by_a_share_of_the_largest_sum():
+    side = 64
+    offsets = torch.arange(side, dtype=torch.float64)
+    kernel = torch.exp(-torch.minimum(offsets, side - offsets).square())
+    values = torch.zeros(side, dtype=torch.float64)
+    values[0] = 1.0
+    found = torch.fft.irfft(torch.fft.rfft(kernel.float()) * torch.fft.rfft(values.float()), n=side).double()
+    assert float((found - kernel).abs().max()) < 1e-6
+    # From 20 cells away the sums are at most e^−400 of the largest: what the transform has there is noise.
+    assert float(((found - kernel).abs() / kernel)[20:26].max()) > 1e6
