@@ -7,8 +7,10 @@ export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
 export MALLOC_TRIM_THRESHOLD_ ?= 4294967296
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_VENV := .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types docs clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
@@ -23,11 +25,21 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright
 
+# An environment of its own, without torch: the pages are made from the sources' text.
+docs: $(DOCS_READY)
+	$(DOCS_VENV)/bin/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) runs/demo build dist .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS_VENV) runs/demo build dist .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
+	touch $@
+
+$(DOCS_READY): pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS_VENV)/requirements.txt
+	$(DOCS_VENV)/bin/python -m pip install --quiet -r $(DOCS_VENV)/requirements.txt
 	touch $@

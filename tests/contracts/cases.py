@@ -1,11 +1,13 @@
 """Every content kernel × relative kernel × backend, from the registries: what is added later is covered by its name."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from teka import Grid
 from teka.functional.backend import BACKENDS
@@ -18,8 +20,10 @@ from teka.functional.kernel import (
     Taylor2,
     make_kernel,
 )
+from teka.functional.placement import Placement
 from teka.functional.relative import (
     RELATIVES,
+    FactorRelative,
     Relative,
     RingRelative,
     RotaryRelative,
@@ -70,6 +74,11 @@ def fast_backends(kernel: str, relative: str | None) -> set[str]:
     return {name for base, name in names.items() if issubclass(kind, base)}
 
 
+def causal_backends(kernel: str, relative: str | None) -> set[str]:
+    """What the documentation promises where no query sees a later key, on a grid of one axis that is not periodic."""
+    return {"dense"} | (fast_backends(kernel, relative) & {"linear", "rings"})
+
+
 def is_possible(case: Case) -> bool:
     """Whether the pair exists and the backend can compute it."""
     if not pair_exists(case.kernel, case.relative):
@@ -89,6 +98,12 @@ POSSIBLE = [case for case in ALL if is_possible(case)]
 IMPOSSIBLE = [case for case in ALL if not is_possible(case)]
 FAST = [case for case in POSSIBLE if case.backend not in ("auto", "dense")]
 PAIRS = [Case(kernel, relative) for kernel in KERNELS for relative in RELATIVE_NAMES if pair_exists(kernel, relative)]
+CAUSAL = [
+    Case(pair.kernel, pair.relative, backend)
+    for pair in PAIRS
+    for backend in sorted(causal_backends(pair.kernel, pair.relative))
+]
+FAST_CAUSAL = [case for case in CAUSAL if case.backend != "dense"]
 # A table counts cells, and so has nothing to say of positions off a grid.
 PLACEABLE_PAIRS = [pair for pair in PAIRS if pair.relative != "table"]
 
@@ -155,6 +170,58 @@ def draw_inputs(
         (scale * torch.randn(batch, heads, num_tokens, size, generator=generator, dtype=torch.float64)).to(dtype)
         for size in (dim, dim, dim_value)
     ]
+
+
+def explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Kernel,
+    relative: Relative | None,
+    placement: Placement,
+    *,
+    scale: float,
+    keep: Tensor | None = None,
+) -> Tensor:
+    """The one equation from the matrices κ and c of every pair, with no backend and nothing taken out of any row.
+
+    Args:
+        query: Queries.
+        key: Keys.
+        value: Values.
+        kernel: The content kernel, fitted if it is to be.
+        relative: The relative kernel.
+        placement: Where queries and keys are.
+        scale: Factor of qᵀk.
+        keep: True for the pairs that count, shape (B or 1, L_q or 1, L_k); a query without any gets 0.
+    """
+    first = placement.num_prefix_tokens
+    relative = None if relative is None else relative.on(placement)
+    if isinstance(relative, RotationJoint):
+        query, key = relative.concatenate(query, key, placement, scale=scale)
+        relative, scale = None, 1.0
+    left, right = math.sqrt(scale) * query, math.sqrt(scale) * key
+    if isinstance(kernel, FeatureKernel):
+        left, right = kernel.query_features(query, scale=scale), kernel.key_features(key, scale=scale)
+    products = [left @ right.transpose(-2, -1)]
+    if isinstance(relative, RotaryRelative):
+        here, there = (sites.positions_like(query) for sites in (placement.query, placement.key))
+        turned = relative.turn(left[:, :, first:], here), relative.turn(right[:, :, first:], there)
+        products.append(products[0].clone())
+        products[1][:, :, first:, first:] = turned[0] @ turned[1].transpose(-2, -1)
+    weights = products if isinstance(kernel, FeatureKernel) else [product.exp() for product in products]
+    # Turned features count in the numerator alone, turned queries and keys of softmax in both.
+    above, below = weights[-1], weights[0 if isinstance(kernel, FeatureKernel) else -1]
+    if isinstance(relative, FactorRelative):
+        here, there = (sites.positions_like(query) for sites in (placement.query, placement.key))
+        offsets = here[..., :, None, :] - there[..., None, :, :]
+        offsets = offsets if placement.query.grid is None else placement.query.grid.wrap(offsets)
+        factor = relative.log_kernel(query[:, :, first:], offsets, scale=scale).exp()
+        above = below = above * pad(factor, (first, 0, first, 0), value=1.0)
+    if keep is not None:
+        above, below = (part.masked_fill(~keep[:, None], 0.0) for part in (above, below))
+    total = below.sum(dim=-1, keepdim=True)
+    return torch.where(total == 0, 0.0, above @ value / total)
 
 
 def draw_mask(batch: int, num_tokens: int, seed: int = 0) -> Tensor:

@@ -7,11 +7,14 @@ from typing import ClassVar
 import pytest
 import torch
 from jaxtyping import Bool, Float
+from tests.contracts.cases import PAIRS, Case
 from torch import Generator, Tensor
 
+import teka
 from teka import Grid
 from teka.functional import Positive, draw_projection
 from teka.functional.estimator_report import estimator_report
+from teka.functional.kernel import RANDOM_KERNELS
 from teka.nn import Attention, CollapseWarning, RandomFeatures, redraw_projections
 
 
@@ -115,20 +118,27 @@ def test_a_layer_with_sound_features_does_not_warn(always_warning: list[warnings
     assert always_warning == []
 
 
-@pytest.mark.parametrize("relative", [None, "rotation", "rotation_joint", "clipped", "clipped_features"])
-def test_a_fresh_layer_at_its_initial_scale_does_not_warn(
-    relative: str | None, always_warning: list[warnings.WarningMessage]
-):
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.kernel in RANDOM_KERNELS], ids=str)
+def test_a_fresh_layer_at_its_initial_scale_does_not_warn(pair: Case, always_warning: list[warnings.WarningMessage]):
     torch.manual_seed(0)
-    layer = Attention(32, 2, kernel="positive", relative=relative)
+    layer = Attention(32, 2, kernel=pair.kernel, relative=pair.relative)
     layer(torch.randn(2, 1 + 77, 32), Grid((7, 11)), None, 1)
+    assert [str(message.message) for message in always_warning] == []
+
+
+def test_a_diagnosis_says_what_the_warning_says(always_warning: list[warnings.WarningMessage]):
+    tokens = torch.randn(2, 289, 192, generator=Generator().manual_seed(0))
+    for kernel, collapsed in ((swamped_features(), True), ("positive", False)):
+        diagnosis = teka.diagnose(unit_scale_layer(kernel).eval(), tokens)
+        assert diagnosis.collapsed == collapsed
+        assert any("has collapsed" in sentence for sentence in diagnosis.advice) == collapsed
     assert always_warning == []
 
 
 def test_tokens_that_are_all_alike_are_no_collapse(always_warning: list[warnings.WarningMessage]):
     # A blank image: attention is the mean of the values exactly, and so is a sound estimate.
     torch.manual_seed(0)
-    for kernel in ("positive", "trigonometric"):
+    for kernel in RANDOM_KERNELS:
         layer = Attention(32, 2, kernel=kernel)
         layer(torch.randn(32).expand(2, 77, 32))
     assert [str(message.message) for message in always_warning] == []

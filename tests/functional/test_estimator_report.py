@@ -43,7 +43,7 @@ def test_the_mean_of_the_values_is_a_collapse():
 @pytest.mark.parametrize("relative", ["rotation", "rotation_joint", "clipped"])
 def test_a_relative_kernel_is_in_both_the_estimate_and_the_truth(relative: str):
     query, key, value = (tensor.float() for tensor in draw_inputs(15))
-    kernel_relative = make_relative(relative, heads=3, dim=5, num_axes=2)
+    kernel_relative = make_relative(relative, heads=3, dim=5, num_axes=2, kernel="positive")
     kernel = build_kernel("positive", kernel_relative, 5)
     assert isinstance(kernel, Positive)
     positions = Grid((3, 5)).positions()
@@ -52,6 +52,22 @@ def test_a_relative_kernel_is_in_both_the_estimate_and_the_truth(relative: str):
     exact = attention(*doubles, relative=kernel_relative, positions=positions)
     estimate = attention(*doubles, kernel=kernel, relative=kernel_relative, positions=positions)
     assert report.error == pytest.approx(float((estimate - exact).norm() / exact.norm()))
+
+
+def test_outputs_are_compared_entry_by_entry_with_a_mean_that_broadcasts():
+    exact, estimate = torch.tensor([[3.0, 0.0], [0.0, 4.0]]), torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+    report = EstimatorReport.from_outputs(estimate.double(), exact.double(), torch.zeros(1, 2).double())
+    assert report == EstimatorReport(error=3 / 5, error_of_mean=1.0, spread=10**0.5 / 5)
+
+
+def test_where_the_truth_is_the_mean_of_the_values_nothing_has_collapsed():
+    query, key, value = draw_inputs(11)
+    for queries, values in ((query, torch.ones_like(value)), (query, 0 * value), (0 * query, value)):
+        report = estimator_report(queries, key, values, build_positive(7))
+        assert report.spread == 1
+        assert report.error_of_mean < 1e-12
+        assert not report.collapsed
+        assert torch.tensor([report.error, report.error_of_mean]).isfinite().all()
 
 
 def test_it_is_collapsed_below_the_limit_only():

@@ -144,7 +144,10 @@ def _about_shift(shift: ShiftFindings, dtype: torch.dtype, *, joint: bool) -> li
                 found + "relative='rotation_joint' is equivariant in expectation only. relative='rotation' is the same "
                 "kernel, exact and equivariant for every draw."
             ]
-        return [found + "no kernel here declares that, so the tokens are not where they are said to be."]
+        return [
+            found + "no kernel of this library should. Look at relative kernels of your own, and at positions whose "
+            "distance lies between two rings."
+        ]
     if shift.maximum > math.sqrt(torch.finfo(dtype).eps):
         return [
             f"A shift changes the output by {shift.maximum:.1e} by rounding alone ({shift.without_rounding:.1e} in "

@@ -24,7 +24,7 @@ from teka.grid import Grid
 from teka.nn import Attention, RandomFeatures
 from teka.nn.attention import HeadGroup
 
-# Every pair of this many tokens is computed, for this many tokens in all.
+# Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
 MEASURED_TOKENS = 1024
 MEASURED_IN_ALL = 4096
 
@@ -47,8 +47,8 @@ def diagnose(
     - The change of the output under shifts, which only rounding should make, and its noise floor.
     - What to do about it.
 
-    The first two are measured on the first samples and at most `MEASURED_TOKENS` tokens of each; the result says which.
-    Nothing is random, and the layer stays as it is: a copy of it computes.
+    The first two are measured on at most `MEASURED_TOKENS` tokens of a sample, and all on the first samples, of about
+    `MEASURED_IN_ALL` tokens together. Nothing is random, and the layer stays as it is: a copy of it computes.
 
     Args:
         layer: The layer, in evaluation.
@@ -73,9 +73,11 @@ def diagnose(
                 module.is_fresh = False  # what a warning would say is found here anyway
         twin(tokens, grid, key_mask, num_prefix_tokens, positions=positions)
         whole = Excerpt(tokens.detach(), grid, positions, num_prefix_tokens, key_mask)
-        part = whole.at_most(MEASURED_TOKENS, max(1, MEASURED_IN_ALL // min(tokens.shape[1], MEASURED_TOKENS)))
+        num_measured = min(whole.num_placed, MEASURED_TOKENS)
+        part = whole.at_most(num_measured, max(1, MEASURED_IN_ALL // max(1, num_measured)))
         groups = tuple(_group_findings(twin, group, whole, part) for group in twin.head_groups())
-        shift = shift_findings(twin, whole, shifts)
+        moved = whole.at_most(whole.num_placed, max(1, MEASURED_IN_ALL // tokens.shape[1]))
+        shift = shift_findings(twin, moved, shifts)
     dtype = layer.value.weight.dtype
     return Diagnosis(
         dtype=str(dtype).removeprefix("torch."),

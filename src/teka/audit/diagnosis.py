@@ -79,7 +79,7 @@ class ShiftFindings:
         by_shift: Relative error at each shift, in the layer's dtype; shifts are in cells on a grid, and else in
             physical units.
         noise_floor: Relative difference of two calls with the same input.
-        without_rounding: Largest relative error of the same layer in float64.
+        without_rounding: Relative error of the same layer in float64, at the worst shift.
     """
 
     how: str

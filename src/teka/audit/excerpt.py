@@ -28,6 +28,11 @@ class Excerpt:
     key_mask: Bool[Tensor, "batch tokens"] | None
 
     @property
+    def num_placed(self) -> int:
+        """Number of tokens after the prefix."""
+        return self.tokens.shape[1] - self.num_prefix_tokens
+
+    @property
     def kept(self) -> Bool[Tensor, "batch tokens"]:
         """True where a token may be attended to."""
         if self.key_mask is None:
@@ -46,9 +51,8 @@ class Excerpt:
             max_samples: Most samples.
         """
         first = self.num_prefix_tokens
-        num_placed = self.tokens.shape[1] - first
-        cells, grid = torch.arange(num_placed, device=self.tokens.device), self.grid
-        if num_placed > max_tokens:
+        cells, grid = torch.arange(self.num_placed, device=self.tokens.device), self.grid
+        if self.num_placed > max_tokens:
             if grid is None:
                 kept = self.kept[0, first:].nonzero().flatten()
                 start = int(kept[0]) if len(kept) else 0
@@ -60,7 +64,9 @@ class Excerpt:
         positions = self.positions
         if positions is not None:
             positions = positions[..., cells.to(positions.device), :]
-            positions = positions[samples] if positions.ndim == 3 and len(positions) > 1 else positions
+            positions = (
+                positions[samples.to(positions.device)] if positions.ndim == 3 and len(positions) > 1 else positions
+            )
         return replace(
             self,
             tokens=self.tokens[samples][:, chosen],

@@ -19,7 +19,7 @@ LayerShift = int | float | Sequence[int | float]
 
 
 def shift_findings(layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift] | None) -> ShiftFindings | None:
-    """Move the tokens and compare the outputs, in the layer's dtype and in float64.
+    """Move the tokens and compare the outputs, in the layer's dtype and, at the worst shift, in float64.
 
     Along a periodic axis the tokens roll. Along a bounded one a roll is no symmetry: there they are put on a longer
     axis, among tokens that no query attends to, and move within that. Bare positions get the shift added.
@@ -36,22 +36,32 @@ def shift_findings(layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift
     Raises:
         ValueError: Shifts that do not fit, or that are no symmetry.
     """
-    double = copy.deepcopy(layer).double()
-    exact = replace(scene, tokens=scene.tokens.double())
-    if scene.positions is not None:
-        offsets = _position_shifts(scene.positions, shifts)
-        by_shift, floor = _at_positions(layer, scene, scene.positions, offsets)
-        without, _ = _at_positions(double, exact, scene.positions, offsets)
-        return ShiftFindings("added to the positions", by_shift, floor, max(without.values()))
-    if scene.grid is None:
+    positions, grid = scene.positions, scene.grid
+    if positions is not None:
+        how, steps = "added to the positions", _position_shifts(positions, shifts)
+    elif grid is not None:
+        how = "rolled round the torus" if all(grid.periodic) else "on a larger grid, cells outside masked"
+        cells = _grid_shifts(grid, shifts, is_causal=layer.causal)
+        steps = tuple(tuple(map(float, step)) for step in cells)
+    else:
         return None
-    steps = _grid_shifts(scene.grid, shifts, is_causal=layer.causal)
     if not steps:
         return None
-    by_shift, floor = _on_canvas(layer, scene, scene.grid, steps)
-    without, _ = _on_canvas(double, exact, scene.grid, steps)
-    how = "rolled round the torus" if all(scene.grid.periodic) else "on a larger grid, cells outside masked"
-    return ShiftFindings(how, by_shift, floor, max(without.values()))
+    by_shift, noise_floor = _errors(layer, scene, steps)
+    worst = max(steps, key=lambda step: by_shift[step])
+    exact = replace(scene, tokens=scene.tokens.double())
+    without_rounding, _ = _errors(copy.deepcopy(layer).double(), exact, (worst,))
+    return ShiftFindings(how, by_shift, noise_floor, without_rounding[worst])
+
+
+def _errors(
+    layer: Attention, scene: Excerpt, steps: tuple[tuple[float, ...], ...]
+) -> tuple[dict[tuple[float, ...], float], float]:
+    """The error at each shift, and the noise floor."""
+    if scene.positions is not None:
+        return _at_positions(layer, scene, scene.positions, steps)
+    assert scene.grid is not None
+    return _on_canvas(layer, scene, scene.grid, tuple(tuple(map(int, step)) for step in steps))
 
 
 def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> tuple[tuple[float, ...], ...]:

@@ -1,6 +1,7 @@
 """Hold that a fast path computes what its dense twin does, before it is timed."""
 
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,10 +54,16 @@ def _outcome(step: Step) -> dict[str, Tensor]:
     """The output and, under their names, the gradients."""
     output = step.module(step.tokens, step.grid)
     parameters = dict(step.module.named_parameters())
-    gradients = torch.autograd.grad(output, [step.tokens, *parameters.values()], step.tokens.detach())
+    inputs = [step.tokens, *parameters.values()]
+    # A parameter that the output does not depend on has a gradient of 0, and the twin must say so too.
+    gradients = torch.autograd.grad(output, inputs, step.tokens.detach(), allow_unused=True, materialize_grads=True)
     names = ["gradient of tokens", *(f"gradient of {name}" for name in parameters)]
     return {"output": output.detach(), **dict(zip(names, gradients, strict=True))}
 
 
 def _relative_error(fast: Tensor, dense: Tensor) -> float:
-    return float((fast.double() - dense.double()).norm() / dense.double().norm())
+    """‖fast − dense‖ / ‖dense‖; 0 if both are 0."""
+    difference, size = (float(tensor.double().norm()) for tensor in (fast.double() - dense.double(), dense))
+    if size == 0:
+        return 0.0 if difference == 0 else math.inf if difference == difference else math.nan
+    return difference / size

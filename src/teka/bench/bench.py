@@ -6,21 +6,29 @@ from pathlib import Path
 
 import torch
 
-from teka.bench.entrant import make_entrant
-from teka.bench.one_size import measure_size
+from teka.bench.budget import Budget
+from teka.bench.entrant import Entrant, make_entrant
+from teka.bench.one_size import measure_size, try_out
 from teka.bench.plot import draw_bench
+from teka.bench.rehearse import rehearse
+from teka.bench.scaling import scaling
 from teka.bench.settings import Settings
+from teka.errors import wrong_value
 from teka.files import make_directory, write_bytes, write_json
 from teka.provenance import provenance
 from teka.report.require import require
 
 BENCH_FILE = "bench.json"
 PLOT_FILE = "bench.png"
+LENGTHS = (256, 1024, 4096, 16384, 65536, 262144)
+TRIAL_LENGTHS = (256, 1024)
+"""Sizes that are tried before the smallest one asked for, if they are smaller, to foretell what that costs."""
 
 
 def bench(
-    sides: Sequence[int] = (16, 32, 64),
+    lengths: Sequence[int] = LENGTHS,
     *,
+    direction: str = "forward_backward",
     dim: int = 256,
     heads: int = 8,
     batch: int = 2,
@@ -29,49 +37,79 @@ def bench(
     threads: int = 1,
     layers: Sequence[str] | None = None,
     device: str = "cpu",
-    max_bytes: float = 8e9,
+    max_bytes: float = 12e9,
+    max_seconds: float = 20.0,
+    budget_seconds: float = 900.0,
     out: str | Path = "runs/bench",
     command: str = "",
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, object]:
-    """Time layers forward and backward on square grids, and write `bench.json` and `bench.png`.
+    """Time layers on square grids, forward and backward, and write `bench.json` and `bench.png`.
 
     One step is a forward pass and a backward pass to the tokens and all parameters, in float32, with random numbers as
     the output's gradient. The layers take turns, A B C A B C …, so that drift hits all alike. A row of the result holds
 
-    - "seconds", the median over the rounds, and "iqr", the distance of their quartiles;
-    - "ratio_to_gemms", the median over the rounds of the time in terms of that of four matrix products (`FourGemms`);
+    - "seconds", the median over the rounds, "iqr", the distance of their quartiles, and "rounds", their number;
+    - "ratio_to_gemms", the median over the rounds of the time in terms of that of four matrix products (`FourGemms`),
+      and "ratio_to_sdpa" the same in terms of `scaled_dot_product_attention` (None where that is not timed);
     - "peak_bytes", the most memory that tensors take at once beyond tokens and parameters;
     - "flops" of the matrix products alone, "flops_ratio_to_gemms", which the ratio of times would be if all of them ran
       at the speed of the four and nothing else took time, and "gflops_per_second".
 
-    A layer that would need more than `max_bytes`, or whose fast path differs from its dense twin by more than 1e-3 in
-    the output or in a gradient, is not timed and stands in "left_out" with the reason.
+    "scaling" holds for every layer the powers of the number of tokens by which time and memory grow, and the number of
+    tokens from which on it is faster than `scaled_dot_product_attention`.
+
+    A layer is not timed at a size, and stands in "left_out" with the reason, where it would need more than `max_bytes`
+    or a step more than `max_seconds` (foretold from smaller sizes), where there is no time left of `budget_seconds`, or
+    if its fast path differs from its dense twin by more than 1e-3 in the output or in a gradient.
+
+    `budget_seconds` is for everything, checks included. Every size gets a part of what is left, in proportion to the
+    root of its tokens against those to come. Where not all rounds fit into it, the warm-up is cut first (every step has
+    run once by then), then the timed rounds down to three, and below three only if the whole budget has no time for
+    them.
 
     Args:
-        sides: Sides of the grids; side² tokens each.
+        lengths: Numbers of tokens, each the square of a whole number: the cells of a square grid.
+        direction: "forward_backward", or "forward" for the output alone, without gradients.
         dim: Size of a token.
         heads: Number of heads, a divisor of dim, at least 2.
         batch: Sequences a step.
-        repeats: Timed rounds.
-        warmup: Rounds before them.
+        repeats: Timed rounds at most.
+        warmup: Rounds before them at most.
         threads: Threads that torch uses; what was set before is restored.
         layers: Names of the layers out of `layer_names()`, or None for all; "four_gemms" is always timed.
         device: "cpu" or "cuda".
         max_bytes: Most memory in bytes that a layer may need.
+        max_seconds: Longest step in seconds.
+        budget_seconds: Seconds that the whole benchmark may take.
         out: Folder for the files, made if it is missing.
         command: What the files are to name as the command.
         progress: Called with a line of text before each layer's check and each round.
 
     Returns:
-        What `bench.json` holds: provenance, "settings", "rows" and "left_out".
+        What `bench.json` holds: provenance, "settings", "rows", "scaling" and "left_out".
 
     Raises:
         ValueError: A value out of range, an unknown name, a device that is not there, `max_bytes` too small for the
             four matrix products, or `out` is a file.
         ImportError: matplotlib is missing, or performer-pytorch is and its layer is not left out.
     """
-    settings = Settings(sides, dim, heads, batch, repeats, warmup, threads, layers, device, max_bytes)
+    budget = Budget(budget_seconds)
+    settings = Settings(
+        lengths,
+        direction,
+        dim,
+        heads,
+        batch,
+        repeats,
+        warmup,
+        threads,
+        layers,
+        device,
+        max_bytes,
+        max_seconds,
+        budget_seconds,
+    )
     folder = make_directory("out", out)
     require("matplotlib")
     threads_before = torch.get_num_threads()
@@ -79,7 +117,7 @@ def bench(
     try:
         with torch.random.fork_rng(devices=[] if device == "cpu" else None):
             torch.manual_seed(settings.seed)
-            result = _measure(settings, command, progress)
+            result = _measure(settings, budget, command, progress)
     finally:
         torch.set_num_threads(threads_before)
     picture = io.BytesIO()
@@ -89,19 +127,35 @@ def bench(
     return result
 
 
-def _measure(settings: Settings, command: str, progress: Callable[[str], None]) -> dict[str, object]:
+def _measure(settings: Settings, budget: Budget, command: str, progress: Callable[[str], None]) -> dict[str, object]:
     result = {**provenance(command), "settings": settings.to_dict()}
     entrants = []
     for layer in settings.chosen_layers():
         progress(f"{layer.name} ({layer.backend}): checking")
         entrants.append(make_entrant(layer, settings))
+        if len(entrants) == 1:
+            _check_max_bytes(entrants[0], settings)
+    for length in TRIAL_LENGTHS:
+        if length < settings.lengths[0]:
+            progress(f"{length:,} tokens: trial")
+            try_out(entrants, length, settings)
     all_rows, all_left_out = [], []
-    for side in settings.sides:
+    for index, length in enumerate(settings.lengths):
 
-        def announce(line: str, side: int = side) -> None:
-            progress(f"{side}×{side} tokens: {line}")
+        def announce(line: str, length: int = length) -> None:
+            progress(f"{length:,} tokens: {line}")
 
-        rows, left_out = measure_size(entrants, side, settings, announce)
+        rows, left_out = measure_size(entrants, settings.lengths[index:], settings, budget, announce)
         all_rows += rows
         all_left_out += left_out
-    return {**result, "rows": all_rows, "left_out": all_left_out}
+    return {**result, "rows": all_rows, "scaling": scaling(all_rows), "left_out": all_left_out}
+
+
+def _check_max_bytes(yardstick: Entrant, settings: Settings) -> None:
+    """Hold that the four matrix products fit at every size, before anything is timed."""
+    length = settings.lengths[-1]
+    unset = torch.empty(settings.batch, length, settings.dim, device=settings.device, requires_grad=True)
+    peak_bytes = rehearse(yardstick.step(unset, settings.direction))
+    if peak_bytes is not None and peak_bytes > settings.max_bytes:
+        expected = f"at least the {peak_bytes} bytes of the four matrix products at {length} tokens"
+        raise wrong_value("max_bytes", settings.max_bytes, expected)

@@ -1,6 +1,6 @@
-"""A layer made ready to be timed: built, and compared with its dense twin."""
+"""A layer made ready to be timed: built, compared with its dense twin, and with what is known of its cost."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from teka.bench.agreement import disagreement
 from teka.bench.layers import Layer
+from teka.bench.measure import Cost
 from teka.bench.settings import Settings
 from teka.bench.step import Step
-from teka.grid import Grid
 
-CHECKED_SIDE = 16
-"""Side of the grid on which fast paths are compared with their dense twins, which are cheap there."""
+CHECKED_TOKENS = 256
+"""Number of tokens at which fast paths are compared with their dense twins, which are cheap there."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,17 @@ class Entrant:
         layer: Which it is.
         module: The module.
         fault: Why it must not be timed, or None.
+        known: Cost of a step at the numbers of tokens at which it has been measured, in ascending order.
     """
 
     layer: Layer
     module: nn.Module
     fault: str | None
+    known: dict[int, Cost] = field(default_factory=dict)
+
+    def step(self, tokens: Float[Tensor, "batch tokens dim"], direction: str) -> Step:
+        """A pass of this layer over some tokens."""
+        return Step(self.module, tokens, self.layer.grid(tokens.shape[1]), direction)
 
 
 def make_entrant(layer: Layer, settings: Settings) -> Entrant:
@@ -47,15 +53,14 @@ def make_entrant(layer: Layer, settings: Settings) -> Entrant:
             # Parameters that begin at 0, such as distance embeddings, would hide errors from the comparison.
             if not parameter.any():
                 parameter.normal_()
-    step = Step(module, make_tokens(CHECKED_SIDE, settings), Grid((CHECKED_SIDE, CHECKED_SIDE)))
-    found = disagreement(step)
+    found = disagreement(Step(module, make_tokens(CHECKED_TOKENS, settings), layer.grid(CHECKED_TOKENS)))
     if found is None or found.is_acceptable:
         return Entrant(layer, module, None)
     fault = f"error: differs from its dense twin by {found.error:.2g} of the dense one's size ({found.what})"
     return Entrant(layer, module, fault)
 
 
-def make_tokens(side: int, settings: Settings) -> Float[Tensor, "batch tokens dim"]:
-    """Tokens ~ N(0, 1) of a square grid that require a gradient."""
-    shape = (settings.batch, side**2, settings.dim)
+def make_tokens(num_tokens: int, settings: Settings) -> Float[Tensor, "batch tokens dim"]:
+    """Tokens ~ N(0, 1) that require a gradient."""
+    shape = (settings.batch, num_tokens, settings.dim)
     return torch.randn(shape, dtype=torch.float32).to(settings.device).requires_grad_()

@@ -1,5 +1,6 @@
 """The layers that the benchmark times."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,9 +8,11 @@ from torch import nn
 
 from teka.bench.four_gemms import FourGemms
 from teka.bench.peers import FusedSoftmax, PerformerPytorch
+from teka.grid import Grid
 from teka.nn import Attention
 
 YARDSTICK = "four_gemms"
+SDPA = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,17 @@ class Layer:
         name: Content kernel and relative kernel, "kernel-relative", or the name of a layer that is not teka's.
         backend: teka's backend, or the library that computes it.
         make: From (dim, heads) to a module that is called with tokens and their grid.
+        num_axes: Axes of the grid that it is given: 2, a square; 1, a sequence of the same length.
     """
 
     name: str
     backend: str
     make: Callable[[int, int], nn.Module]
+    num_axes: int = 2
+
+    def grid(self, num_tokens: int) -> Grid:
+        """The grid of this many tokens, a square number."""
+        return Grid((math.isqrt(num_tokens),) * 2) if self.num_axes == 2 else Grid(num_tokens)
 
 
 def _attention(kernel: str, relative: str | None, backend: str) -> Layer:
@@ -34,18 +43,31 @@ def _attention(kernel: str, relative: str | None, backend: str) -> Layer:
     return Layer(kernel if relative is None else f"{kernel}-{relative}", backend, make)
 
 
+def _causal(kernel: str, backend: str) -> Layer:
+    def make(dim: int, heads: int) -> Attention:
+        return Attention(dim, heads, kernel=kernel, causal=True, backend=backend, num_axes=1)
+
+    return Layer(f"{kernel}-causal", backend, make, num_axes=1)
+
+
 LAYERS: tuple[Layer, ...] = (
     Layer(YARDSTICK, "torch", FourGemms),
     _attention("squared_relu", None, "linear"),
+    _causal("squared_relu", "linear"),
+    _attention("squared_relu", "clipped", "rings"),
+    _attention("squared_relu", "fourier", "linear"),
+    _attention("squared_relu", "rotary", "linear"),
     _attention("squared_relu", "rotation", "toeplitz"),
     _attention("squared_relu", "rotation", "dense"),
-    _attention("squared_relu", "clipped", "rings"),
+    _attention("constant", "quadratic", "toeplitz"),  # heads that attend by position alone
+    _attention("constant", "generalized_quadratic", "fft"),
     _attention("softmax", None, "dense"),
     _attention("softmax", "rotation", "dense"),
     _attention("positive", None, "linear"),
+    _attention("taylor2", None, "linear"),
     _attention("positive", "rotation_joint", "linear"),  # strategy 1 in the paper's form
     _attention("positive", "clipped_features", "rings"),  # strategy 2 in the paper's form
-    Layer("scaled_dot_product_attention", "torch", FusedSoftmax),
+    Layer(SDPA, "torch", FusedSoftmax),
     Layer("performer_pytorch", "performer_pytorch", PerformerPytorch),
 )
 

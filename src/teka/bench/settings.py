@@ -1,12 +1,14 @@
 """What a benchmark was asked to do."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from teka.bench.layers import LAYERS, YARDSTICK, Layer, layer_names
+from teka.bench.step import DIRECTIONS
 from teka.errors import unknown_name, wrong_value
 
 DEVICES = ("cpu", "cuda")
@@ -17,23 +19,27 @@ class Settings:
     """Sizes, repetitions and limits of a benchmark.
 
     Args:
-        sides: Sides of the square grids; side² tokens each.
+        lengths: Numbers of tokens, each the square of a whole number: the cells of square grids.
+        direction: "forward_backward" or "forward".
         dim: Size of a token.
         heads: Number of heads.
         batch: Sequences a step.
-        repeats: Timed rounds.
-        warmup: Rounds before them.
+        repeats: Timed rounds, fewer where the budget asks for it.
+        warmup: Rounds before them, likewise.
         threads: Threads that torch uses within an operation.
         layers: Names of the layers; None for all.
         device: "cpu" or "cuda".
         max_bytes: Most memory that a layer may need.
+        max_seconds: Longest step of a layer.
+        budget_seconds: Time that the whole benchmark may take.
         seed: Seed of the weights and tokens.
 
     Raises:
         ValueError: A value out of range, an unknown name, or a device that is not there.
     """
 
-    sides: Sequence[int]
+    lengths: Sequence[int]
+    direction: str
     dim: int
     heads: int
     batch: int
@@ -43,13 +49,14 @@ class Settings:
     layers: Sequence[str] | None
     device: str
     max_bytes: float
+    max_seconds: float
+    budget_seconds: float
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sides = tuple(self.sides) if isinstance(self.sides, Sequence) else ()
-        if not sides or any(not _is_whole(side) or side < 1 for side in sides) or len(set(sides)) < len(sides):
-            raise wrong_value("sides", self.sides, "one or more different sides, each a whole number of at least 1")
-        object.__setattr__(self, "sides", tuple(sorted(sides)))
+        object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
+        if self.direction not in DIRECTIONS:
+            raise unknown_name("direction", self.direction, DIRECTIONS)
         least = {"dim": 1, "heads": 2, "batch": 1, "repeats": 1, "warmup": 0, "threads": 1}
         for argument, lowest in least.items():
             value = getattr(self, argument)
@@ -57,8 +64,9 @@ class Settings:
                 raise wrong_value(argument, value, f"a whole number of at least {lowest}")
         if self.dim % self.heads:
             raise wrong_value("heads", self.heads, f"a divisor of dim = {self.dim}")
-        if not self.max_bytes > 0:
-            raise wrong_value("max_bytes", self.max_bytes, "a positive number of bytes")
+        for argument, unit in (("max_bytes", "bytes"), ("max_seconds", "seconds"), ("budget_seconds", "seconds")):
+            if not getattr(self, argument) > 0:
+                raise wrong_value(argument, getattr(self, argument), f"a positive number of {unit}")
         if self.device not in DEVICES:
             raise unknown_name("device", self.device, DEVICES)
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -79,6 +87,19 @@ class Settings:
     def to_dict(self) -> dict[str, object]:
         """The fields, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+def _checked_lengths(lengths: object) -> tuple[int, ...]:
+    """The lengths in ascending order."""
+    given = tuple(lengths) if isinstance(lengths, Sequence) else ()
+    if not given or any(not _is_whole(length) or length < 1 for length in given) or len(set(given)) < len(given):
+        raise wrong_value("lengths", lengths, "one or more different numbers of tokens, each a whole number from 1 on")
+    for length in given:
+        side = math.isqrt(length)
+        if side**2 != length:
+            nearest = f"{side**2} or {(side + 1) ** 2}"
+            raise wrong_value("lengths", length, f"the cells of a square grid: {nearest}, not a number between squares")
+    return tuple(sorted(given))
 
 
 def _is_whole(value: object) -> bool:

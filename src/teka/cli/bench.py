@@ -6,13 +6,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from teka.bench import bench, bench_table
-from teka.bench.bench import BENCH_FILE, PLOT_FILE
+from teka.bench import bench, bench_table, layer_names
+from teka.bench.bench import BENCH_FILE, LENGTHS, PLOT_FILE
 from teka.cli.parser import Parser
 
 EXAMPLES = """\
   teka bench
-  teka bench --sides '[16, 32, 64]' --threads 1 --out runs/bench
+  teka bench --lengths 256 1024 4096 --threads 1 --out runs/bench
+  teka bench --direction forward --layers squared_relu scaled_dot_product_attention
 """
 
 
@@ -20,16 +21,33 @@ def make_parser() -> Parser:
     """Options of the command."""
     parser = Parser(
         "teka bench",
-        "Time layers forward and backward against their own four matrix products, scaled_dot_product_attention and "
-        "performer-pytorch, in one process.",
+        "Time layers against their own four matrix products, scaled_dot_product_attention and performer-pytorch, "
+        "in one process, from 256 to 262,144 tokens.",
         EXAMPLES,
     )
-    parser.add_function_arguments(bench, skip={"command", "progress"})
+    # Written out here, so that they take words after one another and not a list in brackets.
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=int,
+        default=list(LENGTHS),
+        metavar="L",
+        help="Numbers of tokens, each the square of a whole number: the cells of a square grid.",
+    )
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        type=str,
+        default=None,
+        metavar="NAME",
+        help=f"The layers, all by default: {', '.join(layer_names())}; four_gemms is always timed.",
+    )
+    parser.add_function_arguments(bench, skip={"lengths", "layers", "command", "progress"})
     return parser
 
 
 def main(options: argparse.Namespace, command: str) -> None:
-    """Measure, print the table and write the results."""
+    """Measure, print the tables and write the results."""
     with tqdm(bar_format="{desc}", leave=False, file=sys.stdout) as line:
         result = bench(**vars(options), command=command, progress=line.set_description_str)
     print(bench_table(result))

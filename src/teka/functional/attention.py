@@ -106,7 +106,7 @@ def attention(
             )
         else:
             assert isinstance(kernel, FeatureKernel)
-            sums = fast(
+            output = fast(
                 chosen,
                 query,
                 key,
@@ -118,7 +118,6 @@ def attention(
                 key_mask=key_mask,
                 is_causal=is_causal,
             )
-            output = sums.divide(nonnegative=kernel.nonnegative)
     if query_mask is not None:
         output = output.masked_fill(~query_mask[:, None, :, None], 0.0)
     return output.to(dtype)

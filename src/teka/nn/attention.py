@@ -10,12 +10,15 @@ from teka import functional
 from teka.errors import unknown_name, wrong_shape, wrong_value
 from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
 from teka.functional.backend.cost import Cost
+from teka.functional.backend.eager import is_plain_eager_on_cpu
 from teka.functional.decode import DecodingState, decode
 from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, FeatureKernel, Kernel
+from teka.functional.kernel.base import LocalKernel
 from teka.functional.placement import Placement, Sites, length_mask
 from teka.functional.relative import NUM_FREQUENCIES, Relative
 from teka.grid import Grid
 from teka.nn.collapse import warn_of_collapse
+from teka.nn.heads import join_heads, project_heads, project_heads_first
 from teka.nn.random_features import RandomFeatures
 from teka.nn.relative import ClippedFeatures, RelativeModule, Rotary, RotationJoint, make_relative_module
 
@@ -181,9 +184,12 @@ class Attention(nn.Module):
             context: Tokens that are attended to, the same by default.
         """
         context = tokens if context is None else context
-        query = None if self.query is None else self._split(self.query(tokens))
-        key = None if self.key is None else self._split(self.key(context))
-        return query, key, self._split(self.value(context))
+        turned = isinstance(self.relative, Rotary)
+        first = is_plain_eager_on_cpu(tokens, context) and isinstance(self.kernel, LocalKernel) and not turned
+        heads_of = project_heads_first if first else project_heads
+        query = None if self.query is None else heads_of(self.query, tokens, self.dim_head)
+        key = None if self.key is None else heads_of(self.key, context, self.dim_head)
+        return query, key, heads_of(self.value, context, self.dim_head)
 
     def forward(
         self,
@@ -259,7 +265,7 @@ class Attention(nn.Module):
                 )
             )
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
-        return self.dropout(self.output(joined.transpose(1, 2).flatten(2)))
+        return self.dropout(join_heads(self.output, joined))
 
     def _part(
         self,
@@ -320,7 +326,7 @@ class Attention(nn.Module):
             mixed.append(output)
             states.append(after)
         joined = torch.cat(mixed, dim=1)
-        return self.dropout(self.output(joined.transpose(1, 2).flatten(2)))[:, 0], tuple(states)
+        return self.dropout(join_heads(self.output, joined))[:, 0], tuple(states)
 
     def group_costs(
         self, group: HeadGroup, grid: Grid | None = None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None
@@ -369,6 +375,3 @@ class Attention(nn.Module):
                 raise wrong_value("context", None, f"tokens of size context_dim = {self.context_dim}")
         elif context.ndim != 3 or context.shape[0] != tokens.shape[0] or context.shape[-1] != self.context_dim:
             raise wrong_shape("context", context.shape, f"({tokens.shape[0]}, tokens, {self.context_dim})")
-
-    def _split(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch heads tokens dim"]:
-        return tokens.unflatten(-1, (-1, self.dim_head)).transpose(1, 2)

@@ -5,6 +5,7 @@ import warnings
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack  # there is no public way to ask
 
 from teka.functional.estimator_report import estimator_report
 from teka.functional.placement import Sites
@@ -31,6 +32,9 @@ def warn_of_collapse(
 ) -> None:
     """Compare a new draw of random features with the truth, on the first kept tokens of one sample; warn of a collapse.
 
+    Nothing is compared in a compiled graph or within a transform of `torch.func`, where there are no numbers to look
+    at; the draw then stays to be compared.
+
     Args:
         random_features: The draw; one that has been compared is not compared again.
         query: Queries.
@@ -40,7 +44,7 @@ def warn_of_collapse(
         sites: Where the last tokens are, for such a kernel; tokens before them have no position.
         key_mask: True where a key is kept.
     """
-    if torch.compiler.is_compiling() or not random_features.is_fresh:
+    if torch.compiler.is_compiling() or not random_features.is_fresh or peek_interpreter_stack() is not None:
         return
     random_features.is_fresh = False
     placed = None
@@ -69,5 +73,5 @@ def warn_of_collapse(
             f"of what softmax attention's does; take more features, smaller queries and keys, or another kernel "
             "(teka.diagnose tells more)",
             CollapseWarning,
-            stacklevel=4,
+            stacklevel=5,  # past the layer's forward and torch's two frames of a call
         )

@@ -29,13 +29,14 @@ class AxisForm(Function):
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx, gradient):  # noqa: D102  # as torch has it
-        inputs = ctx.saved_tensors
+    def backward(ctx, *grad_outputs):  # noqa: D102  # as torch has it
+        (gradient,) = grad_outputs
+        inputs = query_features, key_features, value, *matrices = ctx.saved_tensors
         if torch.is_grad_enabled():
             gradients = torch.func.vjp(plain_axis_sums, *inputs)[1](gradient)
             return tuple(one if needed else None for one, needed in zip(gradients, ctx.needs_input_grad, strict=True))
         wanted = Wanted.from_needs(ctx.needs_input_grad)
-        return tuple(axis_sums_gradients(gradient, *inputs[:3], inputs[3:], wanted))
+        return tuple(axis_sums_gradients(gradient, query_features, key_features, value, matrices, wanted))
 
     @staticmethod
     def jvp(ctx, *tangents):  # noqa: D102  # as torch has it

@@ -28,5 +28,5 @@ def axis_log_matrices(
 
 
 def runs_by_hand(tensor: Tensor) -> bool:
-    """Whether sums are taken head by head in the cache of a CPU; a compiled graph would hold every step of the loops."""
+    """Whether sums are taken head by head in a CPU's cache; a compiled graph would hold every step of the loops."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

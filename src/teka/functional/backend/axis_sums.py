@@ -9,6 +9,9 @@ from torch import Tensor
 from teka.functional.backend.axis_products import MatrixSums, Workspace
 from teka.functional.backend.wanted import Wanted
 
+# Features in a chunk up to which their maps are added one by one, with no further buffer; more are small maps.
+FEW_MAPS = 8
+
 
 def axis_sums(
     query_features: Float[Tensor, "batch heads queries features"],
@@ -52,10 +55,10 @@ def axis_sums_gradients(
 ) -> list[Tensor | None]:
     """Gradients of `axis_sums` for φ(q), φ(k), v and the matrices, from that of its output.
 
-    With G_i = φ(q_i) ⊗ g_i, which takes the matrices' transposes back to the keys' grid, the gradients of φ(k) and v are
-    contractions of that with v and φ(k); that of φ(q) is one of g with the maps on the queries' grid, which are made
-    again; and that of a matrix is the product of the maps on both its sides. Eight products in all where the forward
-    pass of two axes takes two.
+    The matrices' transposes take φ(q_i) ⊗ g_i back to the keys' grid, where its contractions with v and φ(k) are the
+    gradients of φ(k) and v. That of φ(q) is the contraction of g with the maps on the queries' grid, which are made
+    again, and that of a matrix is the product of the maps on both its sides: six products where the forward pass of two
+    axes takes two.
     """
     batch, heads, _, num_features = query_features.shape
     workspace = Workspace(matrices, num_features, value.shape[-1], keep=True)
@@ -98,6 +101,9 @@ def _add_weighted(
     weights: Float[Tensor, "features cells"],
 ) -> None:
     """Add the maps, each times the weight of its feature and cell."""
+    if len(maps) > FEW_MAPS:
+        total.add_((maps * weights[:, None]).sum(dim=0))
+        return
     for one, weight in zip(maps.unbind(), weights[:, None].unbind(), strict=True):
         total.addcmul_(one, weight)
 

@@ -59,7 +59,8 @@ class AxisSweep:
             return torch.add(ahead[0], behind[0], out=out)
         for view, part in zip(ahead, _split(out, self.dim, ahead), strict=True):
             part.copy_(view)
-        self._add_to(_split(out, self.dim, behind), behind)
+        for view, part in zip(behind, _split(out, self.dim, behind), strict=True):
+            part.add_(view)
         return out
 
     def step(self, distance: int, inner: Tensor, out: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -70,16 +71,21 @@ class AxisSweep:
         return out
 
     def _add(self, views: Sequence[Tensor], inner: Tensor, weight: Tensor | None) -> None:
+        # Without a seam there is nothing to cut, and this is called often.
+        if len(views) == 1:
+            _add_to(views[0], inner, weight)
+            return
         parts = _split(inner, self.dim, views)
-        if weight is None:
-            self._add_to(views, parts)
-        else:
-            for view, part, share in zip(views, parts, _split(weight, self.dim, views), strict=True):
-                view.addcmul_(part, share)
+        shares = [None] * len(views) if weight is None else _split(weight, self.dim, views)
+        for view, part, share in zip(views, parts, shares, strict=True):
+            _add_to(view, part, share)
 
-    def _add_to(self, views: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-        for view, part in zip(views, parts, strict=True):
-            view.add_(part)
+
+def _add_to(view: Tensor, part: Tensor, weight: Tensor | None) -> None:
+    if weight is None:
+        view.add_(part)
+    else:
+        view.addcmul_(part, weight)
 
 
 def _views(buffer: Tensor, dim: int, place: int, side: int) -> list[Tensor]:

@@ -1,21 +1,31 @@
 """The dense backend: every pair of tokens, O(L²) work. It is the truth for the others."""
 
+from typing import TypeGuard
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from teka.functional.backend.axis_matrices import axis_log_matrices, runs_by_hand
+from teka.functional.backend.prefix import add_prefix
+from teka.functional.backend.rotation_vectors import rotation_vectors
 from teka.functional.backend.sums import Sums, with_ones
+from teka.functional.backend.tile_form import TileForm
 from teka.functional.backend.turned import turn
 from teka.functional.kernel import FeatureKernel, Kernel, Softmax
 from teka.functional.kernel.base import apply_log_factor, pair_mask
 from teka.functional.placement import Placement
-from teka.functional.relative import FactorRelative, Relative, RotaryRelative, SeparableRelative
+from teka.functional.relative import FactorRelative, Relative, RotaryRelative, Rotation, SeparableRelative
 
 # Numbers of the matrix of weights that are held at once: 32 MiB in float32. A larger matrix is taken in rows, which are
 # made again in the backward pass, so that memory is O(L).
 TILE_ELEMENTS = 2**23
+
+# Pairs of placed tokens from which a separable kernel is worked on in tiles of the cache. With fewer, and with masks or
+# causality, the matrix is formed as it stands in the equation.
+LEAST_TILED_PAIRS = 2**16
 
 
 def dense(
@@ -37,6 +47,16 @@ def dense(
         )
     if isinstance(kernel, Softmax) and relative is None:
         return fused_softmax(query, key, value, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    if isinstance(kernel, Softmax) and type(relative) is Rotation and not any(placement.periods):
+        query, key = rotation_vectors(query, key, relative, placement, scale=scale)
+        return fused_softmax(query, key, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
+    if (
+        key_mask is None
+        and not is_causal
+        and isinstance(kernel, FeatureKernel)
+        and _has_tiles(relative, placement, query)
+    ):
+        return _tiled(query, key, value, kernel, relative, placement, scale=scale)
     assert relative is None or isinstance(relative, FactorRelative)
     left, right, log_scale = kernel.dense_vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
     keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
@@ -69,6 +89,32 @@ def dense(
     if isinstance(kernel, FeatureKernel):
         output = Sums(output[..., :-1], output[..., -1]).divide(nonnegative=kernel.nonnegative)
     return output if empty is None else output.masked_fill(empty, 0.0)
+
+
+def _has_tiles(relative: Relative | None, placement: Placement, query: Tensor) -> TypeGuard[SeparableRelative]:
+    """Whether the pairs are many, and their relative weights products of small matrices, worked on in a CPU's cache."""
+    if not isinstance(relative, SeparableRelative) or placement.grids is None or not runs_by_hand(query):
+        return False
+    return placement.grids[0].num_tokens * placement.grids[1].num_tokens >= LEAST_TILED_PAIRS
+
+
+def _tiled(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    kernel: FeatureKernel,
+    relative: SeparableRelative,
+    placement: Placement,
+    *,
+    scale: float,
+) -> Float[Tensor, "batch heads queries dim_value"]:
+    """The same from tiles of the matrix that stay in the cache, with a backward pass of their own."""
+    features = kernel.query_features(query, scale=scale), kernel.key_features(key, scale=scale)
+    first = placement.num_prefix_tokens
+    log_matrices, log_peak = axis_log_matrices(relative, placement, value)
+    sums = TileForm.apply(*(tensor[:, :, first:] for tensor in (*features, value)), *log_matrices)
+    sums = add_prefix(Sums(sums[..., :-1], sums[..., -1], log_peak), *features, value, first)
+    return sums.divide(nonnegative=kernel.nonnegative)
 
 
 def fused_softmax(

@@ -5,13 +5,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka.functional.backend.causal import causal_linear
+from teka.functional.backend.eager import is_plain_eager_on_cpu
 from teka.functional.backend.fft import fft
+from teka.functional.backend.fused_linear import fused_linear
 from teka.functional.backend.linear import linear
 from teka.functional.backend.rings import causal_rings, rings
 from teka.functional.backend.sums import Sums
 from teka.functional.backend.toeplitz import toeplitz
 from teka.functional.backend.turned import turn
 from teka.functional.kernel import FeatureKernel
+from teka.functional.kernel.base import LocalKernel
 from teka.functional.placement import Placement
 from teka.functional.relative import (
     Relative,
@@ -38,8 +41,43 @@ def fast(
     scale: float,
     key_mask: Bool[Tensor, "batch keys"] | None,
     is_causal: bool,
+) -> Float[Tensor, "batch heads queries dim_value"]:
+    """Attention by a backend other than dense."""
+    simple = relative is None or (isinstance(relative, WaveRelative) and placement.num_prefix_tokens == 0)
+    if backend == "linear" and simple and not is_causal and isinstance(kernel, LocalKernel):
+        waves = _waves(relative, placement, query) if isinstance(relative, WaveRelative) else ()
+        if is_plain_eager_on_cpu(query, key, value, *waves):
+            return fused_linear(query, key, value, *waves, kernel=kernel, scale=scale, key_mask=key_mask)
+    sums = _sums(
+        backend, query, key, value, kernel, relative, placement, scale=scale, key_mask=key_mask, is_causal=is_causal
+    )
+    return sums.divide(nonnegative=kernel.nonnegative)
+
+
+def _waves(relative: WaveRelative, placement: Placement, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Waves at the places of queries and keys, shape (1, H, L, waves) or (B, H, L, waves)."""
+    query_waves = relative.query_waves(placement.query.positions_like(query))
+    key_waves = relative.key_waves(placement.key.positions_like(query))
+    return (
+        query_waves if query_waves.ndim == 4 else query_waves[None],
+        key_waves if key_waves.ndim == 4 else key_waves[None],
+    )
+
+
+def _sums(
+    backend: str,
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    kernel: FeatureKernel,
+    relative: Relative | None,
+    placement: Placement,
+    *,
+    scale: float,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+    is_causal: bool,
 ) -> Sums:
-    """Sums of a backend other than dense; pairs with a prefix token, for which c = 1, go through the linear one."""
+    """Sums of a backend; pairs with a prefix token, for which c = 1, go through the linear one."""
     query_features, key_features, log_scale = kernel.feature_maps(
         query, key, scale=scale, key_mask=key_mask, is_causal=is_causal
     )
@@ -55,13 +93,7 @@ def fast(
         sums = _rotary(*placed, log_scale, relative, placement, is_causal=is_causal)
     elif backend == "linear":
         assert isinstance(relative, WaveRelative)
-        waves = [
-            waves if waves.ndim == 4 else waves[None]
-            for waves in (
-                relative.query_waves(placement.query.positions_like(query)),
-                relative.key_waves(placement.key.positions_like(query)),
-            )
-        ]
+        waves = _waves(relative, placement, query)
         if is_causal:
             sums = causal_linear(*placed[:2], log_scale, placed[2], *waves)
         else:

@@ -103,7 +103,9 @@ def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
     if backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
     if backend == "auto":
-        return min(costs, key=lambda name: costs[name].work(device_type))
+        # In two steps: torch.compile knows no `min` with a key.
+        work = [cost.work(device_type) for cost in costs.values()]
+        return list(costs)[work.index(min(work))]
     if backend not in costs:
         expected = f"one of {', '.join(map(repr, ('auto', *costs)))} for this kernel, relative kernel and placement"
         raise wrong_value("backend", backend, expected)

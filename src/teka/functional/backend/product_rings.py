@@ -71,7 +71,7 @@ class ProductRings(Function):
             given = _product(query_features[..., features], gradient)
             if needs[0] or needs[1]:
                 far = far_sums(mapped, reach, grid)
-                read = [ring_read(mapped, given, reach, grid), (far * given).sum(dim=-1, keepdim=True)]
+                read = [ring_read(mapped, given, reach, grid)[..., :-1], (far * given).sum(dim=-1, keepdim=True)]
                 of_weights = of_weights + torch.cat(read, dim=-1)
                 mixed = (ring_mix(near, mapped, grid) + last * far).unflatten(-1, (-1, value.shape[-1]))
                 of_query.append((mixed @ gradient[..., None])[..., 0])
@@ -119,7 +119,9 @@ class DualProductRings(ProductRings):
 
 
 def _near_and_last(weights: Tensor) -> tuple[Tensor, Tensor]:
-    return weights[..., :-1], weights[..., -1:]
+    """Weights with 0 for the last ring, whose sums are taken with more care, and that of the last ring."""
+    last = weights[..., -1:]
+    return torch.cat([weights[..., :-1], torch.zeros_like(last)], dim=-1), last
 
 
 def _product(features: Tensor, value: Tensor) -> Tensor:

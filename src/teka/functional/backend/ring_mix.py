@@ -91,23 +91,25 @@ def apply_form(form: Form, num_rings: int, grid: Grid, first: Tensor, second: Te
 def ring_mix(
     weights: Float[Tensor, "batch heads tokens rings"], tokens: Float[Tensor, "batch heads tokens channels"], grid: Grid
 ) -> Float[Tensor, "batch heads tokens channels"]:
-    """out_i = Σ_r a_ir R_r(i), with R_r(i) the sum of the tokens r steps from i for r = 0 … rings − 1.
+    """out_i = Σ_{r ≤ k} a_ir R_r(i), with R_r(i) the sum of the tokens r steps from i and R_k that of all farther ones.
+
+    R_k is the total less the others: exact where all terms are of one size (else see `far_sums`, with a_k = 0 here).
 
     A few maps of the tokens' size are held at a time, forward and backward, however many rings there are.
 
     Args:
-        weights: a, for every token and ring, shape (B, H, L, k).
+        weights: a, for every token and ring, shape (B, H, L, k + 1).
         tokens: V, shape (B, H, L, C).
         grid: The grid whose cells the tokens are; 2(k − 1) is less than the side of an axis that is periodic.
     """
-    return apply_form("mix", weights.shape[-1], grid, weights, tokens)
+    return apply_form("mix", weights.shape[-1] - 1, grid, weights, tokens)
 
 
 def ring_spread(
     weights: Float[Tensor, "batch heads tokens rings"], tokens: Float[Tensor, "batch heads tokens channels"], grid: Grid
 ) -> Float[Tensor, "batch heads tokens channels"]:
     """out = Σ_r R_r(a_r · g): the derivative of `ring_mix` in its tokens."""
-    return apply_form("spread", weights.shape[-1], grid, weights, tokens)
+    return apply_form("spread", weights.shape[-1] - 1, grid, weights, tokens)
 
 
 def ring_read(
@@ -116,7 +118,7 @@ def ring_read(
     num_rings: int,
     grid: Grid,
 ) -> Float[Tensor, "batch heads tokens rings"]:
-    """out_ir = R_r(i) · g_i: the derivative of `ring_mix` in its weights."""
+    """out_ir = R_r(i) · g_i for r = 0 … num_rings: the derivative of `ring_mix` in its weights."""
     return apply_form("read", num_rings, grid, tokens, others)
 
 

@@ -35,6 +35,7 @@ class RingSums:
         self.first, *self.others = sweeps_over(like, self.reach, grid)
         self.outs = [_contiguous(like) for _ in range(grid.num_axes)]
         self.tokens = _contiguous(like)
+        self.cell_dims = tuple(range(2, like.ndim - 1))
 
     def start(self, tokens: Float[Tensor, "batch heads *cells channels"]) -> None:
         """Take the tokens whose rings come next."""
@@ -55,48 +56,43 @@ class RingSums:
         self,
         weights: Float[Tensor, "batch heads *cells rings"],
         tokens: Float[Tensor, "batch heads *cells channels"],
-        out: Float[Tensor, "batch heads *cells channels"],
-    ) -> None:
-        """Write Σ_r R_r(a_r · g) into `out`: the same steps backwards."""
+    ) -> Float[Tensor, "batch heads *cells channels"]:
+        """Σ_r R_r(a_r · g) in a buffer: the same steps backwards."""
         self.tokens.copy_(tokens)
         for sweep in (self.first, *self.others):
             sweep.clear()
+        shares = weights[..., None].unbind(-2)
         for distance in range(self.reach, -1, -1):
-            ring, weight = self.tokens, weights[..., distance, None]
+            ring, weight = self.tokens, shares[distance]
             for sweep, wider in zip(reversed(self.others), self.outs, strict=False):
                 ring, weight = sweep.step(distance, ring, wider, weight), None
             self.first.add_ahead(distance, ring, weight)
             if distance:
                 self.first.add_behind(distance, ring, weight)
-        self.first.read(0, out)
+        return self.first.read(0, self.outs[-1])
 
-
-def ring_sums(
-    tokens: Float[Tensor, "batch heads tokens channels"], num_rings: int, grid: Grid
-) -> list[Float[Tensor, "batch heads tokens channels"]]:
-    """R_0 … R_{num_rings − 1}, all of them, without gradients."""
-    cells = tokens.detach().unflatten(2, grid.shape)
-    sums = RingSums(cells, num_rings, grid)
-    sums.start(cells)
-    return [sums.ring(distance).clone().flatten(2, -2) for distance in range(num_rings)]
+    def total(self) -> Float[Tensor, "batch heads *one channels"]:
+        """Sum over all cells."""
+        return self.tokens.sum(dim=self.cell_dims, keepdim=True)
 
 
 def mix_rings(
     weights: Float[Tensor, "batch heads tokens rings"], tokens: Float[Tensor, "batch heads tokens channels"], grid: Grid
 ) -> Float[Tensor, "batch heads tokens channels"]:
-    """out_i = Σ_r a_ir R_r(i)."""
-    num_rings = weights.shape[-1]
+    """out_i = Σ_{r ≤ k} a_ir R_r(i) = Σ_{r<k} (a_ir − a_ik) R_r(i) + a_ik ΣV, R_k being the total less the others."""
+    num_rings = weights.shape[-1] - 1
     result = tokens.new_empty(tokens.shape)
     shares, cells, outs = _over_cells(grid, weights, tokens, result)
     parts = parts_of(tokens)
     sums = RingSums(cells[parts[0]], num_rings, grid)
     total = _contiguous(cells[parts[0]])
     for part in parts:
-        share = shares[part[:2]]
+        last = shares[part[:2]][..., -1:]
+        share = shares[part[:2]][..., :-1] - last
         sums.start(cells[part])
-        torch.mul(sums.ring(0), share[..., :1], out=total)
-        for distance in range(1, num_rings):
-            total.addcmul_(sums.ring(distance), share[..., distance, None])
+        torch.mul(sums.total(), last, out=total)
+        for distance, weight in enumerate(share[..., None].unbind(-2)):
+            total.addcmul_(sums.ring(distance), weight)
         outs[part].copy_(total)
     return result
 
@@ -104,13 +100,17 @@ def mix_rings(
 def spread_rings(
     weights: Float[Tensor, "batch heads tokens rings"], tokens: Float[Tensor, "batch heads tokens channels"], grid: Grid
 ) -> Float[Tensor, "batch heads tokens channels"]:
-    """out = Σ_r R_r(a_r · g), the adjoint of `mix_rings` in its tokens."""
+    """out = Σ_{r ≤ k} R_r(a_r · g), the adjoint of `mix_rings` in its tokens."""
     result = tokens.new_empty(tokens.shape)
     shares, cells, outs = _over_cells(grid, weights, tokens, result)
     parts = parts_of(tokens)
-    sums = RingSums(cells[parts[0]], weights.shape[-1], grid)
+    sums = RingSums(cells[parts[0]], weights.shape[-1] - 1, grid)
+    weighted = _contiguous(cells[parts[0]])
     for part in parts:
-        sums.spread(shares[part[:2]], cells[part], outs[part])
+        last = shares[part[:2]][..., -1:]
+        out = sums.spread(shares[part[:2]][..., :-1] - last, cells[part])
+        torch.mul(sums.tokens, last, out=weighted)
+        torch.add(out, weighted.sum(dim=sums.cell_dims, keepdim=True), out=outs[part])
     return result
 
 
@@ -120,8 +120,8 @@ def read_rings(
     num_rings: int,
     grid: Grid,
 ) -> Float[Tensor, "batch heads tokens rings"]:
-    """out_ir = R_r(i) · g_i, the adjoint of `mix_rings` in its weights."""
-    result = tokens.new_zeros((*tokens.shape[:-1], num_rings))
+    """out_ir = R_r(i) · g_i for r = 0 … num_rings, the adjoint of `mix_rings` in its weights."""
+    result = tokens.new_zeros((*tokens.shape[:-1], num_rings + 1))
     cells, given, outs = _over_cells(grid, tokens, others, result)
     parts = parts_of(tokens)
     sums = RingSums(cells[parts[0]], num_rings, grid)
@@ -129,9 +129,10 @@ def read_rings(
     for part in parts:
         sums.start(cells[part])
         other = given[part].contiguous()
-        for distance in range(num_rings):
-            torch.mul(sums.ring(distance), other, out=product)
-            outs[part[:2]][..., distance] += product.sum(dim=-1)
+        for distance, out in enumerate(outs[part[:2]].unbind(-1)):
+            torch.mul(sums.ring(distance) if distance < num_rings else sums.total(), other, out=product)
+            out.add_(product.sum(dim=-1))
+    result[..., -1] -= result[..., :-1].sum(dim=-1)
     return result
 
 

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from teka.functional.backend.causal_rings import causal_rings
 from teka.functional.backend.product_rings import product_rings
-from teka.functional.backend.ring_mix import ring_mix
-from teka.functional.backend.ring_sums import ring_sums
+from teka.functional.backend.ring_mix import ring_mix, ring_read
 from teka.functional.backend.sums import Sums, with_ones
 from teka.functional.relative import RingRelative
 from teka.grid import Grid
@@ -37,7 +36,8 @@ def rings(
     """
     log_rings = relative.log_rings(query, scale=scale)
     keep = value.new_ones(1, 1, grid.num_tokens, 1) if key_mask is None else key_mask[:, None, :, None].to(value)
-    filled = _filled_rings(keep, relative.max_distance, grid)
+    distance = relative.max_distance
+    filled = ring_read(keep, torch.ones_like(keep), distance, grid) > 0.5  # the counts are whole numbers and so exact
     log_peak = log_rings.detach().masked_fill(~filled, -torch.inf).amax(dim=-1)
     log_peak = log_peak.masked_fill(~filled.any(dim=-1), 0.0)
     # A ring without keys has a sum of exactly 0, the last one apart: its weight must be 0.
@@ -47,28 +47,11 @@ def rings(
         return Sums(sums[..., :-1], sums[..., -1], log_peak)
     weights = weights * query_features
     # Apart, the values keep an even number of channels.
-    numerator = _mix_of_one_size(weights, key_features * value, grid)
-    denominator = _mix_of_one_size(weights, key_features, grid)[..., 0]
+    # All terms are of one size, and the last ring is the total less the others without loss. Of the denominator, with
+    # one channel, the rings themselves are kept: they are no larger than the weights.
+    numerator = ring_mix(weights, key_features * value, grid)
+    denominator = (weights * ring_read(key_features, torch.ones_like(key_features), distance, grid)).sum(dim=-1)
     return Sums(numerator, denominator, log_peak)
-
-
-def _mix_of_one_size(
-    weights: Float[Tensor, "batch heads tokens rings"], tokens: Float[Tensor, "batch heads tokens channels"], grid: Grid
-) -> Float[Tensor, "batch heads tokens channels"]:
-    """Σ_r a_ir R_r(i) with the last ring as the total less the others: all terms are of one size, and lose nothing."""
-    near, last = weights[..., :-1], weights[..., -1:]
-    mixed = ring_mix(near - last, tokens, grid)
-    total = tokens.sum(dim=-2, keepdim=True)
-    return torch.baddbmm(mixed.flatten(0, 1), last.flatten(0, 1), total.flatten(0, 1)).view(mixed.shape)
-
-
-def _filled_rings(
-    keep: Float[Tensor, "batch 1 tokens 1"], max_distance: int, grid: Grid
-) -> Bool[Tensor, "batch 1 tokens rings"]:
-    """Whether ring r about token i holds a kept key; the counts are whole numbers and so exact."""
-    near = torch.cat(ring_sums(keep, max_distance, grid), dim=-1)
-    far = keep.sum(dim=-2, keepdim=True) - near.sum(dim=-1, keepdim=True)
-    return torch.cat([near, far], dim=-1) > 0.5
 
 
 def rings_cost_terms(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> tuple[int, int]:

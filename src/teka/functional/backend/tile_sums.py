@@ -52,9 +52,9 @@ def tile_sums_gradients(
     """Gradients of `tile_sums` for φ(q), φ(k), v and the logarithms of the matrices, from that of its output.
 
     With P = φ(q)φ(k)ᵀ and W = P ∘ c, the gradient of W is D = g [v, 1]ᵀ, that of P is D ∘ c, and that of log c is
-    D ∘ W, which each axis' matrix sums over the others. P is made again: five products where the forward pass takes two.
+    D ∘ W, which is summed over the other axes. P is made again: five products where the forward pass takes two.
     """
-    batch, heads, num_queries, _ = query_features.shape
+    batch, heads = query_features.shape[:2]
     given = (query_features, key_features, value)
     of_query, of_key, of_value = (torch.empty_like(one, memory_format=torch.contiguous_format) for one in given)
     of_logs = [torch.zeros_like(matrix) for matrix in matrices]

@@ -25,10 +25,10 @@ def toeplitz(
 ) -> Sums:
     """Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] with c = Π_axis c_axis.
 
-    T_j = φ(k_j) ⊗ [v_j, 1] lies on the keys' grid; along each axis it is multiplied by the matrix c_axis(x_i − x_j) from
-    that grid's side to the queries', and the result is contracted with φ(q_i). Each row of a matrix is divided by its
-    largest entry, which cancels in the normaliser. Cost O(L · m · (d + 1) · Σ sides); the features are taken in chunks,
-    so that memory does not grow with m.
+    T_j = φ(k_j) ⊗ [v_j, 1] lies on the keys' grid; along each axis it is multiplied by the matrix of c_axis(x_i − x_j)
+    from that grid's side to the queries', and the result is contracted with φ(q_i). Each row of a matrix is divided by
+    its largest entry, which cancels in the normaliser. Cost O(L · m · (d + 1) · Σ sides); the features are taken in
+    chunks, so that memory does not grow with m.
     """
     log_matrices, log_peak = axis_log_matrices(relative, placement, value)
     arguments = (query_features, key_features, with_ones(value), *(torch.exp(matrix) for matrix in log_matrices))
@@ -51,6 +51,8 @@ def _chunked_sums(
     for start in range(0, num_features, chunk):
         features = slice(start, start + chunk)
         arguments = (query_features[..., features], key_features[..., features], value, *matrices)
-        part = checkpoint(plain_axis_sums, *arguments, use_reentrant=False) if recompute else plain_axis_sums(*arguments)
+        part = (
+            checkpoint(plain_axis_sums, *arguments, use_reentrant=False) if recompute else plain_axis_sums(*arguments)
+        )
         sums = sums + part
     return sums

@@ -11,7 +11,7 @@ from teka.functional.kernel.floored_relu import FlooredRelu
 
 @dataclass(frozen=True)
 class Relu(FlooredRelu):
-    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = relu(x) + ε ‖x‖/√d: d features, deterministic.
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = max(x, ε ‖x‖/√d): d features, deterministic.
 
     The normalised weights do not change when a query, or all keys, are multiplied by a positive number.
 
@@ -26,8 +26,12 @@ class Relu(FlooredRelu):
 
     name: ClassVar[str] = "relu"
 
-    def features(
-        self, rectified: Float[Tensor, "batch heads tokens dim"]
-    ) -> Float[Tensor, "batch heads tokens features"]:
+    def features_of(self, rectified: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch features"]:
         """φ = r."""
         return rectified
+
+    def gradient_of(
+        self, rectified: Float[Tensor, "*batch dim"], gradient: Float[Tensor, "*batch features"]
+    ) -> Float[Tensor, "*batch dim"]:
+        """That of φ."""
+        return gradient

@@ -11,7 +11,7 @@ from teka.functional.kernel.floored_relu import FlooredRelu
 
 @dataclass(frozen=True)
 class SquaredRelu(FlooredRelu):
-    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = r² with r = relu(x) + ε ‖x‖/√d: d features, deterministic, non-negative.
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = r² with r = max(x, ε ‖x‖/√d): d features, deterministic, non-negative.
 
     The normalised weights do not change when a query, or all keys, are multiplied by a positive number.
 
@@ -29,8 +29,12 @@ class SquaredRelu(FlooredRelu):
 
     epsilon: float = 1e-3
 
-    def features(
-        self, rectified: Float[Tensor, "batch heads tokens dim"]
-    ) -> Float[Tensor, "batch heads tokens features"]:
+    def features_of(self, rectified: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch features"]:
         """φ = r²."""
         return rectified.square()
+
+    def gradient_of(
+        self, rectified: Float[Tensor, "*batch dim"], gradient: Float[Tensor, "*batch features"]
+    ) -> Float[Tensor, "*batch dim"]:
+        """2r times that of φ."""
+        return gradient.mul_(rectified).mul_(2)

@@ -1,0 +1,28 @@
+"""Count the floating-point operations of matrix products."""
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+
+def flop_counter() -> FlopCounterMode:
+    """A context that counts the operations of all matrix products in it, two for each multiply-add."""
+    return FlopCounterMode(display=False, custom_mapping=FUSED)
+
+
+def _fused_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, out_shape: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def _fused_backward_flops(
+    gradient: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, out_shape: Any, **__: Any
+) -> int:
+    return sdpa_backward_flop_count(gradient, query, key, value)
+
+
+# torch's counter knows the fused attention of a GPU but not that of a CPU, which does the same products.
+FUSED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_backward_flops,
+}

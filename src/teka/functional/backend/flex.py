@@ -1,0 +1,253 @@
+"""Dense attention on a GPU by torch's FlexAttention: every pair of tokens, and no matrix over the pairs in memory."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import pad
+
+from teka.functional.kernel import FeatureKernel, Kernel, Softmax, Taylor2
+from teka.functional.placement import Placement
+from teka.functional.relative import FactorRelative, Relative, RingRelative, StationaryRelative, WaveRelative
+
+# log c of scalar indices (batch, head, query, key). What is called once for every pair is written as lambdas here: they
+# are traced, and a function that checks its annotations, as those of a test run do, is not to be traced.
+PairTerm = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# Its kernels take sizes of heads that are powers of two, in these limits.
+LEAST_SIZE, LARGEST_SIZE = 16, 256
+# A cell of the coarser of two grids may be any whole number of these parts of a cell of the finer one.
+PARTS = 8
+# Offsets between two grids that a table may have, for each of their tokens: tables are O(L).
+OFFSETS_PER_TOKEN = 32
+
+
+def flex_fits(
+    query: Float[Tensor, "batch heads queries dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    kernel: Kernel,
+    relative: Relative | None,
+    placement: Placement,
+) -> bool:
+    """Whether `flex` can compute this: log c from small tables, and log κ ≥ −∞ of the product of two short vectors.
+
+    That is softmax or a feature kernel without negative weights, of at most 256 features; and c between grids whose
+    cells lie on one lattice, or c of waves anywhere. FlexAttention knows no float64 on a GPU, no torch.func transform
+    and no forward-mode derivative, and adds up the gradients of tables in any order, so that it gives way where torch
+    is asked for deterministic algorithms.
+    """
+    if not isinstance(relative, FactorRelative):
+        return False
+    if not isinstance(kernel, Softmax) and not (isinstance(kernel, FeatureKernel) and kernel.nonnegative):
+        return False
+    if max(kernel.dense_size(query.shape[-1]), value.shape[-1]) > LARGEST_SIZE:
+        return False
+    if query.is_cuda and (query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled()):
+        return False
+    if torch._C._are_functorch_transforms_active() or forward_ad.unpack_dual(query).tangent is not None:
+        return False
+    return isinstance(relative, WaveRelative) or _lattice(placement) is not None
+
+
+def flex(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    kernel: Kernel,
+    relative: FactorRelative,
+    placement: Placement,
+    *,
+    scale: float,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+    is_causal: bool = False,
+) -> Float[Tensor, "batch heads queries dim_value"]:
+    """softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, with log c read from tables of O(L) numbers.
+
+    The logarithm turns a feature kernel into a softmax: κ = φ(q)ᵀφ(k) is its exponential. A stationary c is a table
+    over the offsets of the lattice on which the cells of both grids lie; rings are a table of the ring of every offset
+    into the rings of every query; waves are summed pair by pair. Gradients reach the tables by atomic additions on a
+    GPU (torch ≥ 2.6). A query all of whose keys are dropped gets 0.
+
+    On a GPU the compiled kernel runs, elsewhere torch's unfused evaluation, which holds all pairs. Only the latter has
+    been tested: values, and all gradients with torch's refusal of gradients on a CPU taken away. There is no second
+    derivative.
+
+    Source: Dong et al. 2024 (FlexAttention).
+    """
+    left, right, log_scale = kernel.dense_vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    score = _pair_score(
+        _log_content(kernel, query), _pair_term(relative, query, placement, scale=scale), log_scale, key_mask
+    )
+    block_mask = _causal_blocks(query.shape[2], query.device) if is_causal else None
+    attend = _compiled() if query.is_cuda else flex_attention
+    output = attend(
+        *(_padded(tensor) for tensor in (left, right, value)), score_mod=score, block_mask=block_mask, scale=1.0
+    )
+    assert isinstance(output, Tensor)
+    return output[..., : value.shape[-1]]
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    """FlexAttention as one kernel."""
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@functools.lru_cache(maxsize=8)
+def _causal_blocks(num_tokens: int, device: torch.device) -> BlockMask:
+    """Which blocks of pairs hold any with j ≤ i: the others are not visited."""
+    return create_block_mask(
+        lambda batch, head, row, column: row >= column, None, None, num_tokens, num_tokens, device=str(device)
+    )
+
+
+def _padded(vectors: Float[Tensor, "batch heads tokens size"]) -> Float[Tensor, "batch heads tokens padded"]:
+    """Vectors with zeros up to the next size that the kernels take."""
+    size = max(LEAST_SIZE, 2 ** math.ceil(math.log2(vectors.shape[-1])))
+    return pad(vectors, (0, size - vectors.shape[-1]))
+
+
+def _pair_score(
+    log_content: Callable[[Tensor], Tensor],
+    log_relative: PairTerm,
+    log_scale: Float[Tensor, "batch heads keys"] | None,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+) -> PairScore:
+    """log κ + log c + s of a pair, −∞ for a key that is dropped."""
+    if log_scale is None:
+        plain: PairScore = lambda product, b, h, i, j: log_content(product) + log_relative(b, h, i, j)  # noqa: E731
+    else:
+        plain = lambda product, b, h, i, j: log_content(product) + log_relative(b, h, i, j) + log_scale[b, h, j]  # noqa: E731
+    if key_mask is None:
+        return plain
+    return lambda product, b, h, i, j: torch.where(key_mask[b, j], plain(product, b, h, i, j), -math.inf)
+
+
+def _log_content(kernel: Kernel, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """log κ from the product of the vectors of `dense_vectors`."""
+    if isinstance(kernel, Softmax):
+        return lambda product: product
+    if isinstance(kernel, Taylor2):
+        return lambda product: torch.log(1 + product + product * product / 2)
+    tiny = _tiny(like)
+    return lambda product: torch.log(torch.maximum(product, tiny))
+
+
+def _tiny(like: Tensor) -> Float[Tensor, ""]:
+    """The least number whose logarithm has a finite gradient; a tensor, as a number would be traced as unknown."""
+    return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
+
+
+class OffsetNumbers(NamedTuple):
+    """The offsets between the cells of two grids, numbered so that the number of a pair is query_code − key_code.
+
+    A pair that holds a prefix token gets no number, but a larger one than any: to be clamped to one more than the last.
+    """
+
+    offsets: Float[Tensor, "offsets axes"]
+    query_code: Int[Tensor, "queries"]
+    key_code: Int[Tensor, "keys"]
+
+
+def _lattice(placement: Placement) -> list[tuple[float, int, int]] | None:
+    """Of every axis the width of the lattice, and how many of it are between two cells of the queries and of the keys.
+
+    None where there is no such lattice, or it has many more points than the grids have cells.
+    """
+    if placement.grids is None:
+        return None
+    query, key = placement.grids
+    axes, num_offsets = [], 1
+    for axis in range(query.num_axes):
+        # The spacing of a single cell separates nothing.
+        steps = [grid.spacing[axis] if grid.shape[axis] > 1 else math.inf for grid in (query, key)]
+        finest = min(steps) if min(steps) < math.inf else 1.0
+        for parts in range(1, PARTS + 1):
+            ratios = [0.0 if step == math.inf else step / finest * parts for step in steps]
+            if all(abs(ratio - round(ratio)) <= 1e-9 * ratio for ratio in ratios):
+                break
+        else:
+            return None
+        axes.append((finest / parts, round(ratios[0]), round(ratios[1])))
+        num_offsets *= 1 + sum(
+            ratio * (grid.shape[axis] - 1) for ratio, grid in zip(axes[-1][1:], (query, key), strict=True)
+        )
+    return axes if num_offsets <= OFFSETS_PER_TOKEN * (query.num_tokens + key.num_tokens) else None
+
+
+def offset_numbers(placement: Placement, like: Tensor) -> OffsetNumbers:
+    """The offsets of the lattice of two grids; row-major, each axis from the farthest key ahead to the one behind.
+
+    Args:
+        placement: The grids.
+        like: A tensor of the dtype and device.
+    """
+    axes = _lattice(placement)
+    assert axes is not None
+    assert placement.grids is not None
+    query, key = placement.grids
+    codes = [torch.zeros((), dtype=torch.int32, device=like.device) for _ in range(2)]
+    offsets = []
+    for axis, (width, query_step, key_step) in enumerate(axes):
+        ahead = key_step * (key.shape[axis] - 1)
+        size = ahead + query_step * (query.shape[axis] - 1) + 1
+        steps = torch.arange(-ahead, size - ahead, device=like.device).to(like)
+        offsets.append(query.wrap_axis(axis, steps * width + (query.origin[axis] - key.origin[axis])))
+        for place, (grid, step, first) in enumerate(((query, query_step, ahead), (key, key_step, 0))):
+            cells = torch.arange(grid.shape[axis], dtype=torch.int32, device=like.device)
+            codes[place] = codes[place][..., None] * size + (step * cells + first)
+    grid = torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1).flatten(0, -2)
+    prefix, beyond = placement.num_prefix_tokens, 2 * grid.shape[0]
+    return OffsetNumbers(
+        grid,
+        pad(codes[0].flatten(), (prefix, 0), value=beyond),
+        pad(codes[1].flatten(), (prefix, 0), value=-beyond),
+    )
+
+
+def _pair_term(
+    relative: FactorRelative, query: Float[Tensor, "batch heads queries dim"], placement: Placement, *, scale: float
+) -> PairTerm:
+    """log c of a pair, 0 for one that holds a prefix token."""
+    if isinstance(relative, WaveRelative) and _lattice(placement) is None:
+        return _wave_term(relative, query, placement)
+    offsets, query_code, key_code = offset_numbers(placement, query)
+    last = len(offsets)
+    if isinstance(relative, RingRelative):
+        ring = pad(relative.ring(offsets).int(), (0, 1), value=relative.max_distance + 1)
+        log_rings = pad(relative.log_rings(query, scale=scale), (0, 1))
+        return lambda b, h, i, j: log_rings[b, h, i, ring[torch.clamp_max(query_code[i] - key_code[j], last)]]
+    assert isinstance(relative, StationaryRelative)
+    table = pad(relative.log_at(offsets), (0, 1))
+    return lambda b, h, i, j: table[h, torch.clamp_max(query_code[i] - key_code[j], last)]
+
+
+def _wave_term(
+    relative: WaveRelative, query: Float[Tensor, "batch heads queries dim"], placement: Placement
+) -> PairTerm:
+    """log Σ_w a_w(x_i) b_w(x_j), for positions that are on no lattice."""
+    first = placement.num_prefix_tokens
+    tiny = _tiny(query)
+    waves = []
+    for of_tokens in (
+        relative.query_waves(placement.query.positions_like(query)),
+        relative.key_waves(placement.key.positions_like(query)),
+    ):
+        of_batch = of_tokens.expand(query.shape[0], *of_tokens.shape[-3:])
+        # A tensor for each wave: gradients reach a table that is read at one place only.
+        waves.append([wave.contiguous() for wave in pad(of_batch, (0, 0, first, 0), value=1.0).unbind(dim=-1)])
+
+    query_waves, key_waves = waves
+    summed: PairTerm = lambda b, h, i, j: torch.log(  # noqa: E731
+        torch.maximum(sum(a[b, h, i] * c[b, h, j] for a, c in zip(query_waves, key_waves, strict=True)), tiny)
+    )
+    if not first:
+        return summed
+    return lambda b, h, i, j: torch.where((i < first) | (j < first), 0.0, summed(b, h, i, j))

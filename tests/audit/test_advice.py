@@ -1,0 +1,90 @@
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from teka.audit.advice import advise, features_for
+from teka.audit.diagnosis import EstimatorFindings, GroupFindings, ShiftFindings
+from teka.functional.estimator_report import EstimatorReport
+
+SOUND = EstimatorReport(error=0.05, error_of_mean=0.4, spread=1.0)
+GROUP = GroupFindings(
+    name="positive × rotation",
+    kernel="positive",
+    relative="rotation",
+    first_head=2,
+    num_heads=2,
+    backend="toeplitz",
+    estimator=EstimatorFindings("softmax × rotation", 64, is_biased=False, total=SOUND, by_head=(SOUND, SOUND)),
+    variation=(0.3, 0.4),
+    unevenness=(3.0, 4.0),
+    rounding={"toeplitz": 1e-7},
+    query_norm=(1.0, 1.2),
+    key_norm=(1.1, 1.0),
+)
+SHIFT = ShiftFindings("rolled round the torus", {(1.0, 0.0): 1e-7}, noise_floor=0.0, without_rounding=1e-16)
+
+
+def advice(shift: ShiftFindings | None = SHIFT, num_tokens: int = 10_000, **changes: Any) -> list[str]:
+    group = dataclasses.replace(GROUP, **changes)
+    return list(advise((group,), shift, dtype=torch.float32, num_tokens=num_tokens, dim_head=16))
+
+
+def estimator(error: float, spread: float = 1.0, is_biased: bool = False) -> EstimatorFindings:
+    report = EstimatorReport(error, 0.4, spread)
+    return EstimatorFindings("softmax", 64, is_biased=is_biased, total=report, by_head=(SOUND, report))
+
+
+def test_where_all_is_well_there_is_nothing_to_do():
+    assert advice() == []
+    assert advice(shift=None) == []
+
+
+def test_the_number_of_features_follows_from_the_root_law():
+    assert features_for(0.3, 64) == 576
+    assert features_for(0.1, 64) == 64
+    sentences = advice(estimator=estimator(0.3))
+    assert "errs by 30 % with 64 features;" in sentences[0]
+    assert "10 % takes about 576 (num_features)." in sentences[0]
+    assert "more than there are tokens" not in sentences[0]
+    assert "kernel='softmax' is exact and costs less at 500" in advice(estimator=estimator(0.3), num_tokens=500)[0]
+    assert "more than predicting the mean of the values would" in advice(estimator=estimator(0.6))[0]
+    assert any("'squared_relu'" in sentence and "'taylor2'" in sentence for sentence in sentences)
+
+
+def test_long_queries_and_keys_are_named_with_their_norms():
+    long = advice(estimator=estimator(0.3), query_norm=(5.0, 7.0), key_norm=(4.0, 4.0))
+    assert any("mean norms 6 and 4" in sentence for sentence in long)
+    assert not any("norms" in sentence for sentence in advice(estimator=estimator(0.3)))
+
+
+def test_a_collapse_a_bias_and_rings_have_sentences_of_their_own():
+    collapsed = advice(estimator=estimator(0.05, spread=0.01))
+    assert collapsed[0].startswith("positive × rotation has collapsed in head 3: the output is the mean of the values")
+    assert any("fixed norm" in sentence for sentence in advice(estimator=estimator(0.3, is_biased=True)))
+    (rings,) = advice(estimator=estimator(0.3), relative="clipped_features", name="constant × clipped_features")
+    assert "relative='clipped' is the same without random features" in rings
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"unevenness": (0.0, 4.0)}, "is the mean of the values in head 2: the weights are all but equal"),
+        ({"unevenness": (0.0, 0.0), "kernel": "constant", "relative": None}, "in heads 2, 3: the constant kernel"),
+        ({"rounding": {"fft": 0.01}}, "The fft backend differs from the dense one by 1.0e-02"),
+        ({"rounding": {"linear": 0.01}, "kernel": "trigonometric"}, "or kernel='positive'"),
+        ({"num_still_waves": 3, "num_waves": 8}, "3 of the 8 waves of positive × rotation are longer than this torus"),
+    ],
+)
+def test_each_finding_has_its_sentence(changes: dict[str, Any], sentence: str):
+    (only,) = advice(**changes)
+    assert sentence in only
+
+
+def test_a_change_under_shifts_is_told_from_rounding():
+    broken = dataclasses.replace(SHIFT, by_shift={(1.0, 0.0): 0.24}, without_rounding=0.24)
+    assert advice(shift=broken)[0].startswith("A shift changes the output by 24 %: no kernel of this library should.")
+    assert "relative='rotation' is the same kernel, exact" in advice(shift=broken, relative="rotation_joint")[0]
+    rounded = dataclasses.replace(SHIFT, by_shift={(1.0, 0.0): 0.001})
+    assert "by rounding alone (1.0e-16 in float64)" in advice(shift=rounded)[0]

@@ -1,0 +1,348 @@
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Bool, Float
+from tests.contracts.cases import (
+    CAUSAL,
+    FAST_CAUSAL,
+    PAIRS,
+    Case,
+    build_kernel,
+    build_relative,
+    causal_backends,
+    draw_inputs,
+    draw_mask,
+    explicit_attention,
+    is_signed,
+    relative_change,
+    with_leaves,
+)
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import FeatureKernel, Positive, Taylor2, attention, decode
+from teka.functional.backend import Workload, backend_costs, causal
+from teka.functional.kernel import Kernel
+from teka.functional.kernel.base import mask_features
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import Relative, RingRelative, RotationJoint
+from teka.nn import Attention
+
+TOLERANCE = 1e-10
+# Float32 against the dense float64 truth; a denominator of both signs may come near 0 and magnify rounding.
+FLOAT32_BAND = 1e-5
+FLOAT32_SIGNED_BAND = 5e-3
+SCALE = 0.4
+HEADS, DIM = 3, 5
+CHUNK = causal.CHUNK_TOKENS
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One drawn example: tokens in row-major order of a grid, after a prefix, of which some keys are dropped."""
+
+    shape: tuple[int, ...]
+    num_prefix_tokens: int
+    num_leading_dropped: int | None
+    seed: int
+
+
+@st.composite
+def sequences(draw: st.DrawFn, case: Case) -> Sequence:
+    lengths = [1, 2, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 300]
+    shapes = [(length,) for length in lengths]
+    if case.backend != "rings":
+        shapes += [(3, 5), (2, CHUNK // 2), (43, 3), (5, 2, 13)]
+    takes_prefix = case.relative in (None, "rotation_joint")
+    return Sequence(
+        shape=draw(st.sampled_from(shapes)),
+        num_prefix_tokens=draw(st.integers(0, 2)) if takes_prefix else 0,
+        num_leading_dropped=draw(st.sampled_from([None, 0, 3, CHUNK + 3])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+def build_pair(case: Case, num_axes: int = 1) -> tuple[Kernel, Relative | None]:
+    relative = build_relative(
+        case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=num_axes, max_distance=4
+    )
+    return build_kernel(case.kernel, relative, DIM), relative
+
+
+def causal_mask(batch: int, num_tokens: int, num_leading_dropped: int, seed: int = 0) -> Tensor:
+    """A mask of keys that drops some of the first sample's leading ones, and keeps the last."""
+    mask = draw_mask(batch, num_tokens, seed)
+    mask[0, :num_leading_dropped] = False
+    mask[:, -1] = True
+    return mask
+
+
+def attend_with_gradients(
+    case: Case, sequence: Sequence, backend: str, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
+    """The output and the gradient of every tensor that went in."""
+    grid = Grid(sequence.shape)
+    num_tokens = sequence.num_prefix_tokens + grid.num_tokens
+    inputs = draw_inputs(num_tokens, heads=HEADS, dim=DIM, seed=sequence.seed)
+    leaves = {
+        name: tensor.float().to(dtype).requires_grad_()
+        for name, tensor in zip(("query", "key", "value"), inputs, strict=True)
+    }
+    kernel, relative = build_pair(case, grid.num_axes)
+    kernel, more = with_leaves(kernel, dtype)
+    arguments = dict(leaves)
+    leaves |= {f"kernel.{name}": leaf for name, leaf in more.items()}
+    if relative is not None:
+        relative, more = with_leaves(relative, dtype)
+        leaves |= {f"relative.{name}": leaf for name, leaf in more.items()}
+    dropped = sequence.num_leading_dropped
+    output = attention(
+        **arguments,
+        kernel=kernel,
+        relative=relative,
+        grid=grid,
+        key_mask=None if dropped is None else causal_mask(2, num_tokens, dropped, sequence.seed),
+        is_causal=True,
+        backend=backend,
+        num_prefix_tokens=sequence.num_prefix_tokens,
+    )
+    cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape).to(dtype)
+    gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()), allow_unused=True)
+    results = {"output": output.detach()}
+    for name, leaf, gradient in zip(leaves, leaves.values(), gradients, strict=True):
+        results[name] = torch.zeros_like(leaf) if gradient is None else gradient
+    return results
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_the_backends_offered_are_the_documented_ones(pair: Case):
+    def offered(sites: Sites, num_prefix_tokens: int = 0) -> set[str]:
+        kernel, relative = build_pair(pair, sites.num_axes)
+        placement = Placement(sites, sites, num_prefix_tokens)
+        on_torus = isinstance(relative, RotationJoint) and any(placement.periods)
+        placed = relative if relative is None or on_torus else relative.on(placement)
+        sizes = (sites.num_tokens or 0) + num_prefix_tokens
+        return set(backend_costs(Workload(kernel, placed, placement, sizes, sizes, DIM, 4, is_causal=True)))
+
+    documented = causal_backends(pair.kernel, pair.relative)
+    assert offered(Sites(Grid(11))) == documented
+    for sites in (Sites(Grid(11, periodic=True)), Sites(Grid((3, 5)))):
+        assert offered(sites) == documented - {"rings"}
+    if pair.relative != "table":
+        assert offered(Sites(positions=torch.rand(2, 11, 3))) == documented - {"rings"}
+    with_prefix = documented if pair.relative in (None, "rotation_joint") else {"dense"}
+    assert offered(Sites(Grid(11)), num_prefix_tokens=1) == with_prefix
+
+
+@pytest.mark.parametrize("case", FAST_CAUSAL, ids=str)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, data: st.DataObject):
+    sequence = data.draw(sequences(case))
+    truth, fast = (attend_with_gradients(case, sequence, backend) for backend in ("dense", case.backend))
+    for name, expected in truth.items():
+        assert relative_change(fast[name], expected) <= TOLERANCE, name
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_float32_stays_within_its_band_of_the_float64_truth(case: Case):
+    sequence = Sequence((CHUNK + 9,), num_prefix_tokens=0, num_leading_dropped=3, seed=0)
+    truth = attend_with_gradients(case, sequence, "dense")
+    single = attend_with_gradients(case, sequence, case.backend, torch.float32)
+    for name, expected in truth.items():
+        change = relative_change(single[name].double(), expected)
+        assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
+
+
+@pytest.mark.parametrize("num_prefix_tokens", [0, 2])
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_places(
+    pair: Case, num_prefix_tokens: int
+):
+    inputs = draw_inputs(num_prefix_tokens + 23, heads=HEADS, dim=DIM)
+    mask = causal_mask(2, num_prefix_tokens + 23, 5)
+    generator = torch.Generator().manual_seed(1)
+    scattered = 5 * torch.rand(2, 23, 3, dtype=torch.float64, generator=generator)
+    keep = torch.ones(mask.shape[1], mask.shape[1], dtype=torch.bool).tril() & mask[:, None]
+    for sites in (Sites(Grid(23)), Sites(positions=scattered)):
+        if sites.grid is None and pair.relative == "table":
+            continue  # it has nothing to say of positions off a grid
+        kernel, relative = build_pair(pair, sites.num_axes)
+        placement = Placement(sites, sites, num_prefix_tokens)
+        expected = explicit_attention(*inputs, kernel, relative, placement, scale=SCALE, keep=keep)
+        output = attention(
+            *inputs,
+            kernel=kernel,
+            relative=relative,
+            grid=sites.grid,
+            positions=sites.positions,
+            key_mask=mask,
+            is_causal=True,
+            scale=SCALE,
+            num_prefix_tokens=num_prefix_tokens,
+        )
+        assert relative_change(output, expected) <= TOLERANCE
+        assert not output[0, :, :5].any()
+
+
+@pytest.mark.parametrize("case", FAST_CAUSAL, ids=str)
+def test_chunk_by_chunk_is_token_by_token_is_every_pair(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(causal, "CHUNK_TOKENS", 4)
+    inputs = draw_inputs(13, heads=HEADS, dim=DIM)
+    kernel, relative = build_pair(case)
+    chunked, dense = (
+        attention(*inputs, kernel=kernel, relative=relative, grid=Grid(13), is_causal=True, backend=backend)
+        for backend in (case.backend, "dense")
+    )
+    outputs, state = [], None
+    for token in range(13):
+        query, key, value = (tensor[:, :, token : token + 1] for tensor in inputs)
+        output, state = decode(query, key, value, state, kernel=kernel, relative=relative)
+        outputs.append(output)
+    assert relative_change(chunked, dense) <= TOLERANCE
+    assert relative_change(torch.cat(outputs, dim=2), dense) <= TOLERANCE
+
+
+def past_under_other_futures(
+    inputs: list[Tensor], kernel: Kernel, relative: Relative | None, backend: str, past: int
+) -> list[Tensor]:
+    """Outputs of the first tokens: as it is, and with keys and values after them scaled by 10³, by 0, and replaced."""
+    query, key, value = inputs
+    grid = None if relative is None else Grid(query.shape[2])
+
+    def first(key: Tensor, value: Tensor) -> Tensor:
+        output = attention(
+            query, key, value, kernel=kernel, relative=relative, grid=grid, is_causal=True, backend=backend
+        )
+        return output[:, :, :past]
+
+    outputs = [first(key, value)]
+    _, other_key, other_value = draw_inputs(query.shape[2], heads=HEADS, dim=DIM, seed=9, dtype=key.dtype)
+    for later_key, later_value in ((1e3 * key, 1e3 * value), (0.0 * key, value), (other_key, other_value)):
+        changed = (
+            torch.cat([now[:, :, :past], later[:, :, past:]], dim=2)
+            for now, later in ((key, later_key), (value, later_value))
+        )
+        outputs.append(first(*changed))
+    return outputs
+
+
+@pytest.mark.parametrize("past", [1, 77, CHUNK])
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int):
+    for dtype in (torch.float32, torch.float64):
+        inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)
+        before, *others = past_under_other_futures(inputs, *build_pair(case), case.backend, past)
+        assert before.isfinite().all()
+        for after in others:
+            assert torch.equal(after, before)
+
+
+@dataclass(frozen=True)
+class StabilisedOverAllKeys(Positive):
+    """A twin as in earlier code: the exponents of all keys relative to one maximum, which a later key may be."""
+
+    name: ClassVar[str] = "stabilised_over_all_keys"
+    epsilon: float = 0.0
+
+    def causal_key_features(
+        self,
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+    ) -> tuple[Float[Tensor, "batch heads keys features"], Float[Tensor, "batch heads keys"] | None]:
+        exponent = self.key_exponent(key, scale=scale)
+        peak = exponent.amax(dim=(-2, -1), keepdim=True)
+        return mask_features(torch.exp(exponent - peak) + self.epsilon, key_mask), None
+
+
+@pytest.mark.parametrize("backend", ["linear", "dense"])
+@pytest.mark.parametrize(("epsilon", "leak"), [(0.0, 0.05), (1e-4, 0.05)])
+def test_one_maximum_over_all_keys_leaks_the_future(epsilon: float, leak: float, backend: str):
+    sound, _ = build_pair(Case("positive", None))
+    assert isinstance(sound, Positive)
+    broken = StabilisedOverAllKeys(sound.projection, epsilon)
+    # Long keys, whose exponents lie far below those of keys of 0: of the past nothing is left but epsilon or underflow.
+    query, key, value = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM, scale=1.0, dtype=torch.float32)
+    inputs = [query, 8 * key, value]
+    for kernel, leaks in ((sound, False), (broken, True)):
+        before, *others = past_under_other_futures(inputs, kernel, None, backend, 77)
+        changes = [relative_change(after, before) for after in others]
+        assert (max(changes) > leak) == leaks
+        assert all(torch.equal(after, before) for after in others) != leaks
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_no_later_token_changes_a_bit_of_a_layers_past_and_steps_give_its_outputs(pair: Case):
+    torch.manual_seed(0)
+    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=True, num_axes=1).double().eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    tokens = torch.randn(2, 11, 8, dtype=torch.float64)
+    other = torch.cat([tokens[:, :6], 1e3 * torch.randn(2, 5, 8, dtype=torch.float64)], dim=1)
+    whole = layer(tokens, Grid(11))
+    assert torch.equal(layer(other, Grid(11))[:, :6], whole[:, :6])
+    assert relative_change(layer(other, Grid(11))[:, 6:], whole[:, 6:]) > 1e-3
+    if layer.head_groups()[0].kernel.name == "softmax" or pair.relative in ("rotation", "quadratic", "table"):
+        return  # every pair is needed
+    if pair.relative == "generalized_quadratic":
+        return
+    outputs, state = [], None
+    for token in tokens.unbind(dim=1):
+        output, state = layer.step(token, state)
+        outputs.append(output)
+    assert relative_change(torch.stack(outputs, dim=1), whole) <= TOLERANCE
+
+
+@pytest.mark.parametrize("backend", ["auto", "linear", "dense"])
+@pytest.mark.parametrize("relative", [None, "fourier", "rotary", "rotation"])
+def test_a_kernel_that_takes_a_mean_over_all_keys_is_refused(relative: str | None, backend: str):
+    if (relative, backend) == ("rotation", "linear"):
+        return  # not offered with any kernel
+    inputs = draw_inputs(7, heads=HEADS, dim=DIM)
+    grid = None if relative is None else Grid(7)
+    with pytest.raises(ValueError, match="key_shift is 'mean', expected 'none' in causal attention"):
+        attention(
+            *inputs, kernel=Taylor2(key_shift="mean"), relative=relative, grid=grid, is_causal=True, backend=backend
+        )
+
+
+def test_a_kernel_that_takes_a_mean_over_all_keys_decodes_nothing_and_makes_no_causal_layer():
+    query, key, value = draw_inputs(1, heads=HEADS, dim=DIM)
+    with pytest.raises(ValueError, match="key_shift is 'mean', expected 'none' in causal attention"):
+        decode(query, key, value, None, kernel=Taylor2(key_shift="mean"))
+    with pytest.raises(ValueError, match="key_shift is 'mean', expected 'none' in causal attention"):
+        Attention(8, 2, kernel=Taylor2(key_shift="mean"), causal=True)(torch.zeros(2, 5, 8))
+
+
+@pytest.mark.parametrize("grid", [Grid((3, 5)), Grid(15, periodic=True)])
+@pytest.mark.parametrize("kernel", ["constant", "squared_relu"])
+def test_rings_of_anything_but_a_bounded_sequence_are_refused(kernel: str, grid: Grid):
+    inputs = draw_inputs(15, heads=HEADS, dim=DIM)
+    case = Case(kernel, "clipped", "rings")
+    built, relative = build_pair(case, grid.num_axes)
+    assert isinstance(relative, RingRelative)
+    with pytest.raises(ValueError, match="backend is 'rings', expected one of 'auto', 'dense' for this kernel"):
+        attention(*inputs, kernel=built, relative=relative, grid=grid, is_causal=True, backend="rings")
+
+
+def test_a_kernel_with_a_statistic_of_all_keys_takes_none_where_attention_is_causal():
+    # "optimal" would be fitted to all queries and keys, later ones too.
+    inputs = draw_inputs(11, heads=HEADS, dim=DIM)
+    kernel = build_kernel("optimal", None, DIM)
+    assert isinstance(kernel, FeatureKernel)
+    query, key, _ = inputs
+    fitted = kernel.fitted(query, key, scale=SCALE, query_mask=None, key_mask=None)
+    outputs = [
+        past_under_other_futures(inputs, one, None, "linear", 6)
+        for one in (dataclasses.replace(kernel), fitted)
+    ]
+    for before, *others in outputs:
+        assert all(torch.equal(after, before) for after in others)
+    assert relative_change(outputs[1][0], outputs[0][0]) > 1e-3
