@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from teka import Grid
 from teka.bench.allocations import Allocations
 from teka.bench.layers import LAYERS
 from teka.bench.step import Step
@@ -43,6 +43,38 @@ def test_what_autograd_keeps_for_the_backward_pass_counts_until_it_is_used():
     assert leaf.grad is not None
 
 
+class Squares(torch.autograd.Function):
+    """x² + 1, keeping x², 3x² (as an attribute, as one should not) and nothing else."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        square = x * x
+        ctx.save_for_backward(square)
+        ctx.triple = 3 * square
+        return square + 1
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (square,) = ctx.saved_tensors
+        return gradient * (ctx.triple - square).sqrt()
+
+
+def test_what_an_autograd_function_keeps_for_itself_counts_as_long_as_it_is_kept():
+    leaf = torch.ones(100, requires_grad=True)
+    with Allocations() as allocations:
+        output = Squares.apply(leaf)
+        assert allocations.allocated == 3 * 400  # the square, the triple and the output
+        total = output.sum()
+        del output
+        assert allocations.allocated == 2 * 400 + 4
+        total.backward()
+        # Backward: the two kept, the difference and its root, and then their product; the incoming gradient is a view
+        # of 4 bytes, and the sum has 4.
+        assert allocations.peak == 4 * 400 + 8
+        del total
+    assert allocations.allocated == 400  # the leaf's gradient
+
+
 def allocator_peak(step: Step, path: Path) -> int:
     """The peak from what torch's profiler recorded of the allocator itself."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -63,13 +95,14 @@ def allocator_peak(step: Step, path: Path) -> int:
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.name}-{layer.backend}")
 def test_the_peak_of_every_layer_is_what_the_allocator_records(layer, tmp_path: Path):
-    step = Step(layer.make(24, 2), torch.randn(2, 77, 24, requires_grad=True), Grid((7, 11)))
+    step = Step(layer.make(24, 2), torch.randn(2, 81, 24, requires_grad=True), layer.grid(81))
     step()
     step.clear()
     with Allocations() as allocations:
         step()
     step.clear()
     recorded = allocator_peak(step, tmp_path / "trace.json")
-    # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens.
-    unseen = 2**16 if layer.name in ("scaled_dot_product_attention", "softmax") else 0.001 * recorded
+    # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens, and a
+    # transform a copy of what it transforms, which is one of some eight tensors of that size.
+    unseen = {"torch": 2**16, "dense": 2**16, "fft": recorded / 7}.get(layer.backend, 0.001 * recorded)
     assert recorded - unseen <= allocations.peak <= recorded

@@ -7,7 +7,8 @@ from teka.bench.layers import LAYERS
 from teka.bench.settings import Settings
 
 GOOD: dict[str, Any] = {
-    "sides": (3, 2),
+    "lengths": (9, 4),
+    "direction": "forward_backward",
     "dim": 8,
     "heads": 2,
     "batch": 1,
@@ -17,12 +18,14 @@ GOOD: dict[str, Any] = {
     "layers": None,
     "device": "cpu",
     "max_bytes": 1e9,
+    "max_seconds": 20.0,
+    "budget_seconds": 900.0,
 }
 
 
-def test_sides_are_sorted_and_no_choice_is_all_layers():
+def test_lengths_are_sorted_and_no_choice_is_all_layers():
     settings = Settings(**GOOD)
-    assert settings.sides == (2, 3)
+    assert settings.lengths == (4, 9)
     assert settings.chosen_layers() == LAYERS
 
 
@@ -36,11 +39,13 @@ def test_a_name_stands_for_all_its_backends_and_the_yardstick_is_always_there():
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("sides", (), "sides is"),
-        ("sides", (4, 0), "sides is"),
-        ("sides", (4, 4), "different sides"),
-        ("sides", 16, "sides is 16"),
-        ("sides", (2.5,), "whole number"),
+        ("lengths", (), "lengths is"),
+        ("lengths", (4, 0), "lengths is"),
+        ("lengths", (4, 4), "different numbers of tokens"),
+        ("lengths", 16, "lengths is 16"),
+        ("lengths", (2.5,), "whole number"),
+        ("lengths", (4, 1000), "lengths is 1000, expected the cells of a square grid: 961 or 1024"),
+        ("direction", "backward", "expected one of 'forward', 'forward_backward'"),
         ("dim", 0, "dim is 0"),
         ("heads", 1, "heads is 1, expected a whole number of at least 2"),
         ("heads", 3, "a divisor of dim = 8"),
@@ -56,6 +61,8 @@ def test_a_name_stands_for_all_its_backends_and_the_yardstick_is_always_there():
         ("device", "gpu", "device is 'gpu'"),
         ("max_bytes", 0.0, "max_bytes is 0.0"),
         ("max_bytes", float("nan"), "max_bytes is nan"),
+        ("max_seconds", -1.0, "max_seconds is -1.0, expected a positive number of seconds"),
+        ("budget_seconds", 0.0, "budget_seconds is 0.0"),
     ],
 )
 @pytest.mark.usefixtures("as_users_run_it")

@@ -79,6 +79,12 @@ def causal_backends(kernel: str, relative: str | None) -> set[str]:
     return {"dense"} | (fast_backends(kernel, relative) & {"linear", "rings"})
 
 
+def cross_backends(kernel: str, relative: str | None, *, of_one_spacing: bool) -> set[str]:
+    """What the documentation promises between two bounded grids that are not the same."""
+    between = {"linear", "toeplitz", "fft"} if of_one_spacing else {"linear", "toeplitz"}
+    return {"dense"} | (fast_backends(kernel, relative) & between)
+
+
 def is_possible(case: Case) -> bool:
     """Whether the pair exists and the backend can compute it."""
     if not pair_exists(case.kernel, case.relative):

@@ -6,18 +6,39 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from tests.contracts.cases import PAIRS
+from tests.contracts.cases import RELATIVE_NAMES
+
+from teka.functional.kernel import KERNELS
 
 # What torch.compile's default backend needs, and not every machine has: a compiler and Python's headers.
 HAS_COMPILER = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
-@pytest.mark.parametrize(
-    ("backend", "num_compiled"), [("aot_eager", len(PAIRS) + 1), *([("inductor", 1)] if HAS_COMPILER else [])]
-)
-def test_every_layer_compiles_as_one_graph_and_computes_the_same(backend: str, num_compiled: int):
-    # In a process of its own: the checks of annotations that the tests switch on cannot be compiled.
-    script = Path(__file__).with_name("compile_everything.py")
-    run = subprocess.run([sys.executable, script, backend], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout) == {"compiled": num_compiled}
+def run(script: str, *arguments: str) -> dict[str, object]:
+    """What a script beside this file found, in a process of its own.
+
+    The checks of annotations that the tests switch on can be neither compiled nor exported.
+    """
+    path = Path(__file__).with_name(script)
+    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_kernel_and_every_relative_kernel_compiles_as_one_graph_and_computes_the_same():
+    found = run("compile_everything.py", "aot_eager")
+    assert found["wrong"] == {}
+    assert found["kernels"] == sorted(KERNELS)
+    assert found["relatives"] == sorted(map(str, RELATIVE_NAMES))
+
+
+@pytest.mark.parametrize("backend", ["inductor"] if HAS_COMPILER else ["aot_eager"])
+def test_the_default_compiler_computes_the_same(backend: str):
+    assert run("compile_everything.py", backend)["wrong"] == {}
+
+
+def test_every_kernel_and_every_relative_kernel_exports_and_computes_the_same():
+    found = run("export_everything.py")
+    assert found["wrong"] == {}
+    assert found["kernels"] == sorted(KERNELS)
+    assert found["relatives"] == sorted(map(str, RELATIVE_NAMES))

@@ -68,7 +68,12 @@ def attend(case: Case, size: Size, backend: str, dtype: torch.dtype = torch.floa
     inputs = draw_inputs(num_tokens, heads=size.heads, dim=size.dim, seed=size.seed)
     query, key, value = (tensor.float().to(dtype).requires_grad_() for tensor in inputs)
     relative = build_relative(
-        case.relative, kernel=case.kernel, heads=size.heads, dim=size.dim, num_axes=grid.num_axes, max_distance=size.max_distance
+        case.relative,
+        kernel=case.kernel,
+        heads=size.heads,
+        dim=size.dim,
+        num_axes=grid.num_axes,
+        max_distance=size.max_distance,
     )
     kernel, kernel_leaves = with_leaves(build_kernel(case.kernel, relative, size.dim), dtype)
     leaves = {"query": query, "key": key, "value": value}

@@ -69,9 +69,7 @@ def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
     kernel = build_kernel(pair.kernel, relative, 5)
     mask = keep.expand(2, -1)
     # The masked tokens' queries are dropped as well: a kernel may take a statistic from all queries.
-    masked = attention(
-        *inputs, kernel=kernel, relative=relative, positions=positions, key_mask=mask, query_mask=mask
-    )
+    masked = attention(*inputs, kernel=kernel, relative=relative, positions=positions, key_mask=mask, query_mask=mask)
     assert not masked[:, :, ~keep].any()
     without = attention(
         *(tensor[:, :, keep] for tensor in inputs), kernel=kernel, relative=relative, positions=positions[keep]

@@ -2,7 +2,15 @@ import math
 
 import pytest
 import torch
-from tests.contracts.cases import PLACEABLE_PAIRS, POSSIBLE, Case, build_kernel, build_relative, draw_inputs, relative_change
+from tests.contracts.cases import (
+    PLACEABLE_PAIRS,
+    POSSIBLE,
+    Case,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    relative_change,
+)
 from torch import Tensor
 
 from teka import Grid

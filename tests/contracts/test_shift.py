@@ -128,7 +128,9 @@ def test_content_on_a_masked_canvas_takes_its_outputs_along(case: Case):
 def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(case: Case, shape: list[int], data: st.DataObject):
     grid = Grid(tuple(shape), spacing=1.0, periodic=True)
     shift = tuple(data.draw(st.integers(-side, side)) for side in shape)
-    relative = build_relative(case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=len(shape), max_distance=2)
+    relative = build_relative(
+        case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=len(shape), max_distance=2
+    )
     kernel = build_kernel(case.kernel, relative, DIM)
     inputs = draw_inputs(grid.num_tokens, heads=HEADS, dim=DIM)
 

@@ -38,7 +38,7 @@ BAD = {
     "whole numbers": ({"query": ZEROS.long()}, r"query is torch.int64, expected a floating dtype"),
     "other lengths with positions": (
         {"query": ZEROS[:, :, :14], "relative": "rotation", "grid": GRID},
-        r"key has shape .* expected 14 tokens, as many as the query's, with a relative kernel",
+        r"the sequence has 14 tokens, expected 0 prefix \+ 15 tokens of the grid \(3, 5\)",
     ),
     "a tuple for a grid": ({"grid": (3, 5), "relative": "rotation"}, r"grid is \(3, 5\), expected a teka.Grid"),
     "a grid of another length": ({"grid": Grid((3, 4)), "relative": "rotation"}, r"has 15 tokens, expected .* 12"),
@@ -79,7 +79,7 @@ BAD = {
     "an unknown backend": ({"backend": "liner"}, r"backend is 'liner', expected one of .*; did you mean 'linear'\?"),
     "a backend that cannot": (
         {"backend": "rings", "relative": "rotation", "grid": GRID, "kernel": "constant"},
-        r"backend is 'rings', expected one of 'auto', 'dense', 'toeplitz' for this kernel",
+        r"backend is 'rings', expected one of 'auto', 'dense', 'toeplitz', 'fft' for this kernel",
     ),
     "a mask of another shape": (
         {"key_mask": torch.ones(2, 14, dtype=torch.bool)},
@@ -89,7 +89,7 @@ BAD = {
     "a mask of numbers": ({"key_mask": torch.ones(2, 15)}, r"key_mask is torch.float32, expected torch.bool"),
     "a mask that keeps nothing": (
         {"key_mask": torch.tensor([[True], [False]]).expand(2, 15)},
-        r"key_mask keeps no key of sample 1",
+        r"key_mask keeps no token of sample 1",
     ),
     "a negative scale": ({"scale": -1.0}, r"scale is -1.0, expected a positive finite number"),
     "an infinite scale": ({"scale": math.inf}, r"scale is inf"),

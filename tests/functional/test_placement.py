@@ -1,31 +1,95 @@
+import math
+
+import pytest
 import torch
 
 from teka import Grid
-from teka.functional.placement import Placement
+from teka.functional import length_mask
+from teka.functional.placement import Placement, Sites, check_placement
+
+LIKE = torch.zeros((), dtype=torch.float64)
+
+
+def alike(grid: Grid | None = None, positions: torch.Tensor | None = None, num_prefix_tokens: int = 0) -> Placement:
+    sites = Sites(grid, positions)
+    return Placement(sites, sites, num_prefix_tokens)
 
 
 def test_a_grids_offsets_wrap_and_those_of_its_positions_do_not():
     grid = Grid((5,), periodic=True)
-    like = torch.zeros((), dtype=torch.float64)
-    assert Placement(grid, None).offsets_like(like)[0, 4, 0] == 1
-    assert Placement(None, grid.positions()).offsets_like(like)[0, 4, 0] == -4
+    assert alike(grid).offsets_like(LIKE)[0, 4, 0] == 1
+    assert alike(positions=grid.positions()).offsets_like(LIKE)[0, 4, 0] == -4
 
 
 def test_offsets_are_the_queries_position_minus_the_keys_in_the_dtype_asked_for():
     positions = torch.rand(2, 3, 4)
-    offsets = Placement(None, positions).offsets_like(torch.zeros((), dtype=torch.float64))
+    offsets = alike(positions=positions).offsets_like(LIKE)
     assert offsets.dtype == torch.float64
     assert torch.equal(offsets[1, 0, 2], (positions[1, 0].double() - positions[1, 2].double()))
 
 
+def test_offsets_far_from_the_origin_are_taken_before_they_are_rounded():
+    positions = 5e6 + torch.tensor([[0.0], [0.25], [0.5]], dtype=torch.float64)
+    offsets = alike(positions=positions).offsets_like(LIKE.float())
+    assert offsets.dtype == torch.float32
+    assert offsets[:, 0, 0].tolist() == [0.0, 0.25, 0.5]
+
+
+def test_some_rows_of_the_offsets_are_those_rows():
+    placement = alike(Grid((3, 5), periodic=(True, False)))
+    every = placement.offsets_like(LIKE)
+    assert torch.equal(placement.offsets_like(LIKE, slice(4, 9)), every[4:9])
+
+
+def test_queries_and_keys_may_be_in_different_places():
+    placement = Placement(Sites(Grid(2, spacing=2.0, origin=0.5)), Sites(Grid(4)))
+    assert placement.offsets_like(LIKE)[..., 0].tolist() == [[0.5, -0.5, -1.5, -2.5], [2.5, 1.5, 0.5, -0.5]]
+    assert torch.equal(placement.axis_offsets_like(0, LIKE), placement.offsets_like(LIKE)[..., 0])
+    assert placement.shared_grid is None
+    mixed = Placement(Sites(Grid(4, periodic=True)), Sites(positions=torch.tensor([[[3.5]], [[0.0]]])))
+    assert mixed.offsets_like(LIKE)[..., 0, 0].tolist() == [[0.5, 1.5, -1.5, -0.5], [0.0, 1.0, -2.0, -1.0]]
+
+
 def test_the_number_of_axes_is_the_grids_or_the_positions():
-    assert Placement(Grid((3, 5, 2)), None).num_axes == 3
-    assert Placement(None, torch.zeros(7, 4)).num_axes == 4
-    assert Placement(None, None).num_axes == 0
+    assert alike(Grid((3, 5, 2))).num_axes == 3
+    assert alike(positions=torch.zeros(7, 4)).num_axes == 4
+    assert alike().num_axes == 0
 
 
-def test_a_prefix_gets_zeros_before_both_queries_and_keys():
-    padded = Placement(Grid((3,)), None, num_prefix_tokens=2).with_prefix(torch.ones(1, 2, 3, 3))
-    assert padded.shape == (1, 2, 5, 5)
-    assert padded.sum() == 18
-    assert (padded[..., 2:, 2:] == 1).all()
+def test_frequencies_take_the_nearest_that_fit_the_torus_and_have_a_gradient_only_where_nothing_was_rounded():
+    placement = alike(Grid((4, 6), spacing=(1.0, 0.5), periodic=(True, False)))
+    frequency = torch.tensor([[1.5, 1.5], [0.1, 0.1]], dtype=torch.float64, requires_grad=True)
+    rounded = placement.torus_frequency(frequency)
+    assert rounded.tolist() == [[math.pi / 2, 1.5], [0.0, 0.1]]
+    (gradient,) = torch.autograd.grad(rounded.sum(), frequency)
+    assert gradient.tolist() == [[0.0, 1.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (alike(), "grid and positions is 'neither'"),
+        (alike(Grid(7), torch.zeros(7, 1)), "grid and positions is 'both'"),
+        (alike(Grid(6)), "has 7 tokens, expected 0 prefix \\+ 6 tokens of the grid"),
+        (alike(positions=torch.zeros(6, 1)), r"positions has shape \(6, 1\), expected \(7, axes\)"),
+        (alike(positions=torch.zeros(3, 7, 1)), r"positions has shape \(3, 7, 1\)"),
+        (alike(positions=torch.full((7, 1), math.nan)), "positions hold NaN"),
+        (Placement(Sites(Grid(7)), Sites(Grid(4))), "the key sequence has 5 tokens"),
+        (Placement(Sites(Grid(7)), Sites(Grid((5, 1)))), "1 axes, as the queries have"),
+        (Placement(Sites(Grid(7, periodic=True)), Sites(Grid(5))), r"expected periods \(7.0,\)"),
+        (Placement(Sites(Grid(6)), Sites(Grid(4)), 1), "num_prefix_tokens is 1, expected 0 where the keys"),
+    ],
+)
+def test_a_placement_that_does_not_fit_is_refused(placement: Placement, message: str):
+    with pytest.raises(ValueError, match=message):
+        check_placement(placement, batch=2, num_queries=7, num_keys=7 if placement.key is placement.query else 5)
+
+
+def test_a_mask_of_lengths_keeps_the_first_of_every_sample():
+    assert length_mask(torch.tensor([1, 3]), 4).tolist() == [[True, False, False, False], [True, True, True, False]]
+
+
+@pytest.mark.parametrize("lengths", [[0, 3], [1, 5], [1.0, 2.0], [[1], [2]]])
+def test_lengths_out_of_range_are_refused(lengths: list):
+    with pytest.raises(ValueError, match="lengths is"):
+        length_mask(torch.tensor(lengths), 4)

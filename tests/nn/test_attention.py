@@ -38,7 +38,8 @@ def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(pair: Case, qkv_bias: bool):
     layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
-    gradients = learn(layer, draw_tokens(), GRID, None, 1)
+    # Trigonometric features explode for long vectors, as documented.
+    gradients = learn(layer, draw_tokens() * (0.3 if pair.kernel == "trigonometric" else 1.0), GRID, None, 1)
     for name, _ in layer.named_parameters():
         assert name in gradients, name
         assert torch.isfinite(gradients[name]).all(), name
@@ -130,8 +131,12 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
     assert relative_change(layer(tokens, None, mask), expected) < 1e-12
 
 
+# Without "optimal", whose shift and spread are those of the queries that there are.
+UNPLACED = [pair for pair in PAIRS if pair.relative is None and pair.kernel != "optimal"]
+
+
 @pytest.mark.parametrize("num_queries", [1, 5, 16])
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.relative is None], ids=str)
+@pytest.mark.parametrize("pair", UNPLACED, ids=str)
 def test_a_number_of_queries_gives_the_first_of_the_outputs(pair: Case, num_queries: int):
     layer, tokens = build(kernel=pair.kernel).double(), draw_tokens().double()
     for arguments in ((None, None, 0), (GRID, torch.arange(32).reshape(2, 16) % 3 > 0, 1)):

@@ -9,6 +9,7 @@ from torch import Tensor
 from teka import Grid, functional
 from teka.functional import SquaredRelu
 from teka.functional.backend import choose_backend
+from teka.functional.backend.cost import Cost
 from teka.nn import Attention, Clipped, RandomFeatures, Rotation
 
 GRID = Grid((3, 5))
@@ -70,8 +71,8 @@ def test_the_backend_it_names_is_the_one_that_computes(
 ):
     chosen: list[str] = []
 
-    def choose(backend: str, costs: dict[str, int]) -> str:
-        chosen.append(choose_backend(backend, costs))
+    def choose(backend: str, costs: dict[str, Cost], device_type: str) -> str:
+        chosen.append(choose_backend(backend, costs, device_type))
         return chosen[-1]
 
     monkeypatch.setattr(sys.modules[functional.attention.__module__], "choose_backend", choose)
@@ -130,7 +131,7 @@ def test_a_bad_option_is_an_error_that_names_it(options: dict[str, Any], message
         ((2, 14, 8), (GRID,), "the sequence has 14 tokens, expected 0 prefix"),
         ((2, 15, 8), (None,), "grid and positions is 'neither'"),
         ((2, 15, 8), (GRID, torch.ones(2, 14, dtype=torch.bool)), r"key_mask has shape \(2, 14\)"),
-        ((2, 15, 8), (GRID, torch.zeros(2, 15, dtype=torch.bool)), "key_mask keeps no key of sample 0"),
+        ((2, 15, 8), (GRID, torch.zeros(2, 15, dtype=torch.bool)), "key_mask keeps no token of sample 0"),
         ((2, 15, 8), (Grid((15,)),), r"relative.cosine_weight has shape \(2, 2, 4\), expected \(2, 1, 4\)"),
     ],
 )

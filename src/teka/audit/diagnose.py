@@ -137,7 +137,7 @@ class _Heads:
 
 def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Excerpt) -> GroupFindings:
     query, key, value = layer.project(part.tokens)
-    heads = _Heads(*layer._part(group, query, key, value, part.tokens), part, layer.causal)
+    heads = _Heads(*layer.part_of(group, query, key, value, part.tokens.shape[1]), part, layer.causal)
     kernel, relative = group.kernel, group.relative
     exact, mean = heads.attend(kernel, relative, "dense", dtype=torch.float64), heads.mean_value()
     seen = _seen_keys(part, is_causal=layer.causal)

@@ -14,7 +14,9 @@ class Allocations(TorchDispatchMode):
 
     Every operation passes through it, those of the backward pass too. A storage that an operation returns and that was
     not among its inputs is new; it counts until nothing refers to it any more, be it a variable or what autograd keeps
-    for the backward pass. Memory that an operation takes and frees within itself is not seen.
+    for the backward pass, what an `autograd.Function` keeps included. Memory that an operation takes and frees within
+    itself is not seen: the tiles of torch's fused attention on a CPU, whose size does not grow with the tokens, and a
+    Fourier transform's copy of its input.
     """
 
     def __init__(self) -> None:

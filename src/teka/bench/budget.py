@@ -53,7 +53,7 @@ class Budget:
     """
 
     seconds: float
-    start: float = field(default_factory=time.perf_counter)
+    start: float = field(default_factory=lambda: time.perf_counter())
 
     def left(self) -> float:
         """Seconds that are left, 0 at least."""

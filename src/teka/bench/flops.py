@@ -1,14 +1,19 @@
 """Count the floating-point operations of matrix products."""
 
+import math
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 
 def flop_counter() -> FlopCounterMode:
     """A context that counts the operations of all matrix products in it, two for each multiply-add."""
-    return FlopCounterMode(display=False, custom_mapping=FUSED)
+    return FlopCounterMode(display=False, custom_mapping=UNCOUNTED)
 
 
 def _fused_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, out_shape: Any, **__: Any) -> int:
@@ -21,8 +26,17 @@ def _fused_backward_flops(
     return sdpa_backward_flop_count(gradient, query, key, value)
 
 
-# torch's counter knows the fused attention of a GPU but not that of a CPU, which does the same products.
-FUSED = {
+def _added_product_flops(
+    total: torch.Size, left: torch.Size, right: torch.Size, *_: Any, out_shape: Any, **__: Any
+) -> int:
+    return 2 * math.prod(left) * right[-1]
+
+
+# torch's counter knows the fused attention of a GPU but not that of a CPU, which does the same products, and products
+# that are added to a tensor but not those that are added to it in place.
+UNCOUNTED = {
+    torch.ops.aten.addmm_: _added_product_flops,
+    torch.ops.aten.baddbmm_: _added_product_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_backward_flops,
 }

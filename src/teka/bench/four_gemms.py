@@ -10,7 +10,8 @@ class FourGemms(nn.Module):
     """Four linear maps of dim × dim, one after the other: the work of the query, key, value and output projections.
 
     They are chained, so that nothing but matrix products (with their biases) is run. A layer with these projections
-    cannot be faster, whatever it does between them. (`clipped` has 3½: half of its heads have no key.)
+    cannot be faster, whatever it does between them. (Heads that attend by position alone have no keys, so that
+    `clipped` has 3½ projections, and no queries if position does not look at them, so that `constant` has 2.)
 
     Args:
         dim: Size of a token.

@@ -34,7 +34,8 @@ Lines = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
     """Draw what `bench` returned: seconds a step above peak memory, both against tokens.
 
-    The colour tells the position, the marker the content kernel, and dashes that all pairs of tokens are computed.
+    The colour tells the position, the marker the content kernel, and dashes and hollow markers that all pairs of tokens
+    are computed.
 
     Args:
         result: What `bench` returned or `bench.json` holds.
@@ -70,7 +71,7 @@ def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
 
 
 def _caption(result: Mapping[str, Any]) -> str:
-    key = "Colour: position; marker: content kernel; black and grey: not teka; dashed: every pair of tokens."
+    key = "Colour: position; marker: content kernel; black and grey: not teka; dashed and hollow: every pair of tokens."
     return "\n".join([key, *textwrap.wrap(conditions(result), 140)])
 
 
@@ -88,8 +89,9 @@ def _draw_lines(panel: "matplotlib.axes.Axes", lines: Lines, quantity: str, fact
             linestyle=style.dashes,
             linewidth=3.0 if is_yardstick else 1.6,
             markersize=6.5,
-            markeredgecolor="white",
-            markeredgewidth=0.6,
+            markerfacecolor=style.fill,
+            markeredgecolor=style.edge,
+            markeredgewidth=1.4 if style.is_hollow else 0.6,
             zorder=1.5 if is_yardstick else 2,
         )
 
@@ -117,16 +119,27 @@ class LineStyle(NamedTuple):
     colour: str
     marker: str
     dashes: str | tuple[int, tuple[float, ...]]
+    is_hollow: bool
+
+    @property
+    def fill(self) -> str:
+        """Colour within the marker."""
+        return "white" if self.is_hollow else self.colour
+
+    @property
+    def edge(self) -> str:
+        """Colour of the marker's edge."""
+        return self.colour if self.is_hollow else "white"
 
 
 def line_style(layer: str, backend: str) -> LineStyle:
-    """Colour by position, marker by content kernel, dashes where all pairs of tokens are computed."""
+    """Colour by position, marker by content kernel, dashed and hollow where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
     colour = COLOURS.get(relative, BLACK)
     if kernel in NOT_TEKA or kernel == YARDSTICK:
         colour = GREY if kernel == YARDSTICK else BLACK
     all_pairs = backend == "dense" or kernel in QUADRATIC
-    return LineStyle(colour, MARKERS.get(kernel, "x"), (0, (4, 2)) if all_pairs else "-")
+    return LineStyle(colour, MARKERS[kernel], (0, (4, 2)) if all_pairs else "-", all_pairs)
 
 
 def _label(panel: "matplotlib.axes.Axes", lines: Lines, quantity: str, factor: float, last: int) -> None:
@@ -181,9 +194,10 @@ def _write_name(panel: "matplotlib.axes.Axes", end: _End, height: float) -> None
         [LABEL_PLACE],
         [height],
         s=30,
-        color=style.colour,
+        facecolor=style.fill,
+        edgecolor=style.edge,
         marker=style.marker,
-        linewidths=1.5 if style.marker == "x" else 0,
+        linewidths=1.4 if style.is_hollow else 0.0,
         transform=panel.transAxes,
         clip_on=False,
     )

@@ -87,13 +87,15 @@ def scaling(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
         fewer than three sizes of 1,024 tokens or more) and "crossover" (see there; None for what is not compared).
     """
     found = []
-    rival = {row["tokens"]: row["seconds"] for row in rows if row["layer"] == SDPA}
+    rival = {row["tokens"]: float(row["seconds"]) for row in rows if row["layer"] == SDPA}
     for layer, backend in dict.fromkeys((row["layer"], row["backend"]) for row in rows):
         own = [row for row in rows if (row["layer"], row["backend"]) == (layer, backend)]
         tokens = [row["tokens"] for row in own]
-        slopes = [log_log_slope(tokens, [row[quantity] for row in own]) for quantity in ("seconds", "peak_bytes")]
+        slopes = [
+            log_log_slope(tokens, [float(row[quantity]) for row in own]) for quantity in ("seconds", "peak_bytes")
+        ]
         time, memory = (None if slope is None else slope._asdict() for slope in slopes)
-        seconds = {row["tokens"]: row["seconds"] for row in own}
+        seconds = {row["tokens"]: float(row["seconds"]) for row in own}
         compared = None if layer in (YARDSTICK, SDPA) else crossover(seconds, rival)
         found.append({"layer": layer, "backend": backend, "time": time, "memory": memory, "crossover": compared})
     return found

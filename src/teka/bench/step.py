@@ -41,7 +41,7 @@ class Step:
             layer(tokens, self.grid).backward(tokens.detach())
         else:
             with torch.no_grad():
-                layer(tokens, self.grid)
+                layer(tokens.detach(), self.grid)
 
     def clear(self) -> None:
         """Free the gradients, so that the next pass does not add to them."""

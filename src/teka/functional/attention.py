@@ -26,7 +26,7 @@ def attention(
     grid: Grid | None = None,
     positions: Float[Tensor, "*batch placed axes"] | None = None,
     key_grid: Grid | None = None,
-    key_positions: Float[Tensor, "*batch placed_keys axes"] | None = None,
+    key_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     query_mask: Bool[Tensor, "batch queries"] | None = None,
     is_causal: bool = False,

@@ -93,7 +93,7 @@ class Placement:
         return tuple(periodic.axis_period(axis) for axis in range(periodic.num_axes))
 
     def offsets_like(
-        self, tensor: Tensor, rows: slice = slice(None)
+        self, tensor: Tensor, rows: slice | Tensor = slice(None)
     ) -> Float[Tensor, "*batch queries keys axes"]:
         """Offset x_i − x_j of some queries from every key, wrapped where periodic, in a tensor's dtype and device."""
         grid = self.query.grid or self.key.grid
@@ -123,14 +123,14 @@ class Placement:
     def torus_frequency(self, frequency: Float[Tensor, "*waves axes"]) -> Float[Tensor, "*waves axes"]:
         """Frequencies with their components along periodic axes rounded to multiples of 2π/P.
 
-        Only such waves have the torus' period. A rounded component has no gradient: the wave does not change with it.
+        Only such waves have the torus' period. The gradient of a rounded component is 0: the wave does not change with it.
         """
         columns = []
         for axis, period in enumerate(self.periods):
             column = frequency[..., axis]
             if period is not None:
                 step = 2 * math.pi / period
-                column = torch.round(column / step).detach() * step
+                column = torch.round(column / step) * step
             columns.append(column)
         return torch.stack(columns, dim=-1)
 

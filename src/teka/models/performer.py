@@ -183,7 +183,7 @@ class Performer(nn.Module):
             tokens = self.absolute_position(tokens, self.grid)
         first = 0
         if self.class_token is not None:
-            tokens = torch.cat([self.class_token.expand(len(tokens), 1, -1).to(tokens.dtype), tokens], dim=1)
+            tokens = torch.cat([self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
             first = 1
         for block in self.blocks:
             # Of the last block before a class token is read, nothing else is needed.

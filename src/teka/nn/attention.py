@@ -10,10 +10,10 @@ from teka import functional
 from teka.errors import unknown_name, wrong_shape, wrong_value
 from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
 from teka.functional.backend.cost import Cost
-from teka.functional.backend.eager import is_plain_eager_on_cpu
+from teka.functional.eager import is_plain_eager_on_cpu
 from teka.functional.decode import DecodingState, decode
 from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, FeatureKernel, Kernel
-from teka.functional.kernel.base import LocalKernel
+from teka.functional.kernel.local import LocalKernel
 from teka.functional.placement import Placement, Sites, length_mask
 from teka.functional.relative import NUM_FREQUENCIES, Relative
 from teka.grid import Grid
@@ -203,7 +203,7 @@ class Attention(nn.Module):
         lengths: Int[Tensor, "batch"] | None = None,
         context: Float[Tensor, "batch keys context_dim"] | None = None,
         context_grid: Grid | None = None,
-        context_positions: Float[Tensor, "*batch placed_keys axes"] | None = None,
+        context_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
         """Attend.
 
@@ -246,7 +246,7 @@ class Attention(nn.Module):
             places |= {"key_grid": context_grid, "key_positions": context_positions}
         mixed = []
         for group in self.head_groups():
-            part = self._part(group, query, key, value, tokens)
+            part = self.part_of(group, query, key, value, tokens[:, :num_queries].shape[1])
             if isinstance(self.kernel, RandomFeatures) and group.heads.start == 0:
                 joint = group.relative if isinstance(self.relative, RotationJoint) and context is None else None
                 if joint is not None or not isinstance(self.relative, RotationJoint):
@@ -267,25 +267,37 @@ class Attention(nn.Module):
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
         return self.dropout(join_heads(self.output, joined))
 
-    def _part(
+    def part_of(
         self,
         group: HeadGroup,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor,
-        tokens: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of some heads; where there are none, values or zeros, which are not looked at."""
+        query: Float[Tensor, "batch query_heads queries dim_head"] | None,
+        key: Float[Tensor, "batch key_heads keys dim_head"] | None,
+        value: Float[Tensor, "batch heads keys dim_head"],
+        num_queries: int,
+    ) -> tuple[
+        Float[Tensor, "batch group_heads queries dim_head"],
+        Float[Tensor, "batch group_heads keys dim_head"],
+        Float[Tensor, "batch group_heads keys dim_head"],
+    ]:
+        """Queries, keys and values of some heads, out of what `project` gave.
+
+        Where a head has no queries there are zeros, and where it has no keys the values: neither is looked at.
+
+        Args:
+            group: The heads.
+            query: Queries of the layer.
+            key: Keys of the layer.
+            value: Values of the layer.
+            num_queries: Number of tokens that attend.
+        """
         value = value[:, group.heads]
-        count = value.shape[1]
-        if query is None:
-            query = value if value.shape[2] == tokens.shape[1] else value.new_zeros(1).expand(
-                *value.shape[:2], tokens.shape[1], self.dim_head
-            )
+        count, by_position = value.shape[1], group.heads.start > 0
+        looks_at_content = group.kernel.uses_content
+        if query is None or not (looks_at_content or by_position):
+            query = value.new_zeros(1).expand(*value.shape[:2], num_queries, self.dim_head)
         else:
-            query = query[:, -count:] if group.heads.start else query[:, :count]
-        key = value if key is None or group.heads.start else key[:, :count]
-        return query, key, value
+            query = query[:, -count:] if by_position else query[:, :count]
+        return query, key[:, :count] if looks_at_content and key is not None else value, value
 
     def step(
         self,
@@ -317,7 +329,7 @@ class Attention(nn.Module):
         mixed, states = [], []
         for place, group in enumerate(self.head_groups()):
             output, after = decode(
-                *self._part(group, query, key, value, tokens),
+                *self.part_of(group, query, key, value, 1),
                 None if state is None else state[place],
                 kernel=group.kernel,
                 relative=group.relative,

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from tests.contracts.cases import draw_inputs, relative_change
 from tests.functional.kernel.fitted_kernels import attention_matrix
 
-from teka.functional.kernel import Focused, Relu
+from teka.functional.kernel import Focused, Relu, SquaredRelu
 from teka.functional.kernel.floored_relu import FlooredRelu
 
-FLOORED: tuple[type[FlooredRelu], ...] = (Relu, Focused)
+FLOORED: tuple[type[FlooredRelu], ...] = (Relu, SquaredRelu, Focused)
 
 
 @pytest.mark.parametrize("kind", FLOORED)
@@ -50,10 +50,22 @@ def test_only_the_vector_zero_has_no_features_and_its_gradient_is_finite(kind: t
     query[:, :, 2] = 0.0
     query.requires_grad_()
     features = kind().query_features(query, scale=0.4)
-    assert ((features > 0).all(dim=-1) == (torch.arange(6) != 2)).all()
-    assert (features[:, :, 2] == 0).all()
+    assert ((features > 1e-30).all(dim=-1) == (torch.arange(6) != 2)).all()
+    assert (features[:, :, 2] < 1e-100).all()
     (gradient,) = torch.autograd.grad(features.sum(), query)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", FLOORED)
+def test_the_gradient_by_hand_is_that_of_the_formula(kind: type[FlooredRelu]):
+    query = draw_inputs(6)[0].requires_grad_()
+    kernel = kind(0.1)
+    features, formula = kernel.query_features(query, scale=0.4), kernel.feature_map(query, scale=0.4)
+    assert torch.equal(features, formula)
+    weight = torch.cos(torch.arange(features.numel(), dtype=torch.float64)).reshape(features.shape)
+    ours, expected = (torch.autograd.grad((one * weight).sum(), query)[0] for one in (features, formula))
+    assert relative_change(ours, expected) < 1e-13
+    assert torch.autograd.gradgradcheck(lambda query: kernel.query_features(query, scale=0.4), query)
 
 
 @pytest.mark.parametrize("kind", FLOORED)

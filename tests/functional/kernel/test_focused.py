@@ -8,8 +8,8 @@ from teka.functional.kernel import Focused
 
 
 def features_in_loops(vector: torch.Tensor, epsilon: float) -> list[float]:
-    """‖r‖ · r³/‖r³‖ with r = relu(x) + ε ‖x‖/√d."""
-    rectified = [max(x, 0) + epsilon * float(vector.norm()) / math.sqrt(len(vector)) for x in vector.tolist()]
+    """‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d)."""
+    rectified = [max(x, epsilon * float(vector.norm()) / math.sqrt(len(vector))) for x in vector.tolist()]
     cubed = [r**3 for r in rectified]
     ratio = math.hypot(*rectified) / math.hypot(*cubed)
     return [ratio * c for c in cubed]
@@ -24,7 +24,7 @@ def test_its_weights_are_the_formula_in_loops(epsilon: float):
         for head in range(3):
             for i in range(6):
                 for j in range(6):
-                    x, y = (math.sqrt(0.4) * vector for vector in (query[batch, head, i], key[batch, head, j]))
+                    x, y = query[batch, head, i], key[batch, head, j]
                     pairs = zip(features_in_loops(x, epsilon), features_in_loops(y, epsilon), strict=True)
                     expected = sum(a * b for a, b in pairs) if mask[batch, j] else 0.0
                     assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12, abs=1e-30)
@@ -33,7 +33,7 @@ def test_its_weights_are_the_formula_in_loops(epsilon: float):
 def test_features_have_the_length_of_the_rectified_vector():
     query = draw_inputs(6)[0]
     features = Focused().query_features(query, scale=0.4)
-    rectified = torch.relu(math.sqrt(0.4) * query)
+    rectified = torch.relu(query)
     assert relative_change(features.norm(dim=-1), rectified.norm(dim=-1)) < 1e-5
 
 

@@ -15,10 +15,10 @@ def test_its_weights_are_the_formula_in_loops(epsilon: float):
         for head in range(3):
             for i in range(6):
                 for j in range(6):
-                    x, y = (math.sqrt(0.4) * vector for vector in (query[batch, head, i], key[batch, head, j]))
+                    x, y = query[batch, head, i], key[batch, head, j]
                     floors = [epsilon * float(vector.norm()) / math.sqrt(5) for vector in (x, y)]
                     terms = [
-                        (max(a, 0) + floors[0]) * (max(b, 0) + floors[1])
+                        max(a, floors[0]) * max(b, floors[1])
                         for a, b in zip(x.tolist(), y.tolist(), strict=True)
                     ]
                     expected = sum(terms) if mask[batch, j] else 0.0

@@ -15,10 +15,11 @@ def test_its_weights_are_the_formula_in_loops(epsilon: float):
             for i in range(6):
                 for j in range(6):
                     expected = 0.0
-                    pairs = zip(query[batch, head, i].tolist(), key[batch, head, j].tolist(), strict=True)
+                    x, y = query[batch, head, i], key[batch, head, j]
+                    floors = [epsilon * float(vector.norm()) / 5**0.5 for vector in (x, y)]
+                    pairs = zip(x.tolist(), y.tolist(), strict=True)
                     for q, k in pairs if mask[batch, j] else ():
-                        q, k = q * 0.4**0.5, k * 0.4**0.5
-                        expected += (max(q, 0) ** 2 + epsilon) * (max(k, 0) ** 2 + epsilon)
+                        expected += max(q, floors[0]) ** 2 * max(k, floors[1]) ** 2
                     assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)
 
 

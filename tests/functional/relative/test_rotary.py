@@ -94,7 +94,7 @@ def test_frequencies_have_gradients(periodic: bool):
     frequency, sites = build().frequency.requires_grad_(), Sites(Grid((5, 7), periodic=periodic))
     products(Rotary(frequency).on(Placement(sites, sites)), places(7, 2)).square().sum().backward()
     assert frequency.grad is not None
-    assert torch.count_nonzero(frequency.grad) == frequency.numel()
+    assert torch.count_nonzero(frequency.grad) == (0 if periodic else frequency.numel())
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "taylor2", "positive"])

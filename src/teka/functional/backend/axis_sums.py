@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.functional.backend.axis_products import MatrixSums, Workspace
+from teka.functional.backend.transposed import transposed
 from teka.functional.backend.wanted import Wanted
 
 # Features in a chunk up to which their maps are added one by one, with no further buffer; more are small maps.
@@ -31,7 +32,7 @@ def axis_sums(
     for head in range(heads):
         own = [matrix[head] for matrix in matrices]
         for sample in range(batch):
-            query, key, values = (_turned(tensor[sample, head]) for tensor in (query_features, key_features, value))
+            query, key, values = (transposed(tensor[sample, head]) for tensor in (query_features, key_features, value))
             total = torch.zeros_like(output[0, 0].T, memory_format=torch.contiguous_format)
             features = [one.split(workspace.features) for one in (query, key)]
             channels = [one.split(workspace.channels) for one in (values, total)]
@@ -69,7 +70,7 @@ def axis_sums_gradients(
         own = [matrix[head] for matrix in matrices]
         sums = MatrixSums(workspace, value) if wanted.matrices else None
         for sample in range(batch):
-            query, key, values, arrived = (_turned(tensor[sample, head]) for tensor in (*given, gradient))
+            query, key, values, arrived = (transposed(tensor[sample, head]) for tensor in (*given, gradient))
             query_sum, key_sum, value_sum = (torch.zeros_like(one) for one in (query, key, values))
             features = [one.split(workspace.features) for one in (query, key, query_sum, key_sum)]
             channels = [one.split(workspace.channels) for one in (values, arrived, value_sum)]
@@ -106,8 +107,3 @@ def _add_weighted(
         return
     for one, weight in zip(maps.unbind(), weights[:, None].unbind(), strict=True):
         total.addcmul_(one, weight)
-
-
-def _turned(tokens: Float[Tensor, "tokens channels"]) -> Float[Tensor, "channels tokens"]:
-    """The transpose in memory; of rows that lie apart it is faster when they are first put together."""
-    return tokens.contiguous().T.contiguous()

@@ -3,10 +3,11 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from teka.functional.backend.repair import rows_of, with_rows_again
 from teka.functional.backend.sums import Sums, with_ones
 from teka.functional.placement import Placement
 from teka.functional.relative import StationaryRelative
@@ -40,44 +41,37 @@ def fft(
     their denominators and computed again from every pair.
     """
     dtype = value.dtype
-    value = with_ones(value).double()
-    query_features, key_features = query_features.double(), key_features.double()
-    log_table, sizes, index = _offset_table(relative, placement, value)
+    query_features, key_features, value = query_features.double(), key_features.double(), value.double()
+    channels = with_ones(value)
+    log_table, sizes = _offset_table(relative, placement, value)
     log_peak = log_table.flatten(1).amax(dim=-1).detach()
     table = torch.exp(log_table - log_peak.reshape(-1, *[1] * len(sizes)))
     spectrum = torch.fft.rfftn(table, dim=_axes(table, placement.num_axes))
     assert placement.grids is not None
     shapes = (placement.grids[0].shape, placement.grids[1].shape)
     num_features = key_features.shape[-1]
-    chunk = max(1, min(num_features, CHUNK_ELEMENTS // (value.numel() * math.prod(sizes) // math.prod(shapes[1]))))
-    sums = torch.zeros((), dtype=value.dtype, device=value.device)
+    chunk = CHUNK_ELEMENTS // (channels.numel() * math.prod(sizes) // math.prod(shapes[1]))
+    chunk = max(1, min(num_features, chunk))
+    convolved = torch.zeros((), dtype=value.dtype, device=value.device)
     for start in range(0, num_features, chunk):
         features = slice(start, start + chunk)
-        arguments = (query_features[..., features], key_features[..., features], value, spectrum)
+        arguments = (query_features[..., features], key_features[..., features], channels, spectrum, sizes, shapes)
         recompute = chunk < num_features and torch.is_grad_enabled()
-        if recompute:
-            sums = sums + checkpoint(_convolve, *arguments, sizes, shapes, use_reentrant=False)
-        else:
-            sums = sums + _convolve(*arguments, sizes, shapes)
+        part = checkpoint(_convolve, *arguments, use_reentrant=False) if recompute else _convolve(*arguments)
+        convolved = convolved + part
+    sums = Sums(convolved[..., :-1], convolved[..., -1], log_peak[None, :, None])
     with torch.no_grad():
         noise = _noise(query_features, key_features, table)
-        rows = (noise > TOLERANCE[dtype] * sums[..., -1].abs()).flatten(0, 1).any(dim=0).nonzero().flatten()
-    if len(rows):
-        log_rows = log_table.flatten(1)[:, index(rows)]
-        row_peak = log_rows.detach().amax(dim=-1)
-        pairs = query_features[:, :, rows] @ key_features.transpose(-2, -1)
-        again = (pairs * torch.exp(log_rows - row_peak[..., None])) @ value
-        sums = sums.index_copy(2, rows, again)
-        log_peak = log_peak[:, None].expand(-1, sums.shape[2]).index_copy(1, rows, row_peak)
-    else:
-        log_peak = log_peak[:, None]
-    sums = sums.to(dtype)
-    return Sums(sums[..., :-1], sums[..., -1], log_peak[None].to(dtype))
+        rows = rows_of(noise > TOLERANCE[dtype] * sums.denominator.abs())
+    sums = with_rows_again(sums, rows, query_features, key_features, value, relative, placement)
+    assert sums.log_peak is not None
+    return Sums(sums.numerator.to(dtype), sums.denominator.to(dtype), sums.log_peak.to(dtype))
 
 
-def _offset_table(relative: StationaryRelative, placement: Placement, like: Tensor):  # noqa: ANN202
-    """log c at every offset between two cells, offset t of an axis at place t modulo its size; the sizes; the place of
-    every pair of some rows."""
+def _offset_table(
+    relative: StationaryRelative, placement: Placement, like: Tensor
+) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
+    """log c at every offset between two cells, offset t of an axis at place t modulo its size; and the sizes."""
     assert placement.grids is not None
     query, key = placement.grids
     sizes, offsets = [], []
@@ -89,20 +83,7 @@ def _offset_table(relative: StationaryRelative, placement: Placement, like: Tens
         shift = query.origin[axis] - key.origin[axis]
         sizes.append(size)
         offsets.append(query.wrap_axis(axis, steps * query.spacing[axis] + shift))
-    grid = torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1)
-
-    def index(rows: Int[Tensor, "rows"]) -> Int[Tensor, "rows keys"]:
-        place = torch.zeros((), dtype=torch.long, device=like.device)
-        cells = torch.arange(key.num_tokens, device=like.device)
-        for axis, size in enumerate(sizes):
-            here, there = (
-                torch.div(numbers, math.prod(one.shape[axis + 1 :]), rounding_mode="floor") % one.shape[axis]
-                for numbers, one in ((rows, query), (cells, key))
-            )
-            place = place * size + (here[:, None] - there[None, :]) % size
-        return place
-
-    return relative.log_at(grid), sizes, index
+    return relative.log_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1)), sizes
 
 
 def _axes(tensor: Tensor, num_axes: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import Function
 
-from teka.functional.kernel.base import LocalKernel
+from teka.functional.kernel.local import LocalKernel
 
 # Tokens of one head that are worked on at once: 256 KiB a tensor for heads of 32 in float32, of which a handful fit in
 # the cache of a core.

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from teka.functional.backend.again import again_in_backward
 from teka.functional.backend.sums import Sums, with_ones
 
 # Numbers of one chunk of φ ⊗ waves: 4 MiB in float32, so that it stays in a processor's cache between its making and
@@ -36,9 +36,9 @@ def linear(
     state = torch.zeros((), dtype=value.dtype, device=value.device)
     for tokens in _chunks(key_features, key_waves):
         part = (key_features[:, :, tokens], key_waves[:, :, tokens], value[:, :, tokens])
-        state = state + _again_in_backward(_state, *part)
+        state = state + again_in_backward(_state, *part)
     sums = [
-        _again_in_backward(_read, query_features[:, :, tokens], query_waves[:, :, tokens], state)
+        again_in_backward(_read, query_features[:, :, tokens], query_waves[:, :, tokens], state)
         for tokens in _chunks(query_features, query_waves)
     ]
     joined = torch.cat(sums, dim=2)
@@ -58,12 +58,6 @@ def _state(features: Tensor, waves: Tensor, value: Tensor) -> Tensor:
 
 def _read(features: Tensor, waves: Tensor, state: Tensor) -> Tensor:
     return product_features(features, waves) @ state
-
-
-def _again_in_backward(function, *arguments: Tensor) -> Tensor:  # noqa: ANN001
-    if torch.is_grad_enabled():
-        return checkpoint(function, *arguments, use_reentrant=False)
-    return function(*arguments)
 
 
 def _chunks(features: Tensor, waves: Tensor) -> Iterator[slice]:

@@ -22,6 +22,7 @@ from teka.functional.relative import (
     Relative,
     RingRelative,
     RotaryRelative,
+    Rotation,
     RotationJoint,
     SeparableRelative,
     StationaryRelative,
@@ -63,9 +64,7 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
     if isinstance(relative, RotationJoint):
         dim, relative = dim + relative.num_position_features, None
     sizes = (work.num_queries, work.num_keys)
-    fused = isinstance(kernel, Softmax) and (relative is None or isinstance(relative, RotaryRelative))
-    passes = 1 if fused else 3 if relative is None else 6
-    costs = {"dense": dense_cost(*sizes, kernel.dense_size(dim), work.dim_value, passes=passes)}
+    costs = {"dense": _dense_cost(work, relative, dim)}
     if not isinstance(kernel, FeatureKernel):
         return costs
     num_features = kernel.num_features(dim)
@@ -92,6 +91,22 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
     if isinstance(relative, StationaryRelative) and fft_fits(placement) and not torch.compiler.is_compiling():
         costs["fft"] = fft_cost(*placement.grids, num_features, work.dim_value)
     return costs
+
+
+def _dense_cost(work: Workload, relative: Relative | None, dim: int) -> Cost:
+    """Cost of the dense backend by the way it takes: fused, in tiles with c by axes, or plain."""
+    kernel, placement = work.kernel, work.placement
+    size = kernel.dense_size(dim)
+    passes = 3 if relative is None else 6
+    if isinstance(kernel, Softmax):
+        unbounded = all(period is None for period in placement.periods)
+        if relative is None or isinstance(relative, RotaryRelative):
+            passes = 1
+        elif type(relative) is Rotation and unbounded:
+            passes, size = 1, size + 2 * relative.cosine_weight.shape[1] * relative.cosine_weight.shape[2]
+    elif isinstance(relative, SeparableRelative) and placement.grids is not None and not work.is_causal:
+        passes = 1
+    return dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
 
 
 def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:

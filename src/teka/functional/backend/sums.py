@@ -47,6 +47,6 @@ class Sums:
             nonnegative: Whether no weight is negative; then a row whose weights all underflow gives 0 and not NaN.
         """
         denominator = self.denominator
-        tiny = torch.finfo(denominator.dtype).tiny
-        denominator = denominator.clamp_min(tiny) if nonnegative else denominator.masked_fill(denominator == 0, tiny)
-        return self.numerator / denominator[..., None]
+        empty = denominator < torch.finfo(denominator.dtype).tiny if nonnegative else denominator == 0
+        # The numerator of such a row is 0 too. Divided by 1 it has a finite gradient, which by a tiny number it has not.
+        return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka.functional.backend.transposed import transposed
 from teka.functional.backend.wanted import Wanted
 
 # Numbers of a tile of the matrix of weights: 512 KiB in float32, so that the three tiles that are worked on at a time
@@ -29,15 +30,15 @@ def tile_sums(
     output = value.new_empty(batch, heads, num_queries, value.shape[-1] + 1)
     tiles = Tiles(matrices, value.shape[2], value)
     for head in range(heads):
-        keys, values = key_features[:, head].mT.contiguous(), value[:, head].contiguous()
-        queries = query_features[:, head].contiguous()
+        keys_first = [transposed(one) for one in key_features[:, head]]
+        queries, values = query_features[:, head].contiguous(), value[:, head].contiguous()
         for rows, factor in tiles.factors(head):
             weights = tiles.tile(0, rows)
             for sample in range(batch):
-                torch.mm(queries[sample, rows], keys[sample], out=weights)
+                torch.mm(queries[sample, rows], keys_first[sample], out=weights)
                 weights.mul_(factor)
-                output[sample, head, rows, :-1] = weights @ values[sample]
-                output[sample, head, rows, -1] = weights.sum(dim=-1)
+                torch.mm(weights, values[sample], out=output[sample, head, rows, :-1])
+                torch.sum(weights, dim=-1, out=output[sample, head, rows, -1])
     return output
 
 
@@ -61,11 +62,11 @@ def tile_sums_gradients(
     tiles = Tiles(matrices, value.shape[2], value)
     for head in range(heads):
         queries, keys = query_features[:, head].contiguous(), key_features[:, head].contiguous()
-        queries_first, keys_first = queries.mT.contiguous(), keys.mT.contiguous()
-        values_first = value[:, head].mT.contiguous()
         of_numerator, of_denominator = gradient[:, head, :, :-1].contiguous(), gradient[:, head, :, -1:]
-        of_numerator_first = of_numerator.mT.contiguous()
-        key_sum, value_sum = torch.zeros_like(keys_first), torch.zeros_like(values_first)
+        queries_first, keys_first, values_first, of_numerator_first = (
+            [transposed(one) for one in given] for given in (queries, keys, value[:, head], of_numerator)
+        )
+        key_sums, value_sums = ([torch.zeros_like(one) for one in given] for given in (keys_first, values_first))
         for rows, factor in tiles.factors(head):
             products, of_products = tiles.tile(0, rows), tiles.tile(1, rows)
             for sample in range(batch):
@@ -73,14 +74,15 @@ def tile_sums_gradients(
                 torch.mm(of_numerator[sample, rows], values_first[sample], out=of_products)
                 of_products.add_(of_denominator[sample, rows]).mul_(factor)
                 if wanted.query_features:
-                    of_query[sample, head, rows] = of_products @ keys[sample]
+                    torch.mm(of_products, keys[sample], out=of_query[sample, head, rows])
                 if wanted.key_features:
-                    key_sum[sample].addmm_(queries_first[sample, :, rows], of_products)
+                    key_sums[sample].addmm_(queries_first[sample][:, rows], of_products)
                 if wanted.matrices:
                     tiles.add_to_axes(of_logs, head, rows, of_products.mul_(products))
                 if wanted.value:
-                    value_sum[sample].addmm_(of_numerator_first[sample, :, rows], products.mul_(factor))
-        of_key[:, head], of_value[:, head] = key_sum.mT, value_sum.mT
+                    value_sums[sample].addmm_(of_numerator_first[sample][:, rows], products.mul_(factor))
+        for sample in range(batch):
+            of_key[sample, head], of_value[sample, head] = key_sums[sample].T, value_sums[sample].T
     asked = (wanted.query_features, wanted.key_features, wanted.value, *[wanted.matrices] * len(matrices))
     return [one if ask else None for one, ask in zip((of_query, of_key, of_value, *of_logs), asked, strict=True)]
 

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -196,39 +195,6 @@ class FeatureKernel(Kernel):
     ) -> Float[Tensor, "batch heads queries keys"]:
         """φ(q_i)ᵀφ(k_j) · c_ij · exp(s_j) over the largest factor of the row."""
         return apply_log_factor(products, log_relative, log_scale, keep)
-
-
-class LocalKernel(FeatureKernel):
-    """A kernel whose φ is one map for queries and keys, of one vector at a time, with its gradient written out.
-
-    The fused evaluation (`backend.fused_linear`) is for these: it makes φ anew in the backward pass.
-    """
-
-    @abstractmethod
-    def feature_map(self, vectors: Float[Tensor, "*batch dim"], *, scale: float) -> Float[Tensor, "*batch features"]:
-        """φ(x)."""
-
-    @abstractmethod
-    def feature_map_pullback(
-        self, vectors: Float[Tensor, "*batch dim"], *, scale: float
-    ) -> tuple[Float[Tensor, "*batch features"], Callable[[Tensor, Tensor], None]]:
-        """φ(x), and a function of the gradient of φ(x), which it may overwrite, that writes that of x to its second."""
-
-    def query_features(
-        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
-    ) -> Float[Tensor, "batch heads queries features"]:
-        """φ(q)."""
-        return self.feature_map(query, scale=scale)
-
-    def key_features(
-        self,
-        key: Float[Tensor, "batch heads keys dim"],
-        *,
-        scale: float,
-        key_mask: Bool[Tensor, "batch keys"] | None = None,
-    ) -> Float[Tensor, "batch heads keys features"]:
-        """φ(k)."""
-        return mask_features(self.feature_map(key, scale=scale), key_mask)
 
 
 def apply_log_factor(

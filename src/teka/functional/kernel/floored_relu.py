@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.errors import wrong_value
-from teka.functional.kernel.base import LocalKernel
+from teka.functional.kernel.local import LocalKernel
 
 
 @dataclass(frozen=True)

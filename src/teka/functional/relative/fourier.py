@@ -76,7 +76,7 @@ class Fourier(WaveRelative, DrawableRelative):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def on(self, placement: Placement) -> "Fourier":
-        """The kernel with frequencies that fit the grid's periods; rounded components get no gradient."""
+        """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
         return dataclasses.replace(self, frequency=placement.torus_frequency(precise(self.frequency)))
 
     def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:

@@ -62,7 +62,7 @@ class Rotary(RotaryRelative, DrawableRelative):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def on(self, placement: Placement) -> "Rotary":
-        """The kernel with frequencies that fit the grid's periods; rounded components get no gradient."""
+        """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
         return dataclasses.replace(self, frequency=placement.torus_frequency(precise(self.frequency)))
 
     def turn(

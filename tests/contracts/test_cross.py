@@ -1,0 +1,382 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.contracts.cases import (
+    PAIRS,
+    PLACEABLE_PAIRS,
+    Case,
+    build_kernel,
+    build_relative,
+    cross_backends,
+    draw_inputs,
+    draw_mask,
+    explicit_attention,
+    relative_change,
+    roll_tokens,
+    with_leaves,
+)
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import FeatureKernel, attention
+from teka.functional.backend import Workload, backend_costs
+from teka.functional.kernel import Kernel
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import Relative, RotationJoint
+from teka.nn import Attention
+
+TOLERANCE = 1e-10
+SCALE = 0.4
+HEADS, DIM = 3, 5
+
+COARSE, FINE = Grid((3, 5), spacing=2.0, origin=0.5), Grid((6, 10))
+# Queries' grid and keys': finer, coarser, of another extent, of other spacings along each axis, far apart.
+GRIDS = {
+    "up": (FINE, COARSE),
+    "down": (COARSE, FINE),
+    "another extent": (Grid((2, 7)), Grid((5, 3), origin=(3.0, -2.0))),
+    "spacings of no common measure": (Grid((3, 4), spacing=(1.0, 0.7)), Grid((2, 5), spacing=1.3, origin=(-0.4, 2.0))),
+    "one cell": (Grid((1, 1), origin=(1.0, 2.0)), Grid((4, 3))),
+}
+# The centres of a coarse grid's cells in cells of a fine one, so that their offsets are whole numbers of cells.
+ALIGNED = (Grid((2, 3), spacing=2.0), Grid((5, 7), origin=(1.0, -1.0)))
+
+
+def build_pair(pair: Case, num_axes: int = 2) -> tuple[Kernel, Relative | None]:
+    relative = build_relative(
+        pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=num_axes, max_distance=4
+    )
+    return build_kernel(pair.kernel, relative, DIM), relative
+
+
+def draw_cross_inputs(num_queries: int, num_keys: int, seed: int = 0) -> list[Tensor]:
+    query = draw_inputs(num_queries, heads=HEADS, dim=DIM, seed=seed + 1)[0]
+    return [query, *draw_inputs(num_keys, heads=HEADS, dim=DIM, seed=seed)[1:]]
+
+
+def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
+    """A table counts cells, and wants grids whose cells are whole numbers of cells apart."""
+    return {"aligned": ALIGNED} if pair.relative == "table" else GRIDS
+
+
+def offered(kernel: Kernel, relative: Relative | None, placement: Placement) -> set[str]:
+    sizes = [sites.num_tokens or 1 for sites in (placement.query, placement.key)]
+    placed = None if relative is None else relative.on(placement)
+    return set(backend_costs(Workload(kernel, placed, placement, *sizes, DIM, 4)))
+
+
+def fitted(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, placement: Placement, mask: Tensor | None):
+    """The kernel with what it takes from all queries and keys."""
+    if not isinstance(kernel, FeatureKernel):
+        return kernel
+    query, key, scale = inputs[0], inputs[1], SCALE
+    if isinstance(relative, RotationJoint):
+        query, key = relative.concatenate(query, key, placement, scale=scale)
+        scale = 1.0
+    return kernel.fitted(query, key, scale=scale, query_mask=None, key_mask=mask)
+
+
+def attend(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, **places: Any) -> Tensor:
+    return attention(*inputs, kernel=kernel, relative=relative, scale=SCALE, **places)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_the_backends_offered_are_the_documented_ones(pair: Case):
+    kernel, relative = build_pair(pair)
+    for query, key in [*grids_for(pair).values(), ALIGNED]:
+        alike = query.spacing == key.spacing
+        assert offered(kernel, relative, Placement(Sites(query), Sites(key))) == cross_backends(
+            pair.kernel, pair.relative, of_one_spacing=alike
+        )
+    if pair.relative != "table":
+        anywhere = Placement(Sites(positions=torch.rand(7, 2)), Sites(positions=torch.rand(2, 11, 2)))
+        documented = cross_backends(pair.kernel, pair.relative, of_one_spacing=False) - {"toeplitz"}
+        assert offered(kernel, relative, anywhere) == documented
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: bool):
+    for query_grid, key_grid in grids_for(pair).values():
+        placement = Placement(Sites(query_grid), Sites(key_grid))
+        inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
+        mask = draw_mask(2, key_grid.num_tokens) if masked else None
+        kernel, relative = build_pair(pair)
+        keep = None if mask is None else mask[:, None]
+        whole = fitted(inputs, kernel, relative, placement, mask)
+        expected = explicit_attention(*inputs, whole, relative, placement, scale=SCALE, keep=keep)
+        for backend in sorted(offered(kernel, relative, placement)):
+            output = attend(
+                inputs, kernel, relative, grid=query_grid, key_grid=key_grid, key_mask=mask, backend=backend
+            )
+            assert output.shape == (2, HEADS, query_grid.num_tokens, 4)
+            assert relative_change(output, expected) <= TOLERANCE, backend
+
+
+@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
+def test_every_backend_is_the_equation_between_any_positions(pair: Case):
+    generator = torch.Generator().manual_seed(2)
+    some, others = (6 * torch.rand(*size, 2, dtype=torch.float64, generator=generator) for size in ((7,), (2, 11)))
+    inputs = draw_cross_inputs(7, 11)
+    kernel, relative = build_pair(pair)
+    for here, there in (
+        (Sites(positions=some), Sites(positions=others)),
+        (Sites(Grid((7, 1))), Sites(positions=others)),
+    ):
+        placement = Placement(here, there)
+        whole = fitted(inputs, kernel, relative, placement, None)
+        expected = explicit_attention(*inputs, whole, relative, placement, scale=SCALE)
+        for backend in sorted(offered(kernel, relative, placement)):
+            output = attend(
+                inputs,
+                kernel,
+                relative,
+                grid=here.grid,
+                positions=here.positions,
+                key_positions=there.positions,
+                backend=backend,
+            )
+            assert relative_change(output, expected) <= TOLERANCE, backend
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(pair.kernel, pair.relative, backend)
+        for pair in PAIRS
+        for backend in sorted(cross_backends(pair.kernel, pair.relative, of_one_spacing=True) - {"dense"})
+    ],
+    ids=str,
+)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, data: st.DataObject):
+    num_axes = data.draw(st.integers(1, 3))
+    sides = st.tuples(*[st.integers(1, {1: 11, 2: 6, 3: 3}[num_axes])] * num_axes)
+    whole = case.backend == "fft" or case.relative == "table"
+    spacing = 1.0 if whole else data.draw(st.sampled_from([1.0, 2.0, 0.7]))
+    origin = data.draw(st.integers(-4, 4)) if case.relative == "table" else data.draw(st.sampled_from([0.0, 0.5, -3.3]))
+    grid, key_grid = Grid(data.draw(sides)), Grid(data.draw(sides), spacing=spacing, origin=float(origin))
+    masked, seed = data.draw(st.booleans()), data.draw(st.integers(0, 2**16))
+
+    def run(backend: str) -> dict[str, Tensor]:
+        drawn = draw_cross_inputs(grid.num_tokens, key_grid.num_tokens, seed)
+        leaves = {name: tensor.requires_grad_() for name, tensor in zip("qkv", drawn, strict=True)}
+        kernel, relative = build_pair(case, num_axes)
+        kernel, more = with_leaves(kernel)
+        leaves |= {f"kernel.{name}": leaf for name, leaf in more.items()}
+        if relative is not None:
+            relative, more = with_leaves(relative)
+            leaves |= {f"relative.{name}": leaf for name, leaf in more.items()}
+        mask = draw_mask(2, key_grid.num_tokens, seed) if masked else None
+        output = attend(drawn, kernel, relative, grid=grid, key_grid=key_grid, key_mask=mask, backend=backend)
+        cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
+        gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()), allow_unused=True)
+        results = {"output": output.detach()}
+        for name, leaf, gradient in zip(leaves, leaves.values(), gradients, strict=True):
+            results[name] = torch.zeros_like(leaf) if gradient is None else gradient
+        return results
+
+    truth, fast = run("dense"), run(case.backend)
+    for name, expected in truth.items():
+        assert relative_change(fast[name], expected) <= TOLERANCE, name
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
+    query_grid, key_grid = next(iter(grids_for(pair).values()))
+    query, key, value = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
+    mask = draw_mask(2, key_grid.num_tokens)
+    _, other_key, other_value = draw_inputs(key_grid.num_tokens, heads=HEADS, dim=DIM, seed=7, scale=100.0)
+    keep = mask[:, None, :, None]
+    others = [query, torch.where(keep, key, other_key), torch.where(keep, value, other_value)]
+    kernel, relative = build_pair(pair)
+    for backend in sorted(offered(kernel, relative, Placement(Sites(query_grid), Sites(key_grid)))):
+        plain, padded = (
+            attend(inputs, kernel, relative, grid=query_grid, key_grid=key_grid, key_mask=mask, backend=backend)
+            for inputs in ([query, key, value], others)
+        )
+        assert relative_change(padded, plain) <= TOLERANCE, backend
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PLACEABLE_PAIRS if pair.is_equivariant_for_every_draw], ids=str)
+@settings(max_examples=4)
+@given(shift=st.lists(st.floats(-50, 50), min_size=1, max_size=3), seed=st.integers(0, 2**16))
+def test_a_shift_of_queries_and_keys_together_changes_nothing(pair: Case, shift: list[float], seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    here, there = (
+        6 * torch.rand(*size, len(shift), dtype=torch.float64, generator=generator) for size in ((2, 5), (7,))
+    )
+    inputs = draw_cross_inputs(5, 7, seed)
+    kernel, relative = build_pair(pair, len(shift))
+    outputs = [
+        attend(inputs, kernel, relative, positions=here + offset, key_positions=there + offset)
+        for offset in (torch.zeros(len(shift)).double(), torch.tensor(shift).double())
+    ]
+    assert relative_change(outputs[1], outputs[0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.is_equivariant_for_every_draw], ids=str)
+def test_a_shift_of_the_queries_alone_is_seen(pair: Case):
+    query_grid, key_grid = ALIGNED
+    inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
+    kernel, relative = build_pair(pair)
+    moved = Grid((2, 3), spacing=2.0, origin=(1.0, 0.0))
+    outputs = [attend(inputs, kernel, relative, grid=grid, key_grid=key_grid) for grid in (query_grid, moved)]
+    assert (relative_change(outputs[1], outputs[0]) > 1e-3) == (pair.relative is not None)
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.relative != "rotation_joint"], ids=str)
+def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
+    coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5, periodic=True)
+    fine = Grid((6, 10), periodic=True)
+    kernel, relative = build_pair(pair)
+    for query_grid, key_grid in ((coarse, fine), (fine, coarse)):
+        inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
+        steps = {coarse: (1, -2), fine: (2, -4)}
+        rolled = [roll_tokens(query_grid, inputs[0], steps[query_grid])]
+        rolled += [roll_tokens(key_grid, tensor, steps[key_grid]) for tensor in inputs[1:]]
+        for backend in sorted(offered(kernel, relative, Placement(Sites(query_grid), Sites(key_grid)))):
+            before, after = (
+                attend(tensors, kernel, relative, grid=query_grid, key_grid=key_grid, backend=backend)
+                for tensors in (inputs, rolled)
+            )
+            assert relative_change(after, roll_tokens(query_grid, before, steps[query_grid])) <= TOLERANCE, backend
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_a_layer_changes_the_resolution_down_and_up(pair: Case):
+    coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5)
+    torch.manual_seed(0)
+    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, context_dim=6).double().eval()
+    mask = draw_mask(2, FINE.num_tokens)
+    for query_grid, key_grid in ((coarse, FINE), (FINE, coarse)):
+        tokens = torch.randn(2, query_grid.num_tokens, 8, dtype=torch.float64)
+        context = torch.randn(2, key_grid.num_tokens, 6, dtype=torch.float64)
+        mask = draw_mask(2, key_grid.num_tokens)
+        output = layer(tokens, query_grid, mask, context=context, context_grid=key_grid)
+        assert output.shape == tokens.shape
+        # The same tokens at their positions, and what is masked in the context does not count.
+        if pair.relative != "table":
+            by_positions = layer(
+                tokens,
+                positions=query_grid.positions(dtype=torch.float64),
+                key_mask=mask,
+                context=context.masked_fill(~mask[..., None], 3.0),
+                context_positions=key_grid.positions(dtype=torch.float64),
+            )
+            assert relative_change(by_positions, output) <= TOLERANCE
+        # Every token of the output is its own query's.
+        other = tokens.clone()
+        other[:, 1:] = torch.randn_like(other[:, 1:])
+        first = layer(other, query_grid, mask, context=context, context_grid=key_grid)[:, :1]
+        if pair.kernel != "optimal":  # which takes a mean over all queries
+            assert relative_change(first, output[:, :1]) <= TOLERANCE
+
+
+def test_lengths_of_a_context_are_those_of_its_tokens():
+    torch.manual_seed(0)
+    layer = Attention(8, 2, relative="fourier", context_dim=6).double()
+    tokens, context = torch.randn(2, 15, 8).double(), torch.randn(2, 11, 6).double()
+    places = torch.rand(2, 11, 2).double()
+    together = layer(tokens, COARSE, context=context, context_positions=places, lengths=torch.tensor([11, 4]))
+    for sample, length in enumerate((11, 4)):
+        part = slice(sample, sample + 1)
+        alone = layer(tokens[part], COARSE, context=context[part, :length], context_positions=places[part, :length])
+        assert relative_change(together[part], alone) <= TOLERANCE
+
+
+def call(**changed: Any) -> Tensor:
+    query, key, value = draw_cross_inputs(15, 60)
+    arguments: dict[str, Any] = {"relative": "fourier", "grid": COARSE, "key_grid": FINE, **changed}
+    return attention(query, key, value, **{"kernel": "squared_relu", **arguments})
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "other axes": ({"key_grid": Grid(60)}, r"key_grid or key_positions is '1 axes for the keys', expected 2 axes"),
+    "other axes of positions": (
+        {"key_grid": None, "key_positions": torch.zeros(60, 3)},
+        r"key_grid or key_positions is '3 axes for the keys', expected 2 axes",
+    ),
+    "a torus among planes": (
+        {"key_grid": Grid((6, 10), periodic=True)},
+        r"expected periods \(None, None\), as grid has",
+    ),
+    "another period": (
+        {"grid": Grid((3, 5), spacing=2.0, periodic=True), "key_grid": Grid((5, 12), periodic=True)},
+        r"expected periods \(6.0, 10.0\), as grid has",
+    ),
+    "a prefix": ({"num_prefix_tokens": 1}, r"num_prefix_tokens|expected 1 prefix"),
+    "no place of the keys": ({"key_grid": None}, r"expected 0 prefix \+ 15 tokens|has 60 tokens"),
+    "no place of the queries": ({"grid": None}, r"grid and positions is 'neither'"),
+    "two places of the keys": ({"key_positions": torch.zeros(60, 2)}, r"key_grid and key_positions is 'both'"),
+    "a key grid of another length": ({"key_grid": Grid((6, 9))}, r"has 60 tokens, expected 0 prefix \+ 54 tokens"),
+    "causality": ({"is_causal": True}, r"key has shape .* expected 15 tokens, as many as the query's, with is_causal"),
+    "a table of misaligned grids": ({"relative": "table"}, r"a whole number of cells .* with relative='table'"),
+    "a table of positions": (
+        {"relative": "table", "key_grid": None, "key_positions": torch.zeros(60, 2)},
+        r"key_grid is None, expected a grid, not bare positions, with relative='table'",
+    ),
+    "rings": ({"relative": "clipped", "backend": "rings"}, r"backend is 'rings', expected one of 'auto', 'dense'"),
+    "fft of two spacings": (
+        {"relative": "quadratic", "backend": "fft"},
+        r"backend is 'fft', expected one of 'auto', 'dense', 'toeplitz'",
+    ),
+    "the joint form on a torus": (
+        {
+            "relative": "rotation_joint",
+            "grid": Grid((3, 5), spacing=2.0, periodic=True),
+            "key_grid": Grid((6, 10), periodic=True),
+            "kernel": "softmax",
+        },
+        r"no periodic axis with relative='rotation_joint'",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_what_cannot_be_is_an_error_that_names_it(fault: str):
+    changed, message = BAD[fault]
+    with pytest.raises(ValueError, match=message):
+        call(**changed)
+
+
+def test_a_prefix_where_queries_and_keys_are_not_the_same_tokens_is_an_error():
+    inputs = draw_cross_inputs(16, 61)
+    with pytest.raises(ValueError, match="num_prefix_tokens is 1, expected 0 where the keys have places of their own"):
+        attention(*inputs, relative="fourier", grid=COARSE, key_grid=FINE, num_prefix_tokens=1)
+
+
+BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a grid without a context": ({"context_grid": FINE}, "context_grid is 'given', expected None without a context"),
+    "positions without a context": (
+        {"context_positions": torch.zeros(60, 2)},
+        "context_positions is 'given', expected None without a context",
+    ),
+    "no context where one is due": ({}, "context is None, expected tokens of size context_dim = 6"),
+    "a context of another size": (
+        {"context": torch.zeros(2, 60, 8), "context_grid": FINE},
+        r"context has shape \(2, 60, 8\), expected \(2, tokens, 6\)",
+    ),
+    "a context of another batch": ({"context": torch.zeros(1, 60, 6)}, r"context has shape \(1, 60, 6\)"),
+    "a number of queries": (
+        {"context": torch.zeros(2, 60, 6), "context_grid": FINE, "num_queries": 3},
+        "num_queries is 3, expected None, or 1 to 15 without a relative kernel, context or causality",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_CONTEXTS)
+def test_a_bad_context_is_an_error_that_names_it(fault: str, as_users_run_it: None):
+    changed, message = BAD_CONTEXTS[fault]
+    with pytest.raises(ValueError, match=message):
+        Attention(8, 2, relative="fourier", context_dim=6)(torch.zeros(2, 15, 8), COARSE, **changed)
+
+
+def test_a_causal_layer_has_no_context_of_another_length():
+    layer = Attention(8, 2, relative="fourier", context_dim=6, causal=True)
+    with pytest.raises(ValueError, match="as many as the query's, with is_causal"):
+        layer(torch.zeros(2, 15, 8), COARSE, context=torch.zeros(2, 60, 6), context_grid=FINE)

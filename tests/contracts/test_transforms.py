@@ -1,0 +1,195 @@
+"""The transforms of torch.func and derivatives of derivatives, over every kernel × relative kernel × backend.
+
+Where torch has no rule for an operation, its error is held here, so that a change of either side is seen.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.contracts.cases import (
+    FAST,
+    PAIRS,
+    POSSIBLE,
+    Case,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    relative_change,
+    with_leaves,
+)
+from torch import Tensor
+from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
+
+from teka import Grid
+from teka.functional import attention
+from teka.nn import Attention
+
+GRIDS = {False: Grid((2, 3)), True: Grid(5)}
+HEADS, DIM, DIM_VALUE = 2, 4, 3
+BAND = 1e-9
+NAMED = [case for case in POSSIBLE if case.backend != "auto"]
+# torch's fused softmax has one derivative, and that backwards.
+FUSED = {("softmax", relative) for relative in (None, "rotation", "rotation_joint", "rotary")}
+ONCE = [case for case in NAMED if case.backend == "dense" and (case.kernel, case.relative) in FUSED]
+TWICE = [case for case in NAMED if case not in ONCE]
+# Which rows are computed again is read from the numbers, which vmap has no rule for.
+UNMAPPED = [case for case in NAMED if case.backend == "fft"]
+MAPPED = [case for case in NAMED if case not in UNMAPPED]
+Attend = Callable[..., Tensor]
+# vmap has no rule for torch's fused softmax, and goes through it one by one.
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+
+def draw(seed: int, num_tokens: int) -> list[Tensor]:
+    """Query, key and value of one sample."""
+    return draw_inputs(num_tokens, batch=1, heads=HEADS, dim=DIM, dim_value=DIM_VALUE, seed=seed)
+
+
+def build(case: Case, *, is_causal: bool = False) -> tuple[Callable[[str], Attend], list[Tensor], list[Tensor]]:
+    """Attention by a backend, of query, key, value and the relative kernel's tensors; a point; a direction."""
+    grid = GRIDS[is_causal]
+    relative = build_relative(
+        case.relative, heads=HEADS, dim=DIM, num_axes=grid.num_axes, kernel=case.kernel, max_distance=2
+    )
+    kernel = build_kernel(case.kernel, relative, DIM)
+    names, leaves = [], []
+    if relative is not None:
+        relative, found = with_leaves(relative)
+        names, leaves = list(found), [leaf.detach() for leaf in found.values()]
+
+    def by(backend: str) -> Attend:
+        def attend(query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
+            placed = relative
+            if placed is not None:
+                assert dataclasses.is_dataclass(placed)
+                placed = dataclasses.replace(placed, **dict(zip(names, tensors, strict=True)))
+            return attention(
+                query, key, value, kernel=kernel, relative=placed, grid=grid, backend=backend, is_causal=is_causal
+            )
+
+        return attend
+
+    point = [*draw(1, grid.num_tokens), *leaves]
+    generator = torch.Generator().manual_seed(2)
+    return by, point, [torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in point]
+
+
+def weighted(attend: Attend) -> Attend:
+    """The output in one number."""
+
+    def total(*tensors: Tensor) -> Tensor:
+        output = attend(*tensors)
+        weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype)
+        return (output * weight.reshape(output.shape)).sum()
+
+    return total
+
+
+def second_derivative(total: Attend, point: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
+    """Hessian times a direction, by two backward passes."""
+    leaves = [one.clone().requires_grad_() for one in point]
+    gradients = torch.autograd.grad(total(*leaves), leaves, create_graph=True, materialize_grads=True)
+    along = sum(
+        ((one * other).sum() for one, other in zip(gradients, direction, strict=True)),
+        start=0.0 * leaves[0].sum(),  # where nothing else depends on them
+    )
+    return list(torch.autograd.grad(along, leaves, materialize_grads=True))
+
+
+def largest_change(ones: list[Tensor], others: list[Tensor]) -> float:
+    """The largest of the changes of a list of tensors."""
+    return max(relative_change(one, other) for one, other in zip(ones, others, strict=True))
+
+
+@pytest.mark.parametrize("case", MAPPED, ids=str)
+def test_vmap_over_one_more_axis_is_a_loop(case: Case):
+    by, point, _ = build(case)
+    num_tokens = GRIDS[False].num_tokens
+    many = [torch.stack(tensors) for tensors in zip(*(draw(seed, num_tokens) for seed in range(3)), strict=True)]
+    over = (0, 0, 0, *(None for _ in point[3:]))
+    together = vmap(by(case.backend), in_dims=over)(*many, *point[3:])
+    alone = torch.stack([by(case.backend)(*(one[place] for one in many), *point[3:]) for place in range(3)])
+    assert relative_change(together, alone) <= BAND
+
+
+@pytest.mark.parametrize("case", UNMAPPED, ids=str)
+def test_vmap_says_that_it_cannot_choose_rows_by_their_numbers(case: Case):
+    by, point, _ = build(case)
+    with pytest.raises(RuntimeError, match=r"vmap.*dynamic shape"):
+        vmap(by("fft"), in_dims=(0, *(None for _ in point[1:])))(torch.stack([point[0]] * 2), *point[1:])
+
+
+@pytest.mark.parametrize("case", TWICE, ids=str)
+def test_the_forward_derivative_is_the_transpose_of_the_backward_one(case: Case):
+    by, point, direction = build(case)
+    output, tangent = jvp(by(case.backend), tuple(point), tuple(direction))
+    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
+    gradients = vjp(by("dense"), *point)[1](weight)
+    backwards = sum((one * other).sum() for one, other in zip(gradients, direction, strict=True))
+    assert math.isclose(float((tangent * weight).sum()), float(backwards), rel_tol=BAND, abs_tol=BAND)
+
+
+@pytest.mark.parametrize("case", FAST, ids=str)
+def test_the_jacobian_is_that_of_dense(case: Case):
+    by, point, _ = build(case)
+    ours, theirs = (
+        list(jacrev(by(backend), argnums=tuple(range(len(point))))(*point)) for backend in (case.backend, "dense")
+    )
+    assert largest_change(ours, theirs) <= BAND
+
+
+@pytest.mark.parametrize("case", TWICE, ids=str)
+def test_second_derivatives_agree_backwards_and_forwards_and_with_dense(case: Case):
+    by, point, direction = build(case)
+    truth = second_derivative(weighted(by("dense")), point, direction)
+    backwards = second_derivative(weighted(by(case.backend)), point, direction)
+    places = tuple(range(len(point)))
+    forwards = jvp(grad(weighted(by(case.backend)), argnums=places), tuple(point), tuple(direction))[1]
+    assert largest_change(backwards, truth) <= BAND
+    assert largest_change(list(forwards), truth) <= BAND
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in TWICE if case.backend in ("dense", "linear", "rings")],
+    ids=str,
+)
+def test_causal_attention_has_them_too(case: Case):
+    by, point, direction = build(case, is_causal=True)
+    backend = case.backend
+    truth = second_derivative(weighted(by("dense")), point, direction)
+    forwards = jvp(grad(weighted(by(backend)), argnums=tuple(range(len(point)))), tuple(point), tuple(direction))[1]
+    assert largest_change(list(forwards), truth) <= BAND
+    together = vmap(by(backend), in_dims=(0, *(None for _ in point[1:])))(torch.stack([point[0]] * 2), *point[1:])
+    assert relative_change(together[1], by(backend)(*point)) <= BAND
+
+
+@pytest.mark.parametrize("case", ONCE, ids=str)
+def test_torch_says_that_its_fused_softmax_has_one_derivative(case: Case):
+    by, point, direction = build(case)
+    with pytest.raises(RuntimeError, match="scaled_dot_product"):
+        second_derivative(weighted(by("dense")), point, direction)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_layers_of_many_parameters_at_once_are_a_loop(pair: Case):
+    torch.manual_seed(0)
+    grid = GRIDS[False]
+    layers = [Attention(8, 2, kernel=pair.kernel, relative=pair.relative).double().eval() for _ in range(2)]
+    tokens = torch.randn(2, 1, grid.num_tokens, 8, dtype=torch.float64)
+    parameters = [dict(layer.named_parameters()) for layer in layers]
+    stacked = {name: torch.stack([one[name].detach() for one in parameters]) for name in parameters[0]}
+
+    def call(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
+        return functional_call(layers[0], parameters, (tokens, grid))
+
+    together = vmap(call)(stacked, tokens)
+    alone = torch.stack([call(one, tokens[place]) for place, one in enumerate(parameters)])
+    assert relative_change(together, alone) <= BAND
+    # Gradients of every sample, as differential privacy asks for them.
+    of_samples = vmap(grad(lambda one: call(parameters[0], one).square().sum()))(tokens)
+    expected = torch.func.grad(lambda both: sum(call(parameters[0], one).square().sum() for one in both))(tokens)
+    assert relative_change(of_samples, expected) <= BAND
