@@ -2,26 +2,38 @@ import pytest
 import torch
 
 from teka import Grid
-from teka.bench.layers import LAYERS
+from teka.bench.layers import LAYERS, Layer
 from teka.bench.measure import measure_cost
 from teka.bench.rehearse import rehearse
-from teka.bench.step import DIRECTIONS, Step
+from teka.bench.step import Step
 from teka.nn import Attention
 
 BATCH, TOKENS, DIM = 3, 36, 22
-FORESEEABLE = [layer for layer in LAYERS if layer.backend != "fft"]
+# These backends compute again what rounding may have spoilt, and look at their numbers to see what that is.
+LOOKS_AT_NUMBERS = ("fft", "toeplitz")
+FORESEEABLE = [layer for layer in LAYERS if layer.backend not in LOOKS_AT_NUMBERS]
+
+
+def foretold_and_measured(layer: Layer, direction: str) -> tuple[int | None, int]:
+    tokens = torch.randn(BATCH, TOKENS, DIM, requires_grad=True)
+    step = Step(layer.make(DIM, 2), tokens, layer.grid(TOKENS), direction)
+    step()
+    step.clear()
+    return rehearse(step), measure_cost(step).peak_bytes
 
 
 @pytest.mark.parametrize("layer", FORESEEABLE, ids=lambda layer: f"{layer.name}-{layer.backend}")
 def test_the_memory_foretold_is_what_is_then_measured(layer):
-    tokens = torch.randn(BATCH, TOKENS, DIM, requires_grad=True)
-    for direction in DIRECTIONS:
-        step = Step(layer.make(DIM, 2), tokens, layer.grid(TOKENS), direction)
-        step()
-        step.clear()
-        foretold, measured = rehearse(step), measure_cost(step).peak_bytes
-        assert foretold is not None
-        assert measured <= foretold <= 1.1 * measured
+    foretold, measured = foretold_and_measured(layer, "forward_backward")
+    assert foretold is not None
+    assert measured <= foretold <= 1.1 * measured
+
+
+@pytest.mark.parametrize("layer", FORESEEABLE[:2], ids=lambda layer: f"{layer.name}-{layer.backend}")
+def test_so_it_is_for_a_forward_pass_alone_which_needs_less(layer):
+    foretold, measured = foretold_and_measured(layer, "forward")
+    assert foretold is not None
+    assert measured <= foretold <= 1.1 * measured < foretold_and_measured(layer, "forward_backward")[1]
 
 
 def test_what_depends_on_the_numbers_cannot_be_rehearsed():

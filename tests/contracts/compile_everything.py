@@ -2,9 +2,9 @@
 
 Run in a process of its own: the checks of annotations that the tests switch on cannot be compiled.
 
-A graph takes a second. So for each setting (masked, causal, cross-attention, periodic) a diagonal of the table of
-kernels × relative kernels is compiled, each setting another one: every kernel and every relative kernel goes through
-every setting that it knows, forward and backward, with changing partners.
+A graph takes a second. So for each setting (masked, causal, cross-attention) a diagonal of the table of kernels ×
+relative kernels is compiled, each setting another one: every kernel and every relative kernel goes through every
+setting, forward and backward, with changing partners. A torus is there for the relative kernels that wrap.
 """
 
 import json
@@ -67,14 +67,9 @@ def periodic(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     return Placed(layer, PERIODIC), torch.randn(batch, PERIODIC.num_tokens, DIM)
 
 
-def unchanged(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """A grid and nothing more, for those that know no torus."""
-    return Placed(Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative), Grid((3, 5))), torch.randn(
-        batch, 15, DIM
-    )
-
-
-SETTINGS = (masked, causal, across, periodic)
+SETTINGS = (masked, causal, across)
+# Those that are something else on a torus.
+WRAPPED = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier", "rotary")
 
 
 def diagonal(shift: int) -> list[Case]:
@@ -91,12 +86,13 @@ def diagonal(shift: int) -> list[Case]:
 
 
 def jobs(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
-    """Name, pair, layer and tokens of every setting's diagonal."""
-    for shift, setting in enumerate(SETTINGS):
-        for pair in diagonal(shift):
-            # The joint form has no torus.
-            build = unchanged if setting is periodic and pair.relative == "rotation_joint" else setting
-            yield (f"{build.__name__}-{pair}", pair, *build(pair, batch))
+    """Name, pair, layer and tokens of every setting's diagonal, and of the torus."""
+    wrapped = [Case(list(KERNELS)[1 + place], relative) for place, relative in enumerate(WRAPPED[:-1])]
+    chosen = [(setting, diagonal(shift)) for shift, setting in enumerate(SETTINGS)]
+    chosen.append((periodic, [*wrapped, Case("squared_relu", WRAPPED[-1])]))
+    for setting, pairs in chosen:
+        for pair in pairs:
+            yield (f"{setting.__name__}-{pair}", pair, *setting(pair, batch))
 
 
 def outputs(function: Callable[..., Tensor], model: nn.Module, tokens: Tensor) -> list[Tensor]:

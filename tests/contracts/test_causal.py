@@ -140,7 +140,7 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
 
 
 @pytest.mark.parametrize("case", FAST_CAUSAL, ids=str)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, data: st.DataObject):
     sequence = data.draw(sequences(case))
@@ -233,12 +233,12 @@ def past_under_other_futures(
 @pytest.mark.parametrize("past", [1, 77, CHUNK])
 @pytest.mark.parametrize("case", CAUSAL, ids=str)
 def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int):
-    for dtype in (torch.float32, torch.float64):
-        inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)
-        before, *others = past_under_other_futures(inputs, *build_pair(case), case.backend, past)
-        assert before.isfinite().all()
-        for after in others:
-            assert torch.equal(after, before)
+    dtype = torch.float64 if past == 77 else torch.float32
+    inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)
+    before, *others = past_under_other_futures(inputs, *build_pair(case), case.backend, past)
+    assert before.isfinite().all()
+    for after in others:
+        assert torch.equal(after, before)
 
 
 @dataclass(frozen=True)

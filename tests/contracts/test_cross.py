@@ -151,7 +151,7 @@ def test_every_backend_is_the_equation_between_any_positions(pair: Case):
     ],
     ids=str,
 )
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, data: st.DataObject):
     num_axes = data.draw(st.integers(1, 3))

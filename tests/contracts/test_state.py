@@ -1,3 +1,4 @@
+import copy
 import io
 
 import pytest
@@ -8,6 +9,7 @@ from tests.contracts.cases import (
     Case,
     build_kernel,
     build_relative,
+    causal_backends,
     draw_inputs,
     is_signed,
     relative_change,
@@ -15,7 +17,7 @@ from tests.contracts.cases import (
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.functional import attention
+from teka.functional import attention, decode
 from teka.functional.kernel import RANDOM_KERNELS
 from teka.models import Performer
 from teka.models.performer import POOLS, POSITIONS
@@ -24,6 +26,8 @@ from teka.nn import Attention, RandomFeatures, redraw_projections
 GRID = Grid((3, 5))
 # Output for the same input against float32, over the largest number (at least 1): only the output is rounded.
 HALF_BANDS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+# A layer rounds at each of its projections too: so many times that band, where no weights are signed.
+LAYER_BAND = 16
 
 
 def build_layer(pair: Case, seed: int) -> Attention:
@@ -85,50 +89,111 @@ def test_a_projection_its_seed_and_its_count_of_draws_are_in_the_state():
     assert features.num_draws == 2
 
 
-@pytest.mark.parametrize("factor", [1.0, 30.0])
-@pytest.mark.parametrize("dtype", HALF_BANDS, ids=str)
-@pytest.mark.parametrize("case", POSSIBLE, ids=str)
-def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.dtype, factor: float):
-    relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=2, max_distance=3)
-    kernel = build_kernel(case.kernel, relative, 16)
-    inputs = [
-        (factor * tensor).to(dtype).requires_grad_()
-        for tensor in draw_inputs(1 + GRID.num_tokens, dim=16, scale=1.0, dtype=torch.float32)
-    ]
+def assert_near_where_in_range(output: Tensor, single: Tensor, band: float) -> None:
+    """Hold that numbers in half precision are those of float32 within a band, where they are in its range.
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention(
-            query,
-            key,
-            value,
+    Rotary weights do not add up to 1, so that an output can be beyond float16's range; nothing else is.
+    """
+    in_range = single.abs() < torch.finfo(output.dtype).max / 2
+    assert torch.isfinite(output[in_range]).all()
+    if in_range.any():
+        largest = single[in_range].abs().max().clamp_min(1.0)
+        assert (output[in_range].float() - single[in_range]).abs().max() <= band * largest
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", HALF_BANDS, ids=str)
+@pytest.mark.parametrize("case", [case for case in POSSIBLE if case.backend != "auto"], ids=str)
+def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.dtype, is_causal: bool):
+    if is_causal and case.backend not in causal_backends(case.kernel, case.relative):
+        case = Case(case.kernel, case.relative, "dense")
+    grid, first = (Grid(11), 0) if is_causal else (GRID, 1)
+    relative = build_relative(
+        case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=grid.num_axes, max_distance=3
+    )
+    kernel = build_kernel(case.kernel, relative, 16)
+
+    def attend(inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        output = attention(
+            *inputs,
             kernel=kernel,
             relative=relative,
-            grid=GRID,
+            grid=grid,
             backend=case.backend,
-            num_prefix_tokens=1,
+            num_prefix_tokens=first,
+            is_causal=is_causal,
         )
+        return output, list(torch.autograd.grad(output.float().mean(), inputs, materialize_grads=True))
 
-    output = attend(*inputs)
-    assert output.dtype == dtype
-    assert torch.isfinite(output).all()
-    if not is_signed(case):  # a denominator near 0 may magnify a gradient beyond the range of float16
-        gradients = torch.autograd.grad(output.float().mean(), inputs, allow_unused=True)
-        assert all(torch.isfinite(gradient).all() for gradient in gradients if gradient is not None)
-    if factor == 1.0:
-        single = attend(*(tensor.detach().float() for tensor in inputs))
-        assert relative_change(output.float(), single) <= HALF_BANDS[dtype]
+    for factor in (1.0, 30.0):
+        drawn = draw_inputs(first + grid.num_tokens, dim=16, scale=1.0, dtype=torch.float32)
+        inputs = [(factor * tensor).to(dtype).requires_grad_() for tensor in drawn]
+        output, gradients = attend(inputs)
+        single, expected = attend([tensor.detach().float().requires_grad_() for tensor in inputs])
+        assert output.dtype == dtype
+        assert torch.isfinite(single).all()
+        assert case.relative == "rotary" or torch.isfinite(output).all()
+        assert_near_where_in_range(output, single, HALF_BANDS[dtype])
+        if not is_signed(case):  # a denominator near 0 may magnify a gradient beyond any range
+            assert all(torch.isfinite(one).all() for one in gradients)
+            for one, other in zip(gradients, expected, strict=True):
+                # The gradient that comes in is rounded, and so is what goes out.
+                assert_near_where_in_range(one, other, 2 * HALF_BANDS[dtype])
 
 
 @pytest.mark.parametrize("dtype", HALF_BANDS, ids=str)
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pair
+        for pair in PAIRS
+        if pair.kernel != "softmax"
+        and pair.relative in (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
+    ],
+    ids=str,
+)
+def test_decoding_in_half_precision_stays_finite_and_near_float32(pair: Case, dtype: torch.dtype):
+    relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=16, num_axes=1, max_distance=3)
+    kernel = build_kernel(pair.kernel, relative, 16)
+    for factor in (1.0, 30.0):
+        inputs = [(factor * one).to(dtype) for one in draw_inputs(7, dim=16, scale=1.0, dtype=torch.float32)]
+        state = half_state = None
+        for token in range(7):
+            query, key, value = (one[:, :, token : token + 1] for one in inputs)
+            output, half_state = decode(query, key, value, half_state, kernel=kernel, relative=relative)
+            single, state = decode(query.float(), key.float(), value.float(), state, kernel=kernel, relative=relative)
+            assert output.dtype == dtype
+            assert torch.isfinite(single).all()
+            assert_near_where_in_range(output, single, HALF_BANDS[dtype])
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", HALF_BANDS, ids=str)
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_a_layer_in_half_precision_or_under_autocast_stays_finite(pair: Case, dtype: torch.dtype):
-    tokens = torch.randn(2, GRID.num_tokens, 8)
-    layer = build_layer(pair, seed=1)
-    with torch.autocast("cpu", dtype=dtype):
-        assert torch.isfinite(layer(30 * tokens, GRID)).all()
-    output = layer.to(dtype)(30 * tokens.to(dtype), GRID)
-    assert output.dtype == dtype
-    assert torch.isfinite(output).all()
+def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
+    pair: Case, dtype: torch.dtype, causal: bool
+):
+    grid = Grid(11) if causal else GRID
+    torch.manual_seed(1)
+    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=causal, num_axes=grid.num_axes).eval()
+    half = copy.deepcopy(layer).to(dtype)
+    beyond = pair.relative == "rotary" and dtype == torch.float16
+    for factor in (1.0, 30.0):
+        tokens = factor * torch.randn(2, grid.num_tokens, 8)
+        single = layer(tokens, grid)
+        with torch.autocast("cpu", dtype=dtype):
+            mixed = layer(tokens, grid)
+        cast = half(tokens.to(dtype), grid)
+        assert cast.dtype == dtype
+        for output, model in ((mixed, layer), (cast, half)):
+            if is_signed(pair):
+                assert beyond or torch.isfinite(output).all()
+                continue
+            assert torch.isfinite(output).all()
+            gradients = torch.autograd.grad(output.float().mean(), list(model.parameters()), allow_unused=True)
+            assert all(torch.isfinite(one).all() for one in gradients if one is not None)
+            if factor == 1.0 and not causal:
+                assert relative_change(output.float(), single) <= LAYER_BAND * HALF_BANDS[dtype]
 
 
 @pytest.mark.parametrize("case", POSSIBLE, ids=str)

@@ -1,7 +1,7 @@
 """Foretell the memory that a step will take, from shapes alone."""
 
 from torch import Tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.func import functional_call
 
 from teka.bench.allocations import Allocations
@@ -16,8 +16,8 @@ def rehearse(step: Step) -> int | None:
         step: The step; a layer with random features must have run once, as it looks at its numbers the first time.
 
     Returns:
-        Most bytes allocated at once, beyond tokens and parameters; None if that depends on the numbers, as with the
-        backend "fft", which computes some rows again.
+        Most bytes allocated at once, beyond tokens and parameters; None if that depends on the numbers, as where a
+        backend computes those rows again that rounding may have spoilt.
     """
     fake = FakeTensorMode()
     state = [*step.module.named_parameters(), *step.module.named_buffers()]
@@ -30,6 +30,6 @@ def rehearse(step: Step) -> int | None:
     try:
         with fake, Allocations() as allocations:
             step.run(stand_in, tokens)
-    except DynamicOutputShapeException:
+    except (DataDependentOutputException, DynamicOutputShapeException):
         return None
     return allocations.peak

@@ -18,11 +18,19 @@ FACTORS = [
     name for name, kind in RELATIVES.items() if issubclass(kind, FactorRelative) and not issubclass(kind, RotationJoint)
 ]
 BANDS = {torch.float64: 1e-10, torch.float32: 1e-4}
+
+
+def within(grid: Grid, num_prefix_tokens: int = 0) -> Placement:
+    """Tokens that attend to themselves."""
+    sites = Sites(grid)
+    return Placement(sites, sites, num_prefix_tokens)
+
+
 PLACES = {
-    "line": Placement(*[Sites(Grid(13, spacing=0.5))] * 2),
-    "image with prefix": Placement(*[Sites(Grid((3, 5)))] * 2, 2),
-    "periodic": Placement(*[Sites(Grid((5, 3), periodic=(True, False)))] * 2),
-    "volume": Placement(*[Sites(Grid((2, 3, 2)))] * 2, 1),
+    "line": within(Grid(13, spacing=0.5)),
+    "image with prefix": within(Grid((3, 5)), 2),
+    "periodic": within(Grid((5, 3), periodic=(True, False))),
+    "volume": within(Grid((2, 3, 2)), 1),
     "finer keys": Placement(Sites(Grid((3, 2), spacing=2.0, origin=1.0)), Sites(Grid((5, 3)))),
     "two to three": Placement(Sites(Grid(7, spacing=1.0)), Sites(Grid(5, spacing=1.5))),
 }
@@ -123,7 +131,8 @@ def test_waves_of_bare_positions_equal_dense(shape: tuple[int, ...]):
 def test_it_says_no_to_what_it_cannot_compute():
     query, _, value = draw_inputs(6)
     here = Sites(Grid((2, 3)))
-    grid, bare = Placement(here, here), Placement(*[Sites(positions=positions(6, 1))] * 2)
+    there = Sites(positions=positions(6, 1))
+    grid, bare = Placement(here, here), Placement(there, there)
     odd = Placement(here, Sites(Grid((2, 3), spacing=0.5**0.5)))
     softmax, fourier = make_kernel("softmax", 5), build_relative("fourier", heads=3, dim=5, num_axes=2)
     quadratic = build_relative("quadratic", heads=3, dim=5, num_axes=2)

@@ -1,0 +1,127 @@
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import PAIRS, PLACEABLE_PAIRS, Case, relative_change
+from torch import Tensor
+
+from teka import Grid
+from teka.nn import Attention
+
+TOLERANCE = 1e-10
+LENGTHS = (11, 1, 6)  # of which one is the whole
+LONGEST = max(LENGTHS)
+
+
+def build(pair: Case, *, causal: bool = False, num_axes: int = 2) -> Attention:
+    torch.manual_seed(0)
+    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=causal, num_axes=num_axes)
+    layer = layer.double().eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def draw_ragged(num_axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens with large numbers for padding, positions with far places for it, and lengths."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randn(len(LENGTHS), LONGEST, 8, dtype=torch.float64, generator=generator)
+    positions = 5 * torch.rand(len(LENGTHS), LONGEST, num_axes, dtype=torch.float64, generator=generator)
+    lengths = torch.tensor(LENGTHS)
+    padding = torch.arange(LONGEST) >= lengths[:, None]
+    return tokens + 50.0 * padding[..., None], positions + 1e3 * padding[..., None], lengths
+
+
+def output_of(layer: Attention, *arguments: Any, **places: Any) -> Tensor:
+    """The output less that of no attention at all, which is the output layer's bias."""
+    return layer(*arguments, **places) - layer.output.bias
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
+def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(pair: Case, causal: bool):
+    layer, (tokens, positions, lengths) = build(pair, causal=causal), draw_ragged()
+    placed: dict[str, Tensor] = {} if pair.relative is None else {"positions": positions}
+    together = output_of(layer, tokens, lengths=lengths, **placed)
+    for sample, length in enumerate(LENGTHS):
+        part = (slice(sample, sample + 1), slice(0, length))
+        alone = output_of(layer, tokens[part], **{name: places[part] for name, places in placed.items()})
+        assert relative_change(together[part], alone) <= TOLERANCE
+        assert not together[sample, length:].any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_a_sequence_that_is_shorter_than_its_grid_is_as_on_a_grid_of_its_own(pair: Case, causal: bool):
+    layer, (tokens, _, lengths) = build(pair, causal=causal, num_axes=1), draw_ragged()
+    together = output_of(layer, tokens, Grid(LONGEST), lengths=lengths)
+    for sample, length in enumerate(LENGTHS):
+        part = (slice(sample, sample + 1), slice(0, length))
+        assert relative_change(together[part], output_of(layer, tokens[part], Grid(length))) <= TOLERANCE
+        assert not together[sample, length:].any()
+
+
+@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
+def test_no_gradient_comes_from_padding_and_none_is_broken_by_it(pair: Case):
+    layer, (tokens, positions, lengths) = build(pair, causal=True), draw_ragged()
+    places = {} if pair.relative is None else {"positions": positions}
+    tokens.requires_grad_()
+    layer(tokens, lengths=lengths, **places).square().sum().backward()
+    assert tokens.grad is not None
+    for sample, length in enumerate(LENGTHS):
+        assert not tokens.grad[sample, length:].any()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
+def test_lengths_are_a_mask_of_the_first_tokens(pair: Case):
+    layer, (tokens, positions, lengths) = build(pair), draw_ragged()
+    if pair.kernel == "optimal":
+        return  # it is fitted to the queries, of which padding is dropped with lengths only
+    places = {} if pair.relative is None else {"positions": positions}
+    mask = torch.arange(LONGEST) < lengths[:, None]
+    by_mask, by_lengths = layer(tokens, None, mask, **places), layer(tokens, lengths=lengths, **places)
+    assert relative_change(by_mask[mask], by_lengths[mask]) <= TOLERANCE
+
+
+def test_whole_lengths_change_nothing():
+    layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
+    whole = layer(tokens, positions=positions, lengths=torch.full((3,), LONGEST))
+    assert relative_change(whole, layer(tokens, positions=positions)) <= TOLERANCE
+
+
+def test_a_twin_that_does_not_look_at_lengths_fails():
+    layer, (tokens, positions, lengths) = build(Case("squared_relu", "fourier")), draw_ragged()
+    padded, sound = (output_of(layer, tokens, positions=positions, lengths=given) for given in (None, lengths))
+    kept = torch.arange(LONGEST) < lengths[:, None]
+    kept[0] = False  # the sample without padding
+    assert relative_change(padded[kept], sound[kept]) > 0.1
+    assert padded[1, 1:].any()
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({"lengths": torch.tensor([11, 0, 6])}, r"lengths is \[11, 0, 6\], expected numbers from 1 to 11"),
+    "too many": ({"lengths": torch.tensor([11, 12, 6])}, r"lengths is \[11, 12, 6\], expected numbers from 1 to 11"),
+    "of another batch": ({"lengths": torch.tensor([11, 6])}, r"key_mask has shape \(2, 11\), expected \(3, 11\)"),
+    "no whole numbers": (
+        {"lengths": torch.tensor([11.0, 1.0, 6.0])},
+        r"lengths is 'torch.float32 of shape \(3,\)', expected whole numbers, one a sample",
+    ),
+    "flags": ({"lengths": torch.ones(3, dtype=torch.bool)}, r"lengths is 'torch.bool of shape \(3,\)'"),
+    "of a token each": (
+        {"lengths": torch.ones(3, 11, dtype=torch.long)},
+        r"lengths is 'torch.int64 of shape \(3, 11\)'",
+    ),
+    "with a mask": (
+        {"lengths": torch.tensor(LENGTHS), "key_mask": torch.ones(3, 11, dtype=torch.bool)},
+        "key_mask and lengths is 'both', expected at most one of the two",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_lengths_are_an_error_that_names_them(fault: str, as_users_run_it: None):
+    changed, message = BAD[fault]
+    layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
+    with pytest.raises(ValueError, match=message):
+        layer(tokens, positions=positions, **changed)

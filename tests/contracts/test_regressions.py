@@ -1,0 +1,432 @@
+"""What went wrong in earlier code: for each defect a check that passes here and fails on a twin broken on purpose.
+
+`WHERE` says for each defect which test holds it and which twin fails that test; those that have no better place follow.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from jaxtyping import Float
+from tests.contracts.cases import draw_inputs, explicit_attention, relative_change
+from tests.contracts.test_shift import change_under_a_shift_of_positions, change_under_a_shift_on_a_canvas
+from torch import Generator, Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from teka import Grid
+from teka.bench.allocations import Allocations
+from teka.data import Split
+from teka.functional import Positive, SquaredRelu, attention, draw_projection, relative
+from teka.functional.estimator_report import estimator_report
+from teka.functional.placement import Placement, Sites
+from teka.models import Performer
+from teka.nn import Attention, Clipped, ClippedFeatures, RandomFeatures, redraw_projections
+from teka.report.model_result import ModelResult
+from teka.report.seed_group import SeedGroup
+from teka.training import Run
+from teka.training.batches import batches, train_batches
+from teka.training.classifier import Classifier
+
+TESTS = Path(__file__).parents[1]
+HERE = "contracts/test_regressions.py"
+# Defect: the file, the test and the twin.
+WHERE: dict[str, tuple[str, str, str]] = {
+    "epsilon after the exponential swamps the features": (
+        "contracts/test_collapse.py",
+        "test_an_epsilon_that_swamps_the_features_is_reported_and_the_sound_features_are_not",
+        "SwampedByEpsilon",
+    ),
+    "one maximum over batch, heads and tokens makes a sample depend on its batch-mates": (
+        "contracts/test_padding.py",
+        "test_a_key_stabiliser_over_the_batch_is_caught",
+        "StabilisedOverTheBatch",
+    ),
+    "one maximum over all keys leaks the future": (
+        "contracts/test_causal.py",
+        "test_one_maximum_over_all_keys_leaks_the_future",
+        "StabilisedOverAllKeys",
+    ),
+    "key masks on V but not on the denominator": (
+        "contracts/test_padding.py",
+        "test_a_mask_on_the_values_but_not_on_the_denominator_is_caught",
+        "DenominatorOfAllKeys",
+    ),
+    "strategy 1 by concatenation is not equivariant": (
+        HERE,
+        "test_the_product_form_of_strategy_1_is_equivariant_and_the_joint_form_is_not",
+        "RotationJoint",
+    ),
+    "strategy 1 by concatenation estimates worse than no attention": (
+        HERE,
+        "test_a_joint_estimate_that_is_worse_than_uniform_attention_is_reported",
+        "joint",
+    ),
+    "position heads never redrawn": (HERE, "test_position_heads_are_redrawn", "NeverRedrawn"),
+    "the class token on the grid": (
+        "contracts/test_prefix.py",
+        "test_a_class_token_placed_on_the_grid_is_caught",
+        "broken = attention",
+    ),
+    "square grids only": (HERE, "test_grids_that_are_not_square_keep_their_shape", "as_if_square"),
+    "float32 hard-coded": (HERE, "test_nothing_is_computed_in_float32", "RingsInSinglePrecision"),
+    "backward memory of O(L^1.5 · k · d)": (HERE, "test_memory_of_rings_grows_as_the_tokens", "rings_row_by_row"),
+    "dropout parsed and never used": (HERE, "test_every_option_of_a_layer_does_something", "deaf_to"),
+    "an option that changed nothing": (HERE, "test_every_option_of_a_model_does_something", "deaf_to"),
+    "redraw counters off by one": (HERE, "test_projections_are_redrawn_at_the_steps_that_the_run_names", "OffByOne"),
+    "drop_last on the test set": (HERE, "test_every_test_image_is_evaluated", "without_the_last_batch"),
+    "no seed option": (HERE, "test_the_seed_alone_decides_the_order_of_images", "shuffled_by_whatever"),
+    "one run per configuration": (HERE, "test_a_result_is_the_mean_over_its_seeds_and_their_spread", "FirstSeedOnly"),
+}
+
+
+@pytest.mark.parametrize("defect", WHERE)
+def test_every_defect_has_its_test_and_its_twin(defect: str):
+    file, test, twin = WHERE[defect]
+    source = (TESTS / file).read_text()
+    # Once more than here where the file is this one.
+    assert source.count(f"def {test}(") == 1
+    assert source.count(twin) > (file == HERE)
+
+
+# Strategy 1
+
+
+def test_the_product_form_of_strategy_1_is_equivariant_and_the_joint_form_is_not():
+    rotation, joint = (
+        kind.draw(Generator().manual_seed(0), heads=3, dim=5, num_axes=2, kernel="positive")
+        for kind in (relative.Rotation, relative.RotationJoint)
+    )
+    shift = torch.tensor([4.0, 3.0], dtype=torch.float64)
+    for num_features in (64, 1024):
+        drawn = [
+            Positive(draw_projection(num_features, size, generator=Generator().manual_seed(1)))
+            for size in (5, 5 + joint.num_position_features)
+        ]
+        assert change_under_a_shift_of_positions(drawn[0], rotation, 2, shift) <= 1e-10
+        assert change_under_a_shift_of_positions(drawn[1], joint, 2, shift) > 0.1
+
+
+def test_a_joint_estimate_that_is_worse_than_uniform_attention_is_reported():
+    query, key, value = draw_inputs(64, dim=16, scale=1.0)
+    joint = relative.RotationJoint.draw(Generator().manual_seed(0), heads=3, dim=16, num_axes=2, kernel="positive")
+    projection = draw_projection(185, 16 + joint.num_position_features, generator=Generator().manual_seed(1))
+    positions = Grid((8, 8)).positions(dtype=torch.float64)
+    report = estimator_report(query, key, value, Positive(projection), relative=joint, positions=positions)
+    exact = estimator_report(query, key, value, SquaredRelu(), relative=None)
+    assert report.error > report.error_of_mean
+    assert exact.error_of_mean != report.error_of_mean  # the truth it is held against has the positions
+
+
+# Strategy 2
+
+
+class NeverRedrawn(ClippedFeatures):
+    """A twin whose draw is a plain buffer."""
+
+    def __init__(self, dim_head: int) -> None:
+        super().__init__(dim_head)
+        self.register_buffer("draw", self.random_features.projection.clone())
+
+    def forward(self) -> relative.ClippedFeatures:
+        return relative.ClippedFeatures(self.distance_embedding, self.ring_width, self.get_buffer("draw"))
+
+
+@pytest.mark.parametrize(("kind", "sound"), [(ClippedFeatures, True), (NeverRedrawn, False)])
+def test_position_heads_are_redrawn(kind: type[ClippedFeatures], sound: bool):
+    torch.manual_seed(0)
+    layer = Attention(8, 2, relative=kind(4)).eval()
+    assert isinstance(layer.relative, ClippedFeatures)
+    nn.init.normal_(layer.relative.distance_embedding)
+    tokens = torch.randn(2, 15, 8)
+    before = layer(tokens, Grid((3, 5)))
+    assert redraw_projections(layer) == 1
+    assert (relative_change(layer(tokens, Grid((3, 5))), before) > 1e-3) == sound
+
+
+def as_if_square(grid: Grid) -> Tensor:
+    """A twin of `Grid.positions` that knows the number of tokens only."""
+    side = round(grid.num_tokens**0.5)
+    cells = torch.arange(grid.num_tokens, dtype=torch.float64)
+    return torch.stack([torch.div(cells, side, rounding_mode="floor"), cells % side], dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("positions_of", "sound"), [(lambda grid: grid.positions(dtype=torch.float64), True), (as_if_square, False)]
+)
+@pytest.mark.parametrize("name", ["rotation", "clipped", "fourier"])
+def test_grids_that_are_not_square_keep_their_shape(name: str, positions_of: Callable[[Grid], Tensor], sound: bool):
+    torch.manual_seed(0)
+    layer = Attention(8, 2, relative=name).double().eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+
+    def attend(tokens: Tensor, grid: Grid, mask: Tensor) -> Tensor:
+        return layer(tokens, None, mask, positions=positions_of(grid))
+
+    assert (change_under_a_shift_on_a_canvas(attend, 8) <= 1e-10) == sound
+
+
+@dataclass(frozen=True)
+class RingsInSinglePrecision(relative.Clipped):
+    """A twin whose logits are computed in float32, whatever the dtype of the query."""
+
+    name: ClassVar[str] = "rings_in_single_precision"
+
+    def log_rings(
+        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
+    ) -> Float[Tensor, "batch heads queries rings"]:
+        return super().log_rings(query.float(), scale=scale).to(query)
+
+
+@pytest.mark.parametrize(("kind", "sound"), [(relative.Clipped, True), (RingsInSinglePrecision, False)])
+@pytest.mark.parametrize("backend", ["dense", "rings"])
+def test_nothing_is_computed_in_float32(kind: type[relative.Clipped], backend: str, sound: bool):
+    inputs = draw_inputs(15)
+    embedding = torch.randn(4, 5, dtype=torch.float64, generator=Generator().manual_seed(0))
+    sites = Sites(Grid((3, 5)))
+    truth = explicit_attention(*inputs, SquaredRelu(), relative.Clipped(embedding), Placement(sites, sites), scale=0.4)
+    output = attention(
+        *inputs, kernel="squared_relu", relative=kind(embedding), grid=sites.grid, scale=0.4, backend=backend
+    )
+    assert output.dtype == torch.float64
+    assert (relative_change(output, truth) <= 1e-10) == sound
+    assert relative_change(output, truth) <= 1e-5
+
+
+def rings_of_teka(weights: Tensor, query: Tensor, value: Tensor, grid: Grid) -> Tensor:
+    embedding = torch.eye(query.shape[-1], dtype=query.dtype)
+    return attention(
+        query,
+        query,
+        value,
+        kernel="constant",
+        relative=relative.Clipped(embedding),
+        grid=grid,
+        scale=1.0,
+        backend="rings",
+    )
+
+
+def rings_row_by_row(weights: Tensor, query: Tensor, value: Tensor, grid: Grid) -> Tensor:
+    """A twin as in earlier code: for every ring and cell the sums over the ring's part in each row, all of them kept."""
+    rings = grid.offsets(dtype=query.dtype).abs().sum(dim=-1).clamp_max(query.shape[-1] - 1)
+    factor = query.exp()
+    numerator, denominator = torch.zeros_like(value), torch.zeros_like(value[..., :1])
+    rows = value.unflatten(2, grid.shape)
+    for ring in range(query.shape[-1]):
+        member = (rings == ring).to(value).unflatten(1, grid.shape)
+        parts = torch.einsum("lij,bhijd->bhlid", member, rows)
+        numerator = numerator + (factor[..., ring, None, None] * parts).sum(dim=3)
+        denominator = denominator + factor[..., ring, None] * member.sum(dim=(1, 2))[:, None]
+    return numerator / denominator
+
+
+@pytest.mark.parametrize(("evaluate", "sound"), [(rings_of_teka, True), (rings_row_by_row, False)])
+def test_memory_of_rings_grows_as_the_tokens(evaluate: Callable[..., Tensor], sound: bool):
+    peaks = []
+    for grid in (Grid((11, 12)), Grid((22, 24))):
+        # The query is the logits of the rings: embeddings are unit vectors.
+        query, _, value = (tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens, dim_value=7))
+        expected = rings_of_teka(query, query, value, grid)
+        assert relative_change(rings_row_by_row(query, query, value, grid), expected) <= 1e-10
+        with Allocations() as allocations:
+            evaluate(query, query, value, grid).sum().backward()
+        peaks.append(allocations.peak)
+    # Four times the tokens; the twin's pairs of cells, which no copy is kept of, would be sixteen times as many.
+    assert (peaks[1] <= 4.4 * peaks[0]) == sound
+
+
+# Options and training
+
+LAYER_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "dim": (8, 12),
+    "heads": (2, 4),
+    "dim_head": (None, 3),
+    "kernel": ("positive", "squared_relu"),
+    "relative": ("rotation", None),
+    "num_features": (None, 7),
+    "causal": (False, True),
+    "context_dim": (None, 6),
+    "qkv_bias": (True, False),
+    "dropout": (0.0, 0.5),
+    "backend": ("auto", "dense"),
+    "num_axes": (2, 1),
+}
+MODEL_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "image_size": ((6, 4), (4, 6)),
+    "in_channels": (2, 3),
+    "num_classes": (3, 5),
+    "dim": (8, 12),
+    "depth": (2, 3),
+    "heads": (2, 4),
+    "dim_head": (None, 3),
+    "position": ("rotation", "absolute"),
+    "kernel": ("positive", "squared_relu"),
+    "num_features": (None, 7),
+    "backend": ("auto", "dense"),
+    "patch_size": (1, 2),
+    "stem": ("patch", "convolution"),
+    "periodic": (False, True),
+    "pool": ("class", "mean"),
+    "mlp_ratio": (4.0, 2.0),
+    "qkv_bias": (True, False),
+    "dropout": (0.0, 0.5),
+}
+
+
+def deaf_to(option: str, build: Callable[..., nn.Module], default: object) -> Callable[..., nn.Module]:
+    """A twin that takes an option and does not look at it."""
+
+    def made(**options: Any) -> nn.Module:
+        return build(**{**options, option: default})
+
+    return made
+
+
+def backend_of(model: nn.Module) -> object:
+    return model.chosen_backends() if isinstance(model, Performer) else getattr(model, "backend", None)
+
+
+def option_does_something(
+    build: Callable[..., nn.Module], options: dict[str, tuple[Any, Any]], option: str, inputs: tuple[Any, ...]
+) -> bool:
+    """Whether two values of it make models of other parameters, another backend or other outputs."""
+    first = {name: values[0] for name, values in options.items()}
+    models = []
+    for value in options[option]:
+        torch.manual_seed(0)
+        models.append(build(**{**first, option: value}))
+    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in models]
+    if shapes[0] != shapes[1] or backend_of(models[0]) != backend_of(models[1]):
+        return True
+    outputs = []
+    for model in models:
+        torch.manual_seed(1)
+        outputs.append(model(*inputs))
+    return not torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("option", LAYER_OPTIONS)
+def test_every_option_of_a_layer_does_something(option: str):
+    assert set(LAYER_OPTIONS) == set(inspect.signature(Attention).parameters)
+    inputs = (torch.randn(2, 15, 8, generator=Generator().manual_seed(2)), Grid((3, 5)))
+    assert option_does_something(Attention, LAYER_OPTIONS, option, inputs)
+    deaf = deaf_to(option, Attention, LAYER_OPTIONS[option][0])
+    assert not option_does_something(deaf, LAYER_OPTIONS, option, inputs)
+
+
+@pytest.mark.parametrize("option", MODEL_OPTIONS)
+def test_every_option_of_a_model_does_something(option: str):
+    assert set(MODEL_OPTIONS) == set(inspect.signature(Performer).parameters)
+
+    def build(**options: Any) -> nn.Module:
+        model = Performer(**options)
+        model.resize((6, 4)) if option != "image_size" else None
+        return model
+
+    inputs = (torch.randn(2, 2, 6, 4, generator=Generator().manual_seed(2)),)
+    if option == "image_size":
+        # Nothing but the images that it takes depends on it.
+        assert build(**{name: values[0] for name, values in MODEL_OPTIONS.items()})(*inputs).shape == (2, 3)
+        with pytest.raises(ValueError, match="images"):
+            Performer(**{name: values[name == option] for name, values in MODEL_OPTIONS.items()})(*inputs)
+        return
+    assert option_does_something(build, MODEL_OPTIONS, option, inputs)
+    deaf = deaf_to(option, build, MODEL_OPTIONS[option][0])
+    assert not option_does_something(deaf, MODEL_OPTIONS, option, inputs)
+
+
+class AtStep(Classifier):
+    """A classifier that is told the step and has no trainer."""
+
+    global_step = 0
+
+
+class OffByOne(AtStep):
+    """A twin that counts the step that is about to begin."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.global_step += 1
+        super().on_train_batch_start(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("kind", "sound"), [(AtStep, True), (OffByOne, False)])
+def test_projections_are_redrawn_at_the_steps_that_the_run_names(kind: type[AtStep], sound: bool):
+    run = Run(dim=8, depth=1, heads=2, redraw_every=3)
+    features = RandomFeatures("positive", 5)
+    classifier = kind(nn.Sequential(features), run, num_classes=3, num_steps=10)
+    draws = []
+    for step in range(10):
+        classifier.global_step = step
+        classifier.on_train_batch_start((), step)
+        draws.append(int(features.num_draws))
+    assert (draws == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4]) == sound
+
+
+def split(num_images: int) -> Split:
+    return Split(torch.zeros(num_images, 1, 2, 3), torch.arange(num_images))
+
+
+def labels(loader: DataLoader) -> list[int]:
+    return torch.cat([label for _, label in loader]).tolist()
+
+
+def without_the_last_batch(split: Split, *, batch_size: int) -> DataLoader:
+    """A twin of `batches` that leaves out a last batch that is not full."""
+    return DataLoader(TensorDataset(split.images, split.labels), batch_size=batch_size, drop_last=True)
+
+
+@pytest.mark.parametrize(("make", "sound"), [(batches, True), (without_the_last_batch, False)])
+def test_every_test_image_is_evaluated(make: Callable[..., DataLoader], sound: bool):
+    assert (labels(make(split(11), batch_size=4)) == list(range(11))) == sound
+
+
+def shuffled_by_whatever(split: Split, *, batch_size: int, seed: int) -> DataLoader:
+    """A twin of `train_batches` that takes a seed and shuffles by torch's global generator."""
+    return DataLoader(TensorDataset(split.images, split.labels), batch_size=batch_size, shuffle=True)
+
+
+@pytest.mark.parametrize(("make", "sound"), [(train_batches, True), (shuffled_by_whatever, False)])
+def test_the_seed_alone_decides_the_order_of_images(make: Callable[..., DataLoader], sound: bool):
+    orders = []
+    for seed, global_seed in ((3, 0), (3, 1), (4, 0)):
+        torch.manual_seed(global_seed)
+        orders.append(labels(make(split(37), batch_size=8, seed=seed)))
+    assert (orders[0] == orders[1] and orders[0] != orders[2]) == sound
+
+
+class FirstSeedOnly(SeedGroup):
+    """A twin that shows the first run of a configuration for all of them."""
+
+    def accuracy(self, axis: str) -> dict[int, float]:
+        return dict(self.results[0].accuracy_by_shift[axis])
+
+
+@pytest.mark.parametrize(("kind", "sound"), [(SeedGroup, True), (FirstSeedOnly, False)])
+def test_a_result_is_the_mean_over_its_seeds_and_their_spread(kind: type[SeedGroup], sound: bool):
+    accuracies = (0.9, 0.99, 0.93)
+    group = kind(
+        tuple(
+            ModelResult(
+                name="rotation",
+                position="rotation",
+                kernel="squared_relu",
+                backend="dense",
+                parameters=1,
+                seed=seed,
+                epochs=1,
+                seconds=1.0,
+                accuracy_by_shift={"dx": {0: accuracy}, "dy": {}},
+                worst_shift_accuracy=accuracy,
+                minimum_accuracy=accuracy,
+            )
+            for seed, accuracy in enumerate(accuracies)
+        )
+    )
+    assert (group.accuracy("dx")[0] == pytest.approx(fmean(accuracies))) == sound
+    assert group.band("dx")[0] == (0.9, 0.99)
