@@ -13,10 +13,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_the_code_in_the_readme_runs(block, capsys):
-    exec(compile(block, "README.md", "exec"), {})
-    assert float(capsys.readouterr().out) < 1e-5
+def test_the_code_in_the_readme_runs_from_top_to_bottom(capsys):
+    names, printed = {}, []
+    for block in BLOCKS:
+        exec(compile(block, "README.md", "exec"), names)
+        printed.append(capsys.readouterr().out)
+    assert float(printed[0]) < 1e-5
+    assert "toeplitz" in printed[1]
+    assert "the output changes by" in printed[1]
 
 
 def test_the_readme_names_every_kernel_and_command():

@@ -22,8 +22,9 @@ class Grid:
 
     A grid is shorthand for its positions: token i at multi-index (i_1, …, i_n) lies at x_i = o + (i_1 s_1, …, i_n s_n)
     with origin o and spacing s. The origin matters only where two grids meet: the cells of a grid that is half as fine
-    as Grid(16) and has its cells in the middle of pairs are Grid(8, spacing=2.0, origin=0.5). A shift by (t_1, …, t_n) moves what is at index i to index i + t: downwards along the first axis
-    of an image and to the right along the second. Everything in teka that shifts, shifts in this sense.
+    as Grid(16) and has its cells in the middle of pairs are Grid(8, spacing=2.0, origin=0.5). A shift by (t_1, …, t_n)
+    moves what is at index i to index i + t: downwards along the first axis of an image and to the right along the
+    second. Everything in teka that shifts, shifts in this sense.
 
     Args:
         shape: Cells along each axis; an int is a grid of one axis.

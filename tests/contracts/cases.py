@@ -179,9 +179,7 @@ def draw_inputs(
 
 
 def explicit_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    inputs: list[Tensor],
     kernel: Kernel,
     relative: Relative | None,
     placement: Placement,
@@ -192,15 +190,14 @@ def explicit_attention(
     """The one equation from the matrices κ and c of every pair, with no backend and nothing taken out of any row.
 
     Args:
-        query: Queries.
-        key: Keys.
-        value: Values.
+        inputs: Query, key and value.
         kernel: The content kernel, fitted if it is to be.
         relative: The relative kernel.
         placement: Where queries and keys are.
         scale: Factor of qᵀk.
         keep: True for the pairs that count, shape (B or 1, L_q or 1, L_k); a query without any gets 0.
     """
+    query, key, value = inputs
     first = placement.num_prefix_tokens
     relative = None if relative is None else relative.on(placement)
     if isinstance(relative, RotationJoint):

@@ -33,8 +33,8 @@ from teka.functional.relative import Relative, RingRelative, RotationJoint
 from teka.nn import Attention
 
 TOLERANCE = 1e-10
-# Float32 against the dense float64 truth, measured up to 1.2e-5; a denominator of both signs may come near 0 and magnify
-# rounding.
+# Float32 against the dense float64 truth, measured up to 1.2e-5; a denominator of both signs may come near 0 and
+# magnify rounding.
 FLOAT32_BAND = 3e-5
 FLOAT32_SIGNED_BAND = 5e-3
 SCALE = 0.4
@@ -95,14 +95,16 @@ def attend_with_gradients(
     }
     kernel, relative = build_pair(case, grid.num_axes)
     kernel, more = with_leaves(kernel, dtype)
-    arguments = dict(leaves)
+    query, key, value = leaves.values()
     leaves |= {f"kernel.{name}": leaf for name, leaf in more.items()}
     if relative is not None:
         relative, more = with_leaves(relative, dtype)
         leaves |= {f"relative.{name}": leaf for name, leaf in more.items()}
     dropped = sequence.num_leading_dropped
     output = attention(
-        **arguments,
+        query,
+        key,
+        value,
         kernel=kernel,
         relative=relative,
         grid=grid,
@@ -172,7 +174,7 @@ def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_pla
             continue  # it has nothing to say of positions off a grid
         kernel, relative = build_pair(pair, sites.num_axes)
         placement = Placement(sites, sites, num_prefix_tokens)
-        expected = explicit_attention(*inputs, kernel, relative, placement, scale=SCALE, keep=keep)
+        expected = explicit_attention(inputs, kernel, relative, placement, scale=SCALE, keep=keep)
         output = attention(
             *inputs,
             kernel=kernel,

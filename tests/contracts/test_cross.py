@@ -63,9 +63,9 @@ def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
 
 
 def offered(kernel: Kernel, relative: Relative | None, placement: Placement) -> set[str]:
-    sizes = [sites.num_tokens or 1 for sites in (placement.query, placement.key)]
+    num_queries, num_keys = (sites.num_tokens or 1 for sites in (placement.query, placement.key))
     placed = None if relative is None else relative.on(placement)
-    return set(backend_costs(Workload(kernel, placed, placement, *sizes, DIM, 4)))
+    return set(backend_costs(Workload(kernel, placed, placement, num_queries, num_keys, DIM, 4)))
 
 
 def fitted(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, placement: Placement, mask: Tensor | None):
@@ -107,7 +107,7 @@ def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: boo
         kernel, relative = build_pair(pair)
         keep = None if mask is None else mask[:, None]
         whole = fitted(inputs, kernel, relative, placement, mask)
-        expected = explicit_attention(*inputs, whole, relative, placement, scale=SCALE, keep=keep)
+        expected = explicit_attention(inputs, whole, relative, placement, scale=SCALE, keep=keep)
         for backend in sorted(offered(kernel, relative, placement)):
             output = attend(
                 inputs, kernel, relative, grid=query_grid, key_grid=key_grid, key_mask=mask, backend=backend
@@ -128,7 +128,7 @@ def test_every_backend_is_the_equation_between_any_positions(pair: Case):
     ):
         placement = Placement(here, there)
         whole = fitted(inputs, kernel, relative, placement, None)
-        expected = explicit_attention(*inputs, whole, relative, placement, scale=SCALE)
+        expected = explicit_attention(inputs, whole, relative, placement, scale=SCALE)
         for backend in sorted(offered(kernel, relative, placement)):
             output = attend(
                 inputs,

@@ -198,9 +198,19 @@ def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
 
 @pytest.mark.parametrize("case", POSSIBLE, ids=str)
 def test_float64_goes_through_in_float64(case: Case):
-    # Σ over keys of a value of 1 + 1e-12: float32 anywhere on its way would lose it.
+    # A value of 1 + 1e-12 against one of 1: float32 anywhere on its way would lose the difference.
     query, key, _ = draw_inputs(GRID.num_tokens, scale=0.3)
-    value = torch.full((2, 3, GRID.num_tokens, 1), 1 + 1e-12, dtype=torch.float64)
-    output = attention(query, key, value, kernel=case.kernel, relative=case.relative, grid=GRID, backend=case.backend)
-    assert output.dtype == torch.float64
-    assert float((output - 1).mean()) == pytest.approx(1e-12, rel=0.01)
+    outputs = [
+        attention(
+            query,
+            key,
+            torch.full((2, 3, GRID.num_tokens, 1), number, dtype=torch.float64),
+            kernel=case.kernel,
+            relative=case.relative,
+            grid=GRID,
+            backend=case.backend,
+        )
+        for number in (1.0, 1 + 1e-12)
+    ]
+    assert outputs[0].dtype == torch.float64
+    assert float((outputs[1] / outputs[0] - 1).median()) == pytest.approx(1e-12, rel=0.01)

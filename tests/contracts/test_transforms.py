@@ -125,7 +125,8 @@ def test_vmap_says_that_it_cannot_choose_rows_by_their_numbers(case: Case):
 @pytest.mark.parametrize("case", TWICE, ids=str)
 def test_the_forward_derivative_is_the_transpose_of_the_backward_one(case: Case):
     by, point, direction = build(case)
-    output, tangent = jvp(by(case.backend), tuple(point), tuple(direction))
+    forwards = jvp(by(case.backend), tuple(point), tuple(direction))
+    output, tangent = forwards[0], forwards[1]
     leaves = [one.clone().requires_grad_() for one in point]
     weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
     gradients = torch.autograd.grad(by("dense")(*leaves), leaves, weight, materialize_grads=True)

@@ -94,7 +94,10 @@ def test_a_redraw_keeps_dtype_and_projections_learn_nothing():
     ("arguments", "message"),
     [
         ({"kernel": "positiv"}, "kernel is 'positiv', expected .*; did you mean 'positive'"),
-        ({"kernel": "softmax"}, "kernel is 'softmax', expected one of 'hyperbolic', 'optimal', 'positive', 'trigonometric'"),
+        (
+            {"kernel": "softmax"},
+            "kernel is 'softmax', expected one of 'hyperbolic', 'optimal', 'positive', 'trigonometric'",
+        ),
         ({"projection": "orthogonl"}, "projection is 'orthogonl', expected .*; did you mean 'orthogonal'"),
         ({"num_features": 0}, "num_features is 0, expected at least 1"),
         ({"dim": 0}, "dim is 0, expected at least 1"),

@@ -123,7 +123,7 @@ class Placement:
     def torus_frequency(self, frequency: Float[Tensor, "*waves axes"]) -> Float[Tensor, "*waves axes"]:
         """Frequencies with their components along periodic axes rounded to multiples of 2π/P.
 
-        Only such waves have the torus' period. The gradient of a rounded component is 0: the wave does not change with it.
+        Only such waves have the torus' period. The gradient of a rounded component is 0, as the wave stays the same.
         """
         columns = []
         for axis, period in enumerate(self.periods):
@@ -155,7 +155,10 @@ def check_placement(placement: Placement, *, batch: int, num_queries: int, num_k
         raise wrong_value("key_grid or key_positions", came, f"{placement.num_axes} axes, as the queries have")
     if placement.grids is not None:
         periods = [tuple(grid.axis_period(axis) for axis in range(grid.num_axes)) for grid in placement.grids]
-        if any((one is None) != (two is None) or abs((one or 0) - (two or 0)) > 1e-9 for one, two in zip(*periods, strict=True)):
+        if any(
+            (one is None) != (two is None) or abs((one or 0) - (two or 0)) > 1e-9
+            for one, two in zip(*periods, strict=True)
+        ):
             raise wrong_value("key_grid", placement.key.grid, f"periods {periods[0]}, as grid has")
 
 

@@ -10,8 +10,8 @@ from teka import functional
 from teka.errors import unknown_name, wrong_shape, wrong_value
 from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
 from teka.functional.backend.cost import Cost
-from teka.functional.eager import is_plain_eager_on_cpu
 from teka.functional.decode import DecodingState, decode
+from teka.functional.eager import is_plain_eager_on_cpu
 from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, FeatureKernel, Kernel
 from teka.functional.kernel.local import LocalKernel
 from teka.functional.placement import Placement, Sites, length_mask
@@ -341,7 +341,12 @@ class Attention(nn.Module):
         return self.dropout(join_heads(self.output, joined))[:, 0], tuple(states)
 
     def group_costs(
-        self, group: HeadGroup, grid: Grid | None = None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None
+        self,
+        group: HeadGroup,
+        grid: Grid | None = None,
+        *,
+        num_prefix_tokens: int = 0,
+        context_grid: Grid | None = None,
     ) -> dict[str, Cost]:
         """Cost of every backend that can compute some heads between the tokens of grids.
 

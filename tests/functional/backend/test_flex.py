@@ -73,7 +73,7 @@ def compare(
     results: list[list[Tensor]] = []
     for attend in (flex, dense):
         output = attend(query, key, value, kernel, placed, placement, scale=0.4, key_mask=mask, is_causal=is_causal)
-        gradients = torch.autograd.grad(output.square().sum(), inputs, allow_unused=True)
+        gradients = torch.autograd.grad(output.square().sum(), inputs, allow_unused=True, retain_graph=True)
         results.append([output, *(torch.zeros(1) if one is None else one for one in gradients)])
     assert max(relative_change(one, two) for one, two in zip(*results, strict=True)) <= BANDS[dtype]
 

@@ -17,9 +17,6 @@ def test_its_weights_are_the_formula_in_loops(epsilon: float):
                 for j in range(6):
                     x, y = query[batch, head, i], key[batch, head, j]
                     floors = [epsilon * float(vector.norm()) / math.sqrt(5) for vector in (x, y)]
-                    terms = [
-                        max(a, floors[0]) * max(b, floors[1])
-                        for a, b in zip(x.tolist(), y.tolist(), strict=True)
-                    ]
+                    terms = [max(a, floors[0]) * max(b, floors[1]) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
                     expected = sum(terms) if mask[batch, j] else 0.0
                     assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from teka.functional.eager import is_plain_eager
+
 
 def again_in_backward(function: Callable[..., Tensor], *arguments: object) -> Tensor:
     """function(*arguments), computed again in the backward pass, if there is to be one.
@@ -16,9 +18,7 @@ def again_in_backward(function: Callable[..., Tensor], *arguments: object) -> Te
         function: A function without randomness.
         arguments: Its arguments.
     """
-    if not torch.is_grad_enabled():
-        return function(*arguments)
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if not torch.is_grad_enabled() or not (torch.compiler.is_compiling() or is_plain_eager()):
         return function(*arguments)
     output = checkpoint(function, *arguments, use_reentrant=False)
     assert isinstance(output, Tensor)

@@ -1,5 +1,6 @@
 """The linear backend where no query sees a later key: in chunks of tokens, or token by token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,28 +58,26 @@ def causal_linear(
         query_waves: a(x) of the queries, or None for c = 1.
         key_waves: b(x) of the keys, or None for c = 1.
     """
-    state = empty_state(product_features(key_features[:, :, :0], _part(key_waves, slice(0, 0))), value[:, :, :0])
-    value = with_ones(value)
+    none_yet = product_features(key_features[:, :, :0], None if key_waves is None else key_waves[:, :, :0])
+    state = empty_state(none_yet, value[:, :, :0])
+    inputs = (query_features, key_features, key_log_scale, with_ones(value), query_waves, key_waves)
     sums = []
-    for start in range(0, value.shape[2], CHUNK_TOKENS):
-        tokens = slice(start, start + CHUNK_TOKENS)
-        log_scale = None if key_log_scale is None else key_log_scale[:, :, tokens]
-        part, state = causal_chunk(
-            query_features[:, :, tokens],
-            key_features[:, :, tokens],
-            log_scale,
-            value[:, :, tokens],
-            state,
-            _part(query_waves, tokens),
-            _part(key_waves, tokens),
-        )
+    # Split and not sliced: the gradients of slices would each be as long as the whole.
+    for query_part, key_part, log_scale, values, *waves in zip(*(_split(one, value) for one in inputs), strict=True):
+        assert query_part is not None
+        assert key_part is not None
+        assert values is not None
+        part, state = causal_chunk(query_part, key_part, log_scale, values, state, *waves)
         sums.append(part)
     joined = torch.cat(sums, dim=2)
     return Sums(joined[..., :-1], joined[..., -1])
 
 
-def _part(waves: Tensor | None, tokens: slice) -> Tensor | None:
-    return None if waves is None else waves[:, :, tokens]
+def _split(tensor: Tensor | None, value: Tensor) -> Sequence[Tensor | None]:
+    """A tensor in chunks of tokens; None for each of them where there is none."""
+    if tensor is not None:
+        return tensor.split(CHUNK_TOKENS, dim=2)
+    return [None] * -(-value.shape[2] // CHUNK_TOKENS)
 
 
 def causal_chunk(

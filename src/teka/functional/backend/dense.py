@@ -5,15 +5,18 @@ from typing import TypeGuard
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
+from teka.functional.backend.again import again_in_backward
 from teka.functional.backend.axis_matrices import axis_log_matrices, runs_by_hand
+from teka.functional.backend.flex import flex, flex_fits
 from teka.functional.backend.prefix import add_prefix
 from teka.functional.backend.rotation_vectors import rotation_vectors
 from teka.functional.backend.sums import Sums, with_ones
 from teka.functional.backend.tile_form import TileForm
 from teka.functional.backend.turned import turn
+from teka.functional.eager import is_plain_eager
 from teka.functional.kernel import FeatureKernel, Kernel, Softmax
 from teka.functional.kernel.base import apply_log_factor, pair_mask
 from teka.functional.placement import Placement
@@ -50,6 +53,9 @@ def dense(
     if isinstance(kernel, Softmax) and type(relative) is Rotation and not any(placement.periods):
         query, key = rotation_vectors(query, key, relative, placement, scale=scale)
         return fused_softmax(query, key, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
+    if query.is_cuda and flex_fits(query, value, kernel, relative, placement):
+        assert isinstance(relative, FactorRelative)
+        return flex(query, key, value, kernel, relative, placement, scale=scale, key_mask=key_mask, is_causal=is_causal)
     if (
         key_mask is None
         and not is_causal
@@ -83,8 +89,7 @@ def dense(
         tiles = []
         for start in range(0, num_queries, tile):
             arguments = (slice(start, min(start + tile, num_queries)), query, left, right, value)
-            again = torch.is_grad_enabled()
-            tiles.append(checkpoint(attend, *arguments, use_reentrant=False) if again else attend(*arguments))
+            tiles.append(again_in_backward(attend, *arguments))
         output = torch.cat(tiles, dim=2)
     if isinstance(kernel, FeatureKernel):
         output = Sums(output[..., :-1], output[..., -1]).divide(nonnegative=kernel.nonnegative)
@@ -128,8 +133,18 @@ def fused_softmax(
 ) -> Float[Tensor, "batch heads queries dim_value"]:
     """Softmax attention by torch's fused kernel, which holds no L × L matrix.
 
-    The kernel wants values of the size of the keys; narrower ones are padded.
+    The kernel wants values of the size of the keys; narrower ones are padded. It has first derivatives only: where a
+    transform of torch.func or forward-mode differentiation is at work, torch's unfused formula is taken.
     """
+    if not torch.compiler.is_compiling() and not is_plain_eager(query, key, value):
+        with sdpa_kernel(SDPBackend.MATH):
+            return _fused_softmax(query, key, value, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    return _fused_softmax(query, key, value, scale=scale, key_mask=key_mask, is_causal=is_causal)
+
+
+def _fused_softmax(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, key_mask: Tensor | None, is_causal: bool
+) -> Tensor:
     size = value.shape[-1]
     if query.shape[-1] > size:
         value = pad(value, (0, query.shape[-1] - size))

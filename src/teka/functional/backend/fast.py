@@ -5,7 +5,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka.functional.backend.causal import causal_linear
-from teka.functional.eager import is_plain_eager_on_cpu
 from teka.functional.backend.fft import fft
 from teka.functional.backend.fused_linear import fused_linear
 from teka.functional.backend.linear import linear
@@ -13,6 +12,7 @@ from teka.functional.backend.rings import causal_rings, rings
 from teka.functional.backend.sums import Sums
 from teka.functional.backend.toeplitz import toeplitz
 from teka.functional.backend.turned import turn
+from teka.functional.eager import is_plain_eager_on_cpu
 from teka.functional.kernel import FeatureKernel
 from teka.functional.kernel.local import LocalKernel
 from teka.functional.placement import Placement

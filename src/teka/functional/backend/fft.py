@@ -5,8 +5,8 @@ import math
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from teka.functional.backend.again import again_in_backward
 from teka.functional.backend.repair import rows_of, with_rows_again
 from teka.functional.backend.sums import Sums, with_ones
 from teka.functional.placement import Placement
@@ -56,8 +56,7 @@ def fft(
     for start in range(0, num_features, chunk):
         features = slice(start, start + chunk)
         arguments = (query_features[..., features], key_features[..., features], channels, spectrum, sizes, shapes)
-        recompute = chunk < num_features and torch.is_grad_enabled()
-        part = checkpoint(_convolve, *arguments, use_reentrant=False) if recompute else _convolve(*arguments)
+        part = again_in_backward(_convolve, *arguments) if chunk < num_features else _convolve(*arguments)
         convolved = convolved + part
     sums = Sums(convolved[..., :-1], convolved[..., -1], log_peak[None, :, None])
     with torch.no_grad():

@@ -246,7 +246,7 @@ def _wave_term(
 
     query_waves, key_waves = waves
     summed: PairTerm = lambda b, h, i, j: torch.log(  # noqa: E731
-        torch.maximum(sum(a[b, h, i] * c[b, h, j] for a, c in zip(query_waves, key_waves, strict=True)), tiny)
+        torch.maximum(sum((a[b, h, i] * c[b, h, j] for a, c in zip(query_waves, key_waves, strict=True)), tiny), tiny)
     )
     if not first:
         return summed

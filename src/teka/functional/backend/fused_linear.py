@@ -44,15 +44,17 @@ def _tokens_last(waves: Tensor | None) -> Tensor | None:
 
 class _FusedLinear(Function):
     @staticmethod
-    def forward(ctx, query, key, value, query_waves, key_waves, kernel, scale, key_mask):  # noqa: ANN001, ANN205
+    def forward(ctx, query, key, value, query_waves, key_waves, kernel, scale, key_mask):
         batch, heads, num_queries, _ = query.shape
         num_waves = 1 if key_waves is None else key_waves.shape[-1]
         size = kernel.num_features(query.shape[-1])
         state = value.new_zeros(heads, num_waves, batch, size, value.shape[-1])
         total = value.new_zeros(heads, num_waves, batch, size, 1)
         inverse = value.new_empty(heads, batch, num_queries, 1)
-        output = torch.empty_like(query) if value.shape[-1] == query.shape[-1] else query.new_empty(
-            batch, heads, num_queries, value.shape[-1]
+        output = (
+            torch.empty_like(query)
+            if value.shape[-1] == query.shape[-1]
+            else query.new_empty(batch, heads, num_queries, value.shape[-1])
         )
         for samples, head, tokens in _blocks(key):
             features = _masked(kernel.feature_map(key[samples, head, tokens], scale=scale), key_mask, samples, tokens)
@@ -76,7 +78,7 @@ class _FusedLinear(Function):
         return output
 
     @staticmethod
-    def backward(ctx, gradient):  # noqa: ANN001, ANN205
+    def backward(ctx, gradient):
         query, key, value, query_waves, key_waves, key_mask, state, total, inverse, output = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *_differentiable_gradients(ctx, gradient), None, None, None
@@ -121,7 +123,7 @@ class _FusedLinear(Function):
         return of_query, of_key, of_value, of_query_waves, of_key_waves, None, None, None
 
 
-def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:  # noqa: ANN001
+def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     """Gradients that can be differentiated again, by way of the plain evaluation."""
     from teka.functional.backend.linear import linear
 

@@ -34,13 +34,9 @@ def linear(
         return Sums(query_features @ state, (query_features @ total[..., None])[..., 0])
     value = with_ones(value)
     state = torch.zeros((), dtype=value.dtype, device=value.device)
-    for tokens in _chunks(key_features, key_waves):
-        part = (key_features[:, :, tokens], key_waves[:, :, tokens], value[:, :, tokens])
+    for part in _chunks(key_features, key_waves, value):
         state = state + again_in_backward(_state, *part)
-    sums = [
-        again_in_backward(_read, query_features[:, :, tokens], query_waves[:, :, tokens], state)
-        for tokens in _chunks(query_features, query_waves)
-    ]
+    sums = [again_in_backward(_read, *part, state) for part in _chunks(query_features, query_waves)]
     joined = torch.cat(sums, dim=2)
     return Sums(joined[..., :-1], joined[..., -1])
 
@@ -60,7 +56,8 @@ def _read(features: Tensor, waves: Tensor, state: Tensor) -> Tensor:
     return product_features(features, waves) @ state
 
 
-def _chunks(features: Tensor, waves: Tensor) -> Iterator[slice]:
-    num_tokens = features.shape[2]
-    size = max(1, CHUNK_ELEMENTS // (features[:, :, 0].numel() * waves.shape[-1]))
-    return (slice(start, start + size) for start in range(0, num_tokens, size))
+def _chunks(features: Tensor, waves: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Features, waves and others in chunks of tokens; split, for the gradient of a slice is as long as the whole."""
+    batch, heads, num_tokens, size = features.shape
+    chunk = max(1, min(num_tokens, CHUNK_ELEMENTS // (batch * heads * size * waves.shape[-1])))
+    return zip(*(tensor.split(chunk, dim=2) for tensor in (features, waves, *others)), strict=True)

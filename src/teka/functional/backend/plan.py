@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from teka.errors import unknown_name, wrong_value
 from teka.functional.backend.causal import CHUNK_TOKENS
 from teka.functional.backend.cost import (
@@ -16,6 +14,7 @@ from teka.functional.backend.cost import (
 )
 from teka.functional.backend.fft import fft_fits
 from teka.functional.backend.rings import rings_cost_terms
+from teka.functional.eager import is_plain_eager
 from teka.functional.kernel import FeatureKernel, Kernel, Softmax
 from teka.functional.placement import Placement
 from teka.functional.relative import (
@@ -28,6 +27,7 @@ from teka.functional.relative import (
     StationaryRelative,
     WaveRelative,
 )
+from teka.grid import Grid
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft")
 
@@ -79,18 +79,22 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
         waves = relative.num_waves if isinstance(relative, WaveRelative) else 1
         costs["linear"] = linear_cost(*sizes, num_features, waves, work.dim_value)
     grid = placement.shared_grid
-    if grid is not None and isinstance(relative, RingRelative) and relative.rings_fit(grid):
-        if not work.is_causal or (grid.num_axes == 1 and not grid.periodic[0]):
-            multiply_adds, moved = rings_cost_terms(grid, num_features, work.dim_value, relative.max_distance)
-            costs["rings"] = Cost(multiply_adds, moved)
+    if grid is not None and isinstance(relative, RingRelative) and _rings_go(relative, grid, work.is_causal):
+        multiply_adds, moved = rings_cost_terms(grid, num_features, work.dim_value, relative.max_distance)
+        costs["rings"] = Cost(multiply_adds, moved)
     if work.is_causal or placement.grids is None:
         return costs
     if isinstance(relative, SeparableRelative):
         costs["toeplitz"] = toeplitz_cost(*placement.grids, num_features, work.dim_value)
-    # Which rows to compute again is read from the numbers, which a compiled graph cannot do.
-    if isinstance(relative, StationaryRelative) and fft_fits(placement) and not torch.compiler.is_compiling():
+    # Which rows to compute again is read from the numbers, which a recorded computation cannot do.
+    if isinstance(relative, StationaryRelative) and fft_fits(placement) and is_plain_eager():
         costs["fft"] = fft_cost(*placement.grids, num_features, work.dim_value)
     return costs
+
+
+def _rings_go(relative: RingRelative, grid: Grid, is_causal: bool) -> bool:
+    """Whether ring sums can be taken on a grid; causally, on a line whose keys follow one another."""
+    return relative.rings_fit(grid) and not (is_causal and (grid.num_axes > 1 or grid.periodic[0]))
 
 
 def _dense_cost(work: Workload, relative: Relative | None, dim: int) -> Cost:

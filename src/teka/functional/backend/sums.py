@@ -48,5 +48,5 @@ class Sums:
         """
         denominator = self.denominator
         empty = denominator < torch.finfo(denominator.dtype).tiny if nonnegative else denominator == 0
-        # The numerator of such a row is 0 too. Divided by 1 it has a finite gradient, which by a tiny number it has not.
+        # The numerator of such a row is 0 too. Divided by 1 it has a finite gradient; by a tiny number it has none.
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]

@@ -3,8 +3,8 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from teka.functional.backend.again import again_in_backward
 from teka.functional.backend.axis_form import AxisForm, plain_axis_sums
 from teka.functional.backend.axis_matrices import axis_log_matrices, runs_by_hand
 from teka.functional.backend.repair import rows_of, with_rows_again
@@ -60,12 +60,9 @@ def _chunked_sums(
     num_chunks = min(num_features, -(-value.numel() * num_features // CHUNK_ELEMENTS))
     chunk = -(-num_features // num_chunks)
     sums = torch.zeros((), dtype=value.dtype, device=value.device)
-    recompute = num_chunks > 1 and torch.is_grad_enabled()
     for start in range(0, num_features, chunk):
         features = slice(start, start + chunk)
         arguments = (query_features[..., features], key_features[..., features], value, *matrices)
-        part = (
-            checkpoint(plain_axis_sums, *arguments, use_reentrant=False) if recompute else plain_axis_sums(*arguments)
-        )
+        part = again_in_backward(plain_axis_sums, *arguments) if num_chunks > 1 else plain_axis_sums(*arguments)
         sums = sums + part
     return sums

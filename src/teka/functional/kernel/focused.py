@@ -46,7 +46,9 @@ class Focused(FlooredRelu):
 
 def _parts(
     rectified: Float[Tensor, "*batch dim"],
-) -> tuple[Float[Tensor, "*batch 1"], Float[Tensor, "*batch dim"], Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"]]:
+) -> tuple[
+    Float[Tensor, "*batch 1"], Float[Tensor, "*batch dim"], Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"]
+]:
     """The largest entry, u = r over it, ‖u‖ and ‖u³‖, which is at least 1, unless r is all but 0."""
     peak = rectified.amax(dim=-1, keepdim=True)
     unit = rectified / peak.detach()

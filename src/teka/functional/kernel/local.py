@@ -51,13 +51,13 @@ class _Map(Function):
     """φ with the gradient that the kernel has by hand, which takes a third of the passes that autograd makes."""
 
     @staticmethod
-    def forward(ctx, vectors, kernel, scale):  # noqa: ANN001, ANN205
+    def forward(ctx, vectors, kernel, scale):
         ctx.save_for_backward(vectors)
         ctx.kernel, ctx.scale = kernel, scale
         return kernel.feature_map(vectors, scale=scale)
 
     @staticmethod
-    def backward(ctx, gradient):  # noqa: ANN001, ANN205
+    def backward(ctx, gradient):
         (vectors,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient is itself to be differentiated
             features = ctx.kernel.feature_map(vectors, scale=ctx.scale)

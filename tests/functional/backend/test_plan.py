@@ -3,21 +3,31 @@ import torch
 
 from teka import Grid
 from teka.functional import Clipped, Rotation, Softmax, SquaredRelu
-from teka.functional.backend import BACKENDS, backend_costs, choose_backend
+from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
 from teka.functional.kernel import Kernel
-from teka.functional.placement import Placement
+from teka.functional.backend.cost import Cost
+from teka.functional.placement import Placement, Sites
 from teka.functional.relative import Relative, make_relative
 
 
-def costs(kernel: Kernel, relative: Relative | None, grid: Grid | None, *, num_tokens: int, dim: int) -> dict[str, int]:
-    placement = Placement(grid, None)
-    return backend_costs(
-        kernel, relative, placement, num_queries=num_tokens, num_keys=num_tokens, dim=dim, dim_value=dim
-    )
+def costs(
+    kernel: Kernel,
+    relative: Relative | None,
+    grid: Grid | None,
+    *,
+    num_tokens: int,
+    dim: int,
+    is_causal: bool = False,
+    key_grid: Grid | None = None,
+) -> dict[str, Cost]:
+    query = Sites(grid)
+    placement = Placement(query, query if key_grid is None else Sites(key_grid))
+    num_keys = num_tokens if key_grid is None else key_grid.num_tokens
+    return backend_costs(Workload(kernel, relative, placement, num_tokens, num_keys, dim, dim, is_causal))
 
 
 def rotation() -> Rotation:
-    relative = make_relative("rotation", heads=1, dim=16, num_axes=2)
+    relative = make_relative("rotation", heads=1, dim=16, num_axes=2, kernel="squared_relu")
     assert isinstance(relative, Rotation)
     return relative
 
@@ -29,11 +39,11 @@ def test_softmax_has_the_dense_backend_only():
 @pytest.mark.parametrize(("side", "expected"), [(2, "dense"), (64, "toeplitz")])
 def test_rotation_on_a_large_grid_goes_by_toeplitz_and_on_a_small_one_by_pairs(side: int, expected: str):
     found = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=16)
-    assert set(found) == {"dense", "toeplitz"}
+    assert set(found) == {"dense", "toeplitz", "fft"}
     assert choose_backend("auto", found) == expected
 
 
-@pytest.mark.parametrize(("side", "expected"), [(16, "dense"), (32, "toeplitz")])
+@pytest.mark.parametrize(("side", "expected"), [(16, "dense"), (64, "toeplitz")])
 def test_rotation_goes_by_what_was_faster_when_measured_with_heads_of_32(side: int, expected: str):
     found = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=32)
     assert choose_backend("auto", found) == expected
@@ -58,19 +68,40 @@ def test_rings_are_offered_where_they_fit():
 @pytest.mark.parametrize("relative", [None, rotation(), Clipped(torch.zeros(7, 16))])
 def test_the_cost_of_a_fast_backend_grows_more_slowly_than_that_of_pairs(relative: Relative | None):
     small, large = (costs(SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=16) for side in (32, 64))
-    growth = {name: large[name] / small[name] for name in small}
+    growth = {name: large[name].work() / small[name].work() for name in small}
     assert growth.pop("dense") == pytest.approx(16)
     # Linear in tokens, times the sides for one matrix an axis.
     assert all(factor <= 8 for factor in growth.values())
 
 
+def test_bytes_weigh_more_where_arithmetic_is_ahead_of_memory():
+    cost = Cost(1000, 100)
+    assert cost.work("cpu") < cost.work("cuda") == cost.work("xpu")
+
+
+def test_causality_leaves_what_needs_every_key_to_pairs():
+    sizes = {"num_tokens": 81, "dim": 16, "is_causal": True}
+    assert set(costs(SquaredRelu(), None, None, **sizes)) == {"dense", "linear"}
+    assert set(costs(SquaredRelu(), rotation(), Grid((9, 9)), **sizes)) == {"dense"}
+    assert set(costs(SquaredRelu(), Clipped(torch.zeros(4, 16)), Grid((9, 9)), **sizes)) == {"dense"}
+    assert set(costs(SquaredRelu(), Clipped(torch.zeros(4, 16)), Grid(81), **sizes)) == {"dense", "rings"}
+
+
+def test_between_two_grids_go_the_backends_that_need_no_shared_one():
+    fine, coarse = Grid((8, 8)), Grid((4, 4), spacing=2.0, origin=0.5)
+    found = costs(SquaredRelu(), rotation(), coarse, num_tokens=16, dim=16, key_grid=fine)
+    assert set(found) == {"dense", "toeplitz"}
+    found = costs(SquaredRelu(), rotation(), Grid((4, 4), origin=2.0), num_tokens=16, dim=16, key_grid=fine)
+    assert set(found) == {"dense", "toeplitz", "fft"}
+
+
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])
 def test_a_backend_asked_for_is_taken_if_it_can_and_refused_if_it_cannot(name: str):
-    assert choose_backend(name, {"dense": 1, name: 2}) == name
+    assert choose_backend(name, {"dense": Cost(1, 0), name: Cost(2, 0)}) == name
     with pytest.raises(ValueError, match=f"backend is '{name}', expected one of 'auto', 'other' for this kernel"):
-        choose_backend(name, {"other": 1})
+        choose_backend(name, {"other": Cost(1, 0)})
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'toeplitz'"):
-        choose_backend("toplitz", {"dense": 1})
+        choose_backend("toplitz", {"dense": Cost(1, 0)})

@@ -1,0 +1,105 @@
+"""What went wrong in earlier training: checks that pass here and fail on a twin, as `test_regressions` lists them."""
+
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from teka.data import Split
+from teka.nn import RandomFeatures
+from teka.report.model_result import ModelResult
+from teka.report.seed_group import SeedGroup
+from teka.training import Run
+from teka.training.batches import batches, train_batches
+from teka.training.classifier import Classifier
+
+
+class AtStep(Classifier):
+    """A classifier that is told the step and has no trainer."""
+
+    step = 0
+
+    @property
+    def global_step(self) -> int:
+        return self.step
+
+
+class OffByOne(AtStep):
+    """A twin that counts the step that is about to begin."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.step += 1
+        super().on_train_batch_start(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("kind", "sound"), [(AtStep, True), (OffByOne, False)])
+def test_projections_are_redrawn_at_the_steps_named(kind: type[AtStep], sound: bool):
+    run = Run(dim=8, depth=1, heads=2, redraw_every=3)
+    features = RandomFeatures("positive", 5)
+    classifier = kind(nn.Sequential(features), run, num_classes=3, num_steps=10)
+    draws = []
+    for step in range(10):
+        classifier.step = step
+        classifier.on_train_batch_start((), step)
+        draws.append(int(features.num_draws))
+    assert (draws == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4]) == sound
+
+
+def split(num_images: int) -> Split:
+    return Split(torch.zeros(num_images, 1, 2, 3), torch.arange(num_images))
+
+
+def labels(loader: DataLoader) -> list[int]:
+    return torch.cat([label for _, label in loader]).tolist()
+
+
+def without_the_last_batch(split: Split, *, batch_size: int) -> DataLoader:
+    """A twin of `batches` that leaves out a last batch that is not full."""
+    return DataLoader(TensorDataset(split.images, split.labels), batch_size=batch_size, drop_last=True)
+
+
+@pytest.mark.parametrize(("make", "sound"), [(batches, True), (without_the_last_batch, False)])
+def test_every_test_image_is_evaluated(make: Callable[..., DataLoader], sound: bool):
+    assert (labels(make(split(11), batch_size=4)) == list(range(11))) == sound
+
+
+def shuffled_by_whatever(split: Split, *, batch_size: int, seed: int) -> DataLoader:
+    """A twin of `train_batches` that takes a seed and shuffles by torch's global generator."""
+    return DataLoader(TensorDataset(split.images, split.labels), batch_size=batch_size, shuffle=True)
+
+
+@pytest.mark.parametrize(("make", "sound"), [(train_batches, True), (shuffled_by_whatever, False)])
+def test_the_seed_alone_decides_the_order_of_images(make: Callable[..., DataLoader], sound: bool):
+    orders = []
+    for seed, global_seed in ((3, 0), (3, 1), (4, 0)):
+        torch.manual_seed(global_seed)
+        orders.append(labels(make(split(37), batch_size=8, seed=seed)))
+    assert (orders[0] == orders[1] and orders[0] != orders[2]) == sound
+
+
+class FirstSeedOnly(SeedGroup):
+    """A twin that shows the first run of a configuration for all of them."""
+
+    def accuracy(self, axis: str) -> dict[int, float]:
+        return dict(self.results[0].accuracy_by_shift[axis])
+
+
+@pytest.mark.parametrize(("kind", "sound"), [(SeedGroup, True), (FirstSeedOnly, False)])
+def test_a_result_is_the_mean_over_its_seeds(kind: type[SeedGroup], sound: bool):
+    accuracies = (0.9, 0.99, 0.93)
+    group = kind(
+        tuple(
+            ModelResult(
+                *("rotation", "rotation", "squared_relu", "dense", 1, seed, 1.0, 1.0),
+                {"dx": {0: accuracy}, "dy": {}},
+                *(accuracy, accuracy),
+            )
+            for seed, accuracy in enumerate(accuracies)
+        )
+    )
+    assert (group.accuracy("dx")[0] == pytest.approx(fmean(accuracies))) == sound
+    assert group.band("dx")[0] == (0.9, 0.99)
