@@ -1,7 +1,5 @@
 """Attention with a content kernel and a relative kernel: the one equation."""
 
-import math
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,6 +11,7 @@ from teka.functional.backend.fast import fast
 from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
 from teka.functional.placement import Placement, Sites, check_mask, check_placement
 from teka.functional.relative import Relative, RotationJoint, make_relative
+from teka.functional.scale import check_scale
 from teka.grid import Grid
 
 
@@ -87,7 +86,7 @@ def attention(
     if relative is not None:
         relative.check(heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
         relative = relative.on(placement)
-    scale = _check_scale(scale, dim + joint)
+    scale = check_scale(scale, dim + joint)
     work = Workload(kernel, relative, placement, num_queries, num_keys, dim, value.shape[-1], is_causal)
     chosen = choose_backend(backend, backend_costs(work), query.device.type)
 
@@ -154,11 +153,3 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise wrong_shape("key", key.shape, f"({batch}, {heads}, tokens, {dim}) to fit query {tuple(query.shape)}")
     if value.shape[:3] != key.shape[:3]:
         raise wrong_shape("value", value.shape, f"{tuple(key.shape[:3])} and any dim, to fit key {tuple(key.shape)}")
-
-
-def _check_scale(scale: float | None, dim: int) -> float:
-    if scale is None:
-        return dim**-0.5
-    if not (math.isfinite(scale) and scale > 0):
-        raise wrong_value("scale", scale, "a positive finite number")
-    return float(scale)

@@ -20,6 +20,7 @@ from teka.functional.relative import (
     WaveRelative,
     make_relative,
 )
+from teka.functional.scale import check_scale
 from teka.grid import Grid
 
 
@@ -93,7 +94,7 @@ def decode(
     if relative is not None:
         relative.check(heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
         relative = relative.on(placement)
-    scale = (dim + joint) ** -0.5 if scale is None else scale
+    scale = check_scale(scale, dim + joint)
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
         query, key, value = query.float(), key.float(), value.float()

@@ -4,8 +4,8 @@ import torch
 from teka import Grid
 from teka.functional import Clipped, Rotation, Softmax, SquaredRelu
 from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
-from teka.functional.kernel import Kernel
 from teka.functional.backend.cost import Cost
+from teka.functional.kernel import Kernel
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import Relative, make_relative
 

@@ -92,7 +92,8 @@ def dense(
             tiles.append(again_in_backward(attend, *arguments))
         output = torch.cat(tiles, dim=2)
     if isinstance(kernel, FeatureKernel):
-        output = Sums(output[..., :-1], output[..., -1]).divide(nonnegative=kernel.nonnegative)
+        total = output[..., -1] if empty is None else output[..., -1].masked_fill(empty[..., 0], 1.0)
+        output = Sums(output[..., :-1], total).divide(nonnegative=kernel.nonnegative)
     return output if empty is None else output.masked_fill(empty, 0.0)
 
 
@@ -224,7 +225,8 @@ def _dense_rotary(
     keep = keep if keep is None or empty is None else keep | empty
     if isinstance(kernel, FeatureKernel):
         weights, turned = (apply_log_factor(part, None, log_scale, keep) for part in (products, turned))
-        output = Sums(turned @ value, weights.sum(dim=-1)).divide(nonnegative=kernel.nonnegative)
+        total = weights.sum(dim=-1) if empty is None else weights.sum(dim=-1).masked_fill(empty[..., 0], 1.0)
+        output = Sums(turned @ value, total).divide(nonnegative=kernel.nonnegative)
     else:
         output = kernel.dense_weights(turned, log_relative=None, log_scale=None, keep=keep) @ value
     return output if empty is None else output.masked_fill(empty, 0.0)

@@ -44,7 +44,7 @@ def fast(
 ) -> Float[Tensor, "batch heads queries dim_value"]:
     """Attention by a backend other than dense."""
     simple = relative is None or (isinstance(relative, WaveRelative) and placement.num_prefix_tokens == 0)
-    if backend == "linear" and simple and not is_causal and isinstance(kernel, LocalKernel):
+    if backend == "linear" and simple and not is_causal and isinstance(kernel, LocalKernel) and kernel.is_its_map:
         waves = _waves(relative, placement, query) if isinstance(relative, WaveRelative) else ()
         if is_plain_eager_on_cpu(query, key, value, *waves):
             return fused_linear(query, key, value, *waves, kernel=kernel, scale=scale, key_mask=key_mask)
@@ -94,10 +94,8 @@ def _sums(
     elif backend == "linear":
         assert isinstance(relative, WaveRelative)
         waves = _waves(relative, placement, query)
-        if is_causal:
-            sums = causal_linear(*placed[:2], log_scale, placed[2], *waves)
-        else:
-            sums = linear(*placed, *waves)
+        causal = (*placed[:2], log_scale, placed[2], *waves)
+        sums = causal_linear(*causal) if is_causal else linear(*placed, *waves)
     elif backend == "rings":
         assert isinstance(relative, RingRelative)
         assert placement.shared_grid is not None

@@ -78,7 +78,8 @@ class _FusedLinear(Function):
         return output
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, *grad_outputs):
+        (gradient,) = grad_outputs
         query, key, value, query_waves, key_waves, key_mask, state, total, inverse, output = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *_differentiable_gradients(ctx, gradient), None, None, None
@@ -115,12 +116,16 @@ class _FusedLinear(Function):
                 of_features = _gather(
                     of_part, features, of_features, key_waves, of_key_waves, wave, samples, head, tokens
                 )
+            assert of_features is not None
+            assert of_values is not None
             of_features = _masked(of_features, key_mask, samples, tokens)
             of_value[samples, head, tokens] = of_values
             pull(of_features, of_key[samples, head, tokens])
-        if query_waves is not None and query_waves.shape[0] == 1:
-            of_query_waves, of_key_waves = (waves.sum(dim=0, keepdim=True) for waves in (of_query_waves, of_key_waves))
-        return of_query, of_key, of_value, of_query_waves, of_key_waves, None, None, None
+        waves = [
+            one if one is None or given.shape[0] > 1 else one.sum(dim=0, keepdim=True)
+            for one, given in ((of_query_waves, query_waves), (of_key_waves, key_waves))
+        ]
+        return of_query, of_key, of_value, *waves, None, None, None
 
 
 def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:

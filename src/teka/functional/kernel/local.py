@@ -18,6 +18,12 @@ class LocalKernel(FeatureKernel):
     The fused evaluation (`backend.fused_linear`) is for these: it makes φ anew in the backward pass.
     """
 
+    @property
+    def is_its_map(self) -> bool:
+        """Whether the features are the map's, and not those of a subclass that makes them in another way."""
+        made = (type(self).query_features, type(self).key_features)
+        return made == (LocalKernel.query_features, LocalKernel.key_features)
+
     @abstractmethod
     def feature_map(self, vectors: Float[Tensor, "*batch dim"], *, scale: float) -> Float[Tensor, "*batch features"]:
         """φ(x)."""
@@ -57,7 +63,8 @@ class _Map(Function):
         return kernel.feature_map(vectors, scale=scale)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, *grad_outputs):
+        (gradient,) = grad_outputs
         (vectors,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient is itself to be differentiated
             features = ctx.kernel.feature_map(vectors, scale=ctx.scale)

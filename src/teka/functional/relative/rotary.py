@@ -22,7 +22,9 @@ class Rotary(RotaryRelative, DrawableRelative):
 
     ω_p is a vector for each head and pair ("mixed" frequencies): planes may turn along any direction. Features after
     the last pair stay as they are. Turned are queries and keys with the softmax kernel, and the features φ with the
-    others. On a periodic grid frequencies are rounded to those of the torus.
+    others. There the denominator has the features as they are, so that weights may be negative and larger than it.
+    Where query and keys share few features, as rectified ones may, outputs grow large; `elu` or `positive`, whose
+    features are all above 0, are the kernels for it. On a periodic grid frequencies are rounded to those of the torus.
 
     Source: Su et al. 2021 (RoFormer), §3.2 and §3.3 for φ; Heo et al. 2024 (RoPE-Mixed) for several axes.
 

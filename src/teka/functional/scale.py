@@ -1,0 +1,22 @@
+"""The factor of qᵀk."""
+
+import math
+
+from teka.errors import wrong_value
+
+
+def check_scale(scale: float | None, dim: int) -> float:
+    """The scale, 1/√d by default.
+
+    Args:
+        scale: The factor, or None.
+        dim: Size d of queries and keys.
+
+    Raises:
+        ValueError: Not positive and finite.
+    """
+    if scale is None:
+        return dim**-0.5
+    if not (math.isfinite(scale) and scale > 0):
+        raise wrong_value("scale", scale, "a positive finite number")
+    return float(scale)
