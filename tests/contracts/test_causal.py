@@ -25,7 +25,8 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, Positive, Taylor2, attention, decode
-from teka.functional.backend import Workload, backend_costs, causal
+from teka.functional.backend import Workload, backend_costs
+from teka.functional.backend.linear import causal
 from teka.functional.kernel import Kernel
 from teka.functional.kernel.base import mask_features
 from teka.functional.placement import Placement, Sites

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Workload, backend_costs, choose_backend
-from teka.functional.backend.dense import dense
+from teka.functional.backend.dense.dense import dense
 from teka.functional.backend.fast import fast
 from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
 from teka.functional.placement import Placement, Sites, check_mask, check_placement

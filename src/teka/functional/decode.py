@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend.causal import LinearState, causal_chunk, empty_state
-from teka.functional.backend.linear import product_features
+from teka.functional.backend.linear.causal import LinearState, causal_chunk, empty_state
+from teka.functional.backend.linear.linear import product_features
 from teka.functional.backend.sums import Sums, with_ones
 from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
 from teka.functional.placement import Placement, Sites

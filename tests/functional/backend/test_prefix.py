@@ -1,6 +1,6 @@
 from tests.contracts.cases import draw_inputs, relative_change
 
-from teka.functional.backend.linear import linear
+from teka.functional.backend.linear.linear import linear
 from teka.functional.backend.prefix import add_prefix
 
 

@@ -4,14 +4,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.functional.backend.causal import causal_linear
 from teka.functional.backend.fft import fft
-from teka.functional.backend.fused_linear import fused_linear
-from teka.functional.backend.linear import linear
-from teka.functional.backend.rings import causal_rings, rings
+from teka.functional.backend.linear.causal import causal_linear
+from teka.functional.backend.linear.fused_linear import fused_linear
+from teka.functional.backend.linear.linear import linear
+from teka.functional.backend.linear.turned import turn
+from teka.functional.backend.rings.rings import causal_rings, rings
 from teka.functional.backend.sums import Sums
-from teka.functional.backend.toeplitz import toeplitz
-from teka.functional.backend.turned import turn
+from teka.functional.backend.toeplitz.toeplitz import toeplitz
 from teka.functional.eager import is_plain_eager_on_cpu
 from teka.functional.kernel import FeatureKernel
 from teka.functional.kernel.local import LocalKernel

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from teka.errors import unknown_name, wrong_value
-from teka.functional.backend.causal import CHUNK_TOKENS
 from teka.functional.backend.cost import (
     Cost,
     causal_linear_cost,
@@ -13,7 +12,8 @@ from teka.functional.backend.cost import (
     toeplitz_cost,
 )
 from teka.functional.backend.fft import fft_fits
-from teka.functional.backend.rings import rings_cost_terms
+from teka.functional.backend.linear.causal import CHUNK_TOKENS
+from teka.functional.backend.rings.rings import rings_cost_terms
 from teka.functional.eager import is_plain_eager
 from teka.functional.kernel import FeatureKernel, Kernel, Softmax
 from teka.functional.placement import Placement

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.functional.backend.linear import linear
+from teka.functional.backend.linear.linear import linear
 from teka.functional.backend.sums import Sums
 
 

@@ -1,0 +1,1 @@
+"""The linear backend: sums over keys of products of features."""

@@ -1,0 +1,202 @@
+"""The linear backend on a CPU: one head and a few tokens at a time, so that features never leave the cache."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd import Function
+
+from teka.functional.kernel.local import LocalKernel
+
+# Tokens of one head that are worked on at once: 256 KiB a tensor for heads of 32 in float32, of which a handful fit in
+# the cache of a core.
+BLOCK_TOKENS = 2048
+
+
+def fused_linear(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    query_waves: Float[Tensor, "#batch heads queries waves"] | None = None,
+    key_waves: Float[Tensor, "#batch heads keys waves"] | None = None,
+    *,
+    kernel: LocalKernel,
+    scale: float,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+) -> Float[Tensor, "batch heads queries dim_value"]:
+    """The weighted means that `linear` gives the sums of, with features made anew in the backward pass.
+
+    Nothing of the size of the features is kept. With S = Σ_j φ(k_j) ⊗ b_j ⊗ v_j and z the same without v, and g the
+    gradient of out_i = N_i / D_i, those of N_i and D_i are g/D_i and −gᵀout_i/D_i; the others follow as products.
+
+    The inputs may lie in memory in any order; fastest is (heads, dim, batch, tokens).
+    """
+    waves = (_tokens_last(query_waves), _tokens_last(key_waves))
+    return _FusedLinear.apply(query, key, value, *waves, kernel, scale, key_mask)
+
+
+def _tokens_last(waves: Tensor | None) -> Tensor | None:
+    """The same numbers with the tokens last in memory, as features have them."""
+    return None if waves is None else waves.transpose(-2, -1).contiguous().transpose(-2, -1)
+
+
+class _FusedLinear(Function):
+    @staticmethod
+    def forward(ctx, query, key, value, query_waves, key_waves, kernel, scale, key_mask):
+        batch, heads, num_queries, _ = query.shape
+        num_waves = 1 if key_waves is None else key_waves.shape[-1]
+        size = kernel.num_features(query.shape[-1])
+        state = value.new_zeros(heads, num_waves, batch, size, value.shape[-1])
+        total = value.new_zeros(heads, num_waves, batch, size, 1)
+        inverse = value.new_empty(heads, batch, num_queries, 1)
+        output = (
+            torch.empty_like(query)
+            if value.shape[-1] == query.shape[-1]
+            else query.new_empty(batch, heads, num_queries, value.shape[-1])
+        )
+        for samples, head, tokens in _blocks(key):
+            features = _masked(kernel.feature_map(key[samples, head, tokens], scale=scale), key_mask, samples, tokens)
+            values = value[samples, head, tokens]
+            for wave, part in _times_waves(features, key_waves, samples, head, tokens):
+                state[head, wave, samples].baddbmm_(part.transpose(1, 2), values)
+                total[head, wave, samples].add_(part.sum(dim=1)[..., None])
+        tiny = torch.finfo(value.dtype).tiny
+        for samples, head, tokens in _blocks(query):
+            features = kernel.feature_map(query[samples, head, tokens], scale=scale)
+            above, below = None, None
+            for wave, part in _times_waves(features, query_waves, samples, head, tokens):
+                above = _product(part, state[head, wave, samples], above)
+                below = _product(part, total[head, wave, samples], below)
+            assert above is not None
+            assert below is not None
+            torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
+            torch.mul(above, inverse[head, samples, tokens], out=output[samples, head, tokens])
+        ctx.save_for_backward(query, key, value, query_waves, key_waves, key_mask, state, total, inverse, output)
+        ctx.kernel, ctx.scale = kernel, scale
+        return output
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (gradient,) = grad_outputs
+        query, key, value, query_waves, key_waves, key_mask, state, total, inverse, output = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_differentiable_gradients(ctx, gradient), None, None, None
+        kernel, scale = ctx.kernel, ctx.scale
+        of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        of_query_waves, of_key_waves = (
+            None if waves is None else waves.new_zeros(query.shape[0], *waves.shape[1:])
+            for waves in (query_waves, key_waves)
+        )
+        of_state, of_total = torch.zeros_like(state), torch.zeros_like(total)
+        for samples, head, tokens in _blocks(query):
+            features, pull = kernel.feature_map_pullback(query[samples, head, tokens], scale=scale)
+            of_above = gradient[samples, head, tokens] * inverse[head, samples, tokens]
+            of_below = -(of_above * output[samples, head, tokens]).sum(dim=-1, keepdim=True)
+            of_features = None
+            for wave, part in _times_waves(features, query_waves, samples, head, tokens):
+                of_state[head, wave, samples].baddbmm_(part.transpose(1, 2), of_above)
+                of_total[head, wave, samples].baddbmm_(part.transpose(1, 2), of_below)
+                of_part = _product(of_above, state[head, wave, samples].transpose(1, 2), None)
+                of_part = of_part.addcmul_(of_below, total[head, wave, samples].transpose(1, 2))
+                of_features = _gather(
+                    of_part, features, of_features, query_waves, of_query_waves, wave, samples, head, tokens
+                )
+            pull(of_features, of_query[samples, head, tokens])
+        for samples, head, tokens in _blocks(key):
+            values = value[samples, head, tokens]
+            features, pull = kernel.feature_map_pullback(key[samples, head, tokens], scale=scale)
+            features = _masked(features, key_mask, samples, tokens)
+            of_features, of_values = None, None
+            for wave, part in _times_waves(features, key_waves, samples, head, tokens):
+                of_values = _product(part, of_state[head, wave, samples], of_values)
+                of_part = _product(values, of_state[head, wave, samples].transpose(1, 2), None)
+                of_part = of_part.add_(of_total[head, wave, samples].transpose(1, 2))
+                of_features = _gather(
+                    of_part, features, of_features, key_waves, of_key_waves, wave, samples, head, tokens
+                )
+            assert of_features is not None
+            assert of_values is not None
+            of_features = _masked(of_features, key_mask, samples, tokens)
+            of_value[samples, head, tokens] = of_values
+            pull(of_features, of_key[samples, head, tokens])
+        waves = [
+            one if one is None or given.shape[0] > 1 else one.sum(dim=0, keepdim=True)
+            for one, given in ((of_query_waves, query_waves), (of_key_waves, key_waves))
+        ]
+        return of_query, of_key, of_value, *waves, None, None, None
+
+
+def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, by way of the plain evaluation."""
+    from teka.functional.backend.linear.linear import linear
+
+    query, key, value, query_waves, key_waves, key_mask = ctx.saved_tensors[:6]
+    kernel = ctx.kernel
+    query_features = kernel.query_features(query, scale=ctx.scale)
+    key_features = kernel.key_features(key, scale=ctx.scale, key_mask=key_mask)
+    output = linear(query_features, key_features, value, query_waves, key_waves).divide(nonnegative=True)
+    inputs = [one for one in (query, key, value, query_waves, key_waves) if one is not None and one.requires_grad]
+    found = iter(torch.autograd.grad(output, inputs, gradient, create_graph=True))
+    return [
+        next(found) if one is not None and one.requires_grad else None
+        for one in (query, key, value, query_waves, key_waves)
+    ]
+
+
+def _blocks(tokens: Tensor) -> Iterator[tuple[slice, int, slice]]:
+    """Samples, head and tokens of every block of about `BLOCK_TOKENS` tokens."""
+    batch, heads, num_tokens, _ = tokens.shape
+    samples = max(1, BLOCK_TOKENS // num_tokens)
+    size = math.ceil(num_tokens / math.ceil(num_tokens / BLOCK_TOKENS))
+    for first in range(0, batch, samples):
+        for head in range(heads):
+            for start in range(0, num_tokens, size):
+                yield slice(first, min(first + samples, batch)), head, slice(start, min(start + size, num_tokens))
+
+
+def _product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
+    """left · right, added to what there is, with the tokens last in memory, as the features have them."""
+    left, right = left.transpose(1, 2), right.transpose(1, 2)
+    if so_far is None:
+        return torch.bmm(right, left).transpose(1, 2)
+    return so_far.transpose(1, 2).baddbmm_(right, left).transpose(1, 2)
+
+
+def _masked(features: Tensor, key_mask: Tensor | None, samples: slice, tokens: slice) -> Tensor:
+    return features if key_mask is None else features.masked_fill(~key_mask[samples, tokens, None], 0.0)
+
+
+def _times_waves(
+    features: Tensor, waves: Tensor | None, samples: slice, head: int, tokens: slice
+) -> Iterator[tuple[int, Tensor]]:
+    """The features times every wave in turn; the features alone where there are no waves."""
+    if waves is None:
+        yield 0, features
+        return
+    for wave in range(waves.shape[-1]):
+        yield wave, features * _wave(waves, wave, samples, head, tokens)
+
+
+def _wave(waves: Tensor, wave: int, samples: slice, head: int, tokens: slice) -> Tensor:
+    return waves[samples if waves.shape[0] > 1 else slice(None), head, tokens, wave, None]
+
+
+def _gather(
+    of_part: Tensor,
+    features: Tensor,
+    of_features: Tensor | None,
+    waves: Tensor | None,
+    of_waves: Tensor | None,
+    wave: int,
+    samples: slice,
+    head: int,
+    tokens: slice,
+) -> Tensor:
+    """Add one wave's part of the features' gradient, and note the gradient of the wave."""
+    if waves is None or of_waves is None:
+        return of_part
+    of_waves[samples, head, tokens, wave] = (of_part * features).sum(dim=-1)
+    factor = _wave(waves, wave, samples, head, tokens)
+    return of_part.mul_(factor) if of_features is None else of_features.addcmul_(of_part, factor)

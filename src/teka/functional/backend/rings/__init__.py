@@ -1,0 +1,1 @@
+"""The ring backend: sums over the cells at each Manhattan distance."""

@@ -1,0 +1,1 @@
+"""The Toeplitz backend: one small matrix an axis."""

@@ -1,0 +1,99 @@
+import sys
+
+import pytest
+import torch
+from tests.contracts.cases import build_relative, draw_inputs, draw_mask, relative_change, with_leaves
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Softmax, SquaredRelu
+from teka.functional.backend.dense.dense import dense
+from teka.functional.kernel import FeatureKernel, Kernel
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import SeparableRelative
+
+
+def placed(grid: Grid, num_prefix_tokens: int) -> Placement:
+    return Placement(Sites(grid), Sites(grid), num_prefix_tokens)
+
+
+@pytest.mark.parametrize("kernel", [SquaredRelu(), Softmax()], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ["rotation", "quadratic", "table"])
+def test_it_is_the_normalised_product_of_content_and_relative_weights(
+    kernel: Kernel, name: str, masked: bool, is_causal: bool
+):
+    grid = Grid((3, 5))
+    mask = draw_mask(2, 16) if masked else torch.ones(2, 16, dtype=torch.bool)
+    query, key, value = draw_inputs(16)
+    relative = build_relative(name, heads=3, dim=5, num_axes=2)
+    assert isinstance(relative, SeparableRelative)
+    placement = placed(grid, 1)
+    output = dense(
+        query,
+        key,
+        value,
+        kernel,
+        relative.on(placement),
+        placement,
+        scale=0.4,
+        key_mask=mask if masked else None,
+        is_causal=is_causal,
+    )
+    if isinstance(kernel, FeatureKernel):
+        content = kernel.query_features(query, scale=0.4) @ kernel.key_features(key, scale=0.4).mT
+    else:
+        content = torch.exp(0.4 * query @ key.mT)
+    factor = torch.ones(1, 3, 16, 16, dtype=torch.float64)
+    offsets = grid.offsets(dtype=torch.float64)
+    factor[..., 1:, 1:] = relative.log_kernel(query[:, :, 1:], offsets, scale=0.4).exp()
+    weights = content * factor * mask[:, None, None, :]
+    weights = weights.tril() if is_causal else weights
+    total = weights.sum(dim=-1, keepdim=True)
+    expected = torch.where(total > 0, weights @ value / total.clamp_min(1e-300), 0.0)
+    assert relative_change(output, expected) < 1e-12
+
+
+def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor]:
+    """The output and the gradient of everything that went in."""
+    num_queries, num_keys = (num_prefix_tokens + one.num_tokens for one in (grid, key_grid))
+    query, key, value = draw_inputs(max(num_queries, num_keys))
+    query, key, value = (
+        tensor[:, :, :size].clone().requires_grad_()
+        for tensor, size in ((query, num_queries), (key, num_keys), (value, num_keys))
+    )
+    relative = build_relative("rotation", heads=3, dim=5, num_axes=grid.num_axes)
+    assert relative is not None
+    relative, leaves = with_leaves(relative)
+    placement = Placement(Sites(grid), Sites(key_grid), num_prefix_tokens)
+    output = dense(query, key, value, SquaredRelu(), relative, placement, scale=0.4, key_mask=None)
+    return [output, *torch.autograd.grad(output.sin().sum(), [query, key, value, *leaves.values()])]
+
+
+@pytest.mark.parametrize("num_prefix_tokens", [0, 2])
+@pytest.mark.parametrize("shape", [(13,), (5, 7), (2, 3, 5)])
+def test_tiles_in_the_cache_change_neither_values_nor_gradients(
+    shape: tuple[int, ...], num_prefix_tokens: int, monkeypatch: pytest.MonkeyPatch
+):
+    grid = Grid(shape, periodic=(True, *[False] * (len(shape) - 1)))
+    plain = gradients(grid, grid, num_prefix_tokens)
+    monkeypatch.setattr(sys.modules[dense.__module__], "LEAST_TILED_PAIRS", 1)
+    for found, expected in zip(gradients(grid, grid, num_prefix_tokens), plain, strict=True):
+        assert relative_change(found, expected) < 1e-12
+
+
+def test_tiles_in_the_cache_between_two_grids(monkeypatch: pytest.MonkeyPatch):
+    grids = Grid((5, 7)), Grid((3, 4), spacing=2.0, origin=0.5)
+    plain = gradients(*grids, 0)
+    monkeypatch.setattr(sys.modules[dense.__module__], "LEAST_TILED_PAIRS", 1)
+    for found, expected in zip(gradients(*grids, 0), plain, strict=True):
+        assert relative_change(found, expected) < 1e-12
+
+
+def test_rows_at_a_time_change_neither_values_nor_gradients(monkeypatch: pytest.MonkeyPatch):
+    grid = Grid((5, 7))
+    whole = gradients(grid, grid, 1)
+    monkeypatch.setattr(sys.modules[dense.__module__], "TILE_ELEMENTS", 500)
+    for found, expected in zip(gradients(grid, grid, 1), whole, strict=True):
+        assert relative_change(found, expected) < 1e-12

@@ -1,0 +1,167 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.contracts.cases import build_kernel, build_relative, draw_inputs, draw_mask, relative_change, with_leaves
+from torch import Tensor
+from torch.nn.attention import flex_attention as torch_flex
+
+from teka import Grid
+from teka.functional.backend.dense.dense import dense
+from teka.functional.backend.dense.flex import flex, flex_fits, offset_numbers
+from teka.functional.kernel import KERNELS, FeatureKernel, make_kernel
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import RELATIVES, FactorRelative, Fourier, RotationJoint
+
+# The joint form becomes part of queries and keys before it comes here.
+FACTORS = [
+    name for name, kind in RELATIVES.items() if issubclass(kind, FactorRelative) and not issubclass(kind, RotationJoint)
+]
+BANDS = {torch.float64: 1e-10, torch.float32: 1e-4}
+
+
+def within(grid: Grid, num_prefix_tokens: int = 0) -> Placement:
+    """Tokens that attend to themselves."""
+    sites = Sites(grid)
+    return Placement(sites, sites, num_prefix_tokens)
+
+
+PLACES = {
+    "line": within(Grid(13, spacing=0.5)),
+    "image with prefix": within(Grid((3, 5)), 2),
+    "periodic": within(Grid((5, 3), periodic=(True, False))),
+    "volume": within(Grid((2, 3, 2)), 1),
+    "finer keys": Placement(Sites(Grid((3, 2), spacing=2.0, origin=1.0)), Sites(Grid((5, 3)))),
+    "two to three": Placement(Sites(Grid(7, spacing=1.0)), Sites(Grid(5, spacing=1.5))),
+}
+
+
+@pytest.fixture(autouse=True)
+def gradients_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
+    # torch refuses gradients on a CPU because its fused CPU kernel has none; the unfused evaluation has them.
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None, raising=False)
+
+
+def compare(
+    kernel_name: str,
+    relative_name: str,
+    placement: Placement,
+    *,
+    dtype: torch.dtype = torch.float64,
+    masked: bool = False,
+    is_causal: bool = False,
+) -> None:
+    """Values and all gradients of `flex` against those of `dense`."""
+    num_queries, num_keys = (
+        placement.num_prefix_tokens + (s.num_tokens or 0) for s in (placement.query, placement.key)
+    )
+    relative = build_relative(
+        relative_name, heads=3, dim=5, num_axes=placement.num_axes, kernel=kernel_name, max_distance=3
+    )
+    assert relative is not None
+    relative, leaves = with_leaves(relative, dtype)
+    kernel = build_kernel(kernel_name, None, 5)
+    query = draw_inputs(num_queries, seed=1, dtype=dtype)[0].requires_grad_()
+    key, value = (tensor.requires_grad_() for tensor in draw_inputs(num_keys, seed=2, dtype=dtype)[1:])
+    mask = draw_mask(2, num_keys) if masked else None
+    if isinstance(kernel, FeatureKernel) and not is_causal:
+        kernel = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=mask)
+    placed = relative.on(placement)
+    assert isinstance(placed, FactorRelative)
+    assert flex_fits(query, value, kernel, placed, placement)
+    inputs = [query, key, value, *leaves.values()]
+    results: list[list[Tensor]] = []
+    for attend in (flex, dense):
+        output = attend(query, key, value, kernel, placed, placement, scale=0.4, key_mask=mask, is_causal=is_causal)
+        gradients = torch.autograd.grad(output.square().sum(), inputs, allow_unused=True, retain_graph=True)
+        results.append([output, *(torch.zeros(1) if one is None else one for one in gradients)])
+    assert max(relative_change(one, two) for one, two in zip(*results, strict=True)) <= BANDS[dtype]
+
+
+# A table counts cells, which those grids do not share.
+@pytest.mark.parametrize(
+    ("relative", "place"),
+    [(name, place) for name in FACTORS for place in PLACES if (name, place) != ("table", "two to three")],
+)
+def test_softmax_with_every_factor_equals_dense(relative: str, place: str):
+    compare("softmax", relative, PLACES[place])
+
+
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "trigonometric"])
+def test_every_nonnegative_kernel_equals_dense(kernel: str):
+    compare(kernel, "quadratic", PLACES["image with prefix"], masked=True)
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "positive", "taylor2"])
+@pytest.mark.parametrize("relative", ["clipped", "fourier"])
+def test_causality_equals_dense(kernel: str, relative: str):
+    compare(kernel, relative, PLACES["line"], is_causal=True)
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "clipped"])
+def test_float32_stays_within_its_band(kernel: str):
+    name, relative = ("softmax", kernel) if kernel == "clipped" else (kernel, "rotation")
+    compare(name, relative, PLACES["image with prefix"], dtype=torch.float32, masked=True)
+
+
+def test_a_causal_query_without_keys_gets_zero():
+    query, key, value = draw_inputs(13)
+    mask = torch.ones(2, 13, dtype=torch.bool)
+    mask[0, :3] = False
+    relative = build_relative("quadratic", heads=3, dim=5, num_axes=1)
+    assert isinstance(relative, FactorRelative)
+    arguments = (query, key, value, make_kernel("softmax", 5), relative, PLACES["line"])
+    output, expected = (attend(*arguments, scale=0.4, key_mask=mask, is_causal=True) for attend in (flex, dense))
+    assert torch.equal(output[0, :, :3], torch.zeros(3, 3, 4, dtype=torch.float64))
+    assert relative_change(output, expected) <= BANDS[torch.float64]
+
+
+def positions(num_tokens: int, seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 4 * torch.rand(*shape, num_tokens, 2, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=["shared", "one a sample"])
+def test_waves_of_bare_positions_equal_dense(shape: tuple[int, ...]):
+    sites = Sites(positions=positions(11, 1, *shape))
+    compare("softmax", "fourier", Placement(sites, sites, 2))
+    compare("squared_relu", "fourier", Placement(sites, Sites(positions=positions(7, 2, *shape))), masked=True)
+
+
+def test_it_says_no_to_what_it_cannot_compute():
+    query, _, value = draw_inputs(6)
+    here = Sites(Grid((2, 3)))
+    there = Sites(positions=positions(6, 1))
+    grid, bare = Placement(here, here), Placement(there, there)
+    odd = Placement(here, Sites(Grid((2, 3), spacing=0.5**0.5)))
+    softmax, fourier = make_kernel("softmax", 5), build_relative("fourier", heads=3, dim=5, num_axes=2)
+    quadratic = build_relative("quadratic", heads=3, dim=5, num_axes=2)
+    assert flex_fits(query, value, softmax, quadratic, grid)
+    assert isinstance(fourier, Fourier)
+    assert flex_fits(query, value, softmax, fourier, bare)
+    assert flex_fits(query, value, softmax, fourier, odd)
+    assert not flex_fits(query, value, softmax, quadratic, bare)
+    assert not flex_fits(query, value, softmax, quadratic, odd)
+    assert not flex_fits(query, value, softmax, None, grid)
+    assert not flex_fits(query, value, softmax, build_relative("rotary", heads=3, dim=5, num_axes=2), grid)
+    assert not flex_fits(query, value, make_kernel("trigonometric", 5), quadratic, grid)
+    assert not flex_fits(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax, quadratic, grid)
+    inside = []
+    torch.func.vmap(lambda one: inside.append(flex_fits(query, value, softmax, quadratic, grid)) or one)(query)
+    assert inside == [False]
+
+
+@given(
+    sides=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    periodic=st.tuples(st.booleans(), st.booleans()),
+    coarse=st.integers(1, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_pair_of_cells_finds_its_own_offset(sides: tuple[int, int], periodic: tuple[bool, bool], coarse: int):
+    query = Grid(sides, periodic=periodic, origin=0.25)
+    key = query if any(periodic) else Grid(sides[::-1], spacing=float(coarse))
+    placement = Placement(Sites(query), Sites(key), 0)
+    like = torch.zeros((), dtype=torch.float64)
+    offsets, query_code, key_code = offset_numbers(placement, like)
+    found = offsets[query_code[:, None] - key_code[None, :]]
+    assert torch.allclose(found, placement.offsets_like(like), atol=1e-12)

@@ -1,0 +1,164 @@
+import pytest
+import torch
+from tests.contracts.cases import build_kernel, draw_inputs, relative_change
+from torch import Tensor
+from torch.autograd import grad
+
+from teka import Grid
+from teka.functional import FeatureKernel, attention
+from teka.functional.backend.linear.causal import CHUNK_TOKENS, causal_chunk, causal_linear, empty_state
+from teka.functional.backend.linear.linear import product_features
+from teka.functional.backend.sums import with_ones
+from teka.functional.kernel import make_kernel
+from teka.functional.relative import make_relative
+
+KERNELS = ("squared_relu", "positive", "optimal", "hyperbolic", "elu", "taylor2", "constant")
+LENGTHS = (1, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 300)
+
+
+def both(inputs: list[Tensor], kernel: str, relative: str | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    grid = None if relative is None else Grid(inputs[0].shape[2])
+    fast, dense = (
+        attention(*inputs, kernel=kernel, relative=relative, grid=grid, key_mask=mask, is_causal=True, backend=backend)
+        for backend in ("linear", "dense")
+    )
+    return fast, dense
+
+
+@pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+def test_chunks_give_what_every_pair_gives(num_tokens: int, kernel: str, relative: str | None):
+    if (kernel, relative) == ("constant", "rotary"):
+        relative = None  # one feature cannot be turned
+    fast, dense = both(draw_inputs(num_tokens), kernel, relative)
+    assert relative_change(fast, dense) < 1e-10
+
+
+@pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
+@pytest.mark.parametrize("kernel", ["squared_relu", "positive"])
+def test_gradients_are_those_of_every_pair(kernel: str, relative: str | None):
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(CHUNK_TOKENS + 5)]
+    fast, dense = both(inputs, kernel, relative)
+    direction = torch.randn(fast.shape, dtype=fast.dtype, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (grad((output * direction).sum(), inputs) for output in (fast, dense))
+    for mine, true in zip(ours, theirs, strict=True):
+        assert relative_change(mine, true) < 1e-10
+
+
+@pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_dropped_keys_count_nowhere_and_a_query_without_keys_gets_zero(kernel: str, relative: str | None):
+    if (kernel, relative) == ("constant", "rotary"):
+        relative = None
+    query, key, value = draw_inputs(140)
+    mask = torch.rand(2, 140, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask[0, :131] = False  # a whole chunk and more without any key
+    mask[1, :3] = False
+    mask[:, 139] = True
+    fast, dense = both([query, key, value], kernel, relative, mask)
+    assert relative_change(fast, dense) < 1e-10
+    assert not fast[0, :, :131].any()
+    assert not fast[1, :, :3].any()
+    assert fast[0, :, 139].all()
+    hostile = torch.where(mask[:, None, :, None], key, 1e4)
+    other = torch.where(mask[:, None, :, None], value, -1e4)
+    # With rotary the running maximum is that of the kept keys too.
+    assert relative_change(both([query, hostile, other], kernel, relative, mask)[0], fast) < 1e-12
+
+
+def one_maximum_over_all_keys(query: Tensor, key: Tensor, value: Tensor, kernel: FeatureKernel) -> Tensor:
+    """A twin as in earlier code: features over one maximum of the whole sequence, and a cumulative sum of them."""
+    features = kernel.query_features(query, scale=0.5)
+    sums = torch.cumsum(kernel.key_features(key, scale=0.5)[..., None] * with_ones(value)[..., None, :], dim=2)
+    mixed = (features[..., None, :] @ sums)[..., 0, :]
+    return mixed[..., :-1] / mixed[..., -1:].clamp_min(torch.finfo(mixed.dtype).tiny)
+
+
+def running_maximum(query: Tensor, key: Tensor, value: Tensor, kernel: FeatureKernel) -> Tensor:
+    return attention(query, key, value, kernel=kernel, is_causal=True, scale=0.5, backend="linear")
+
+
+def with_other_future(key: Tensor, past: int) -> tuple[Tensor, ...]:
+    """Keys whose future is 10³ times as long, and keys whose future is at 0, where positive features are largest."""
+    return tuple(torch.cat([key[:, :, :past], factor * key[:, :, past:]], dim=2) for factor in (1e3, 0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("past", [1, 77, CHUNK_TOKENS, 200])
+@pytest.mark.parametrize("length", [1.0, 10.0])
+def test_no_bit_of_the_past_changes_when_future_keys_do(length: float, past: int, dtype: torch.dtype):
+    query, key, value = draw_inputs(257, dtype=dtype)
+    for name in KERNELS:
+        kernel = make_kernel(name, 5)
+        assert isinstance(kernel, FeatureKernel)
+        before = running_maximum(query, length * key, value, kernel)[:, :, :past]
+        assert before.isfinite().all()
+        for other in with_other_future(length * key, past):
+            assert torch.equal(running_maximum(query, other, value, kernel)[:, :, :past], before), name
+
+
+def test_one_maximum_over_all_keys_fails_that_check():
+    query, key, value = draw_inputs(257, dtype=torch.float32)
+    kernel = make_kernel("positive", 5)
+    assert isinstance(kernel, FeatureKernel)
+    broken = one_maximum_over_all_keys(query, key, value, kernel)
+    assert relative_change(broken, running_maximum(query, key, value, kernel)) < 1e-4  # the same formula
+    for other in with_other_future(key, 77):
+        assert not torch.equal(one_maximum_over_all_keys(query, other, value, kernel)[:, :, :77], broken[:, :, :77])
+    # Where keys are long, the maximum of a later one leaves nothing of those before.
+    broken = one_maximum_over_all_keys(query, 10 * key, value, kernel)
+    _, other = with_other_future(10 * key, 77)
+    after = one_maximum_over_all_keys(query, other, value, kernel)
+    assert relative_change(after[:, :, :77], broken[:, :, :77]) > 0.05
+
+
+@pytest.mark.parametrize("relative", [None, "fourier"])
+def test_the_state_of_one_chunk_is_that_of_its_tokens_one_by_one(relative: str | None):
+    query, key, value = draw_inputs(9)
+    kernel = build_kernel("positive", None, 5)
+    assert isinstance(kernel, FeatureKernel)
+    maps = kernel.feature_maps(query, key, scale=0.4, key_mask=None, is_causal=True)
+    query_features, key_features, log_scale = maps
+    assert log_scale is not None
+    query_waves = key_waves = None
+    if relative is not None:
+        waves = make_relative(relative, heads=3, dim=5, num_axes=1, kernel=kernel)
+        places = Grid(9).positions(dtype=torch.float64)
+        query_waves, key_waves = waves.query_waves(places)[None], waves.key_waves(places)[None]  # pyright: ignore
+    channels = with_ones(value)
+
+    def run(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        state = empty_state(product_features(key_features, key_waves), value)
+        sums, start = [], 0
+        for size in sizes:
+            part = slice(start, start + size)
+            more = [] if query_waves is None or key_waves is None else [query_waves[:, :, part], key_waves[:, :, part]]
+            one, state = causal_chunk(
+                query_features[:, :, part],
+                key_features[:, :, part],
+                log_scale[:, :, part],
+                channels[:, :, part],
+                state,
+                *more,
+            )
+            sums.append(one[..., :-1] / one[..., -1:])
+            start += size
+        return torch.cat(sums, dim=2), state.total, state.log_peak
+
+    whole = run([9])
+    for sizes in ([1] * 9, [4, 5], [2, 6, 1]):
+        for one, other in zip(run(sizes), whole, strict=True):
+            assert relative_change(one, other) < 1e-12
+    sums = causal_linear(query_features, key_features, log_scale, value, query_waves, key_waves)
+    assert relative_change(sums.divide(nonnegative=True), whole[0]) < 1e-12
+
+
+def test_float32_keys_of_any_size_leave_everything_finite():
+    query, key, value = draw_inputs(300, dtype=torch.float32)
+    key = key * torch.logspace(4, -4, 300)[:, None]
+    for name in KERNELS:
+        inputs = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+        output = attention(*inputs, kernel=name, is_causal=True, backend="linear")
+        assert output.isfinite().all()
+        assert all(part.isfinite().all() for part in grad(output.sum(), inputs, allow_unused=True) if part is not None)
