@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from teka.errors import unknown_name, wrong_value
 from teka.functional.backend.cost import (
     Cost,
@@ -86,8 +88,8 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
         return costs
     if isinstance(relative, SeparableRelative):
         costs["toeplitz"] = toeplitz_cost(*placement.grids, num_features, work.dim_value)
-    # Which rows to compute again is read from the numbers, which a recorded computation cannot do.
-    if isinstance(relative, StationaryRelative) and fft_fits(placement) and is_plain_eager():
+    # Which rows to compute again is read from the numbers, which a compiled graph cannot do.
+    if isinstance(relative, StationaryRelative) and fft_fits(placement) and not torch.compiler.is_compiling():
         costs["fft"] = fft_cost(*placement.grids, num_features, work.dim_value)
     return costs
 
@@ -122,9 +124,10 @@ def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
     if backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
     if backend == "auto":
-        # In two steps: torch.compile knows no `min` with a key.
-        work = [cost.work(device_type) for cost in costs.values()]
-        return list(costs)[work.index(min(work))]
+        # Nor can vmap read numbers. In two steps, for torch.compile knows no `min` with a key.
+        names = [name for name in costs if name != "fft" or is_plain_eager()]
+        work = [costs[name].work(device_type) for name in names]
+        return names[work.index(min(work))]
     if backend not in costs:
         expected = f"one of {', '.join(map(repr, ('auto', *costs)))} for this kernel, relative kernel and placement"
         raise wrong_value("backend", backend, expected)
