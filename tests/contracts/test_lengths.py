@@ -32,20 +32,15 @@ def draw_ragged(num_axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     return tokens + 50.0 * padding[..., None], positions + 1e3 * padding[..., None], lengths
 
 
-def output_of(layer: Attention, *arguments: Any, **places: Any) -> Tensor:
-    """The output less that of no attention at all, which is the output layer's bias."""
-    return layer(*arguments, **places) - layer.output.bias
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
 def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(pair: Case, causal: bool):
     layer, (tokens, positions, lengths) = build(pair, causal=causal), draw_ragged()
     placed: dict[str, Tensor] = {} if pair.relative is None else {"positions": positions}
-    together = output_of(layer, tokens, lengths=lengths, **placed)
+    together = layer(tokens, lengths=lengths, **placed)
     for sample, length in enumerate(LENGTHS):
         part = (slice(sample, sample + 1), slice(0, length))
-        alone = output_of(layer, tokens[part], **{name: places[part] for name, places in placed.items()})
+        alone = layer(tokens[part], **{name: places[part] for name, places in placed.items()})
         assert relative_change(together[part], alone) <= TOLERANCE
         assert not together[sample, length:].any()
 
@@ -54,10 +49,10 @@ def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_a_sequence_that_is_shorter_than_its_grid_is_as_on_a_grid_of_its_own(pair: Case, causal: bool):
     layer, (tokens, _, lengths) = build(pair, causal=causal, num_axes=1), draw_ragged()
-    together = output_of(layer, tokens, Grid(LONGEST), lengths=lengths)
+    together = layer(tokens, Grid(LONGEST), lengths=lengths)
     for sample, length in enumerate(LENGTHS):
         part = (slice(sample, sample + 1), slice(0, length))
-        assert relative_change(together[part], output_of(layer, tokens[part], Grid(length))) <= TOLERANCE
+        assert relative_change(together[part], layer(tokens[part], Grid(length))) <= TOLERANCE
         assert not together[sample, length:].any()
 
 
@@ -92,7 +87,7 @@ def test_whole_lengths_change_nothing():
 
 def test_a_twin_that_does_not_look_at_lengths_fails():
     layer, (tokens, positions, lengths) = build(Case("squared_relu", "fourier")), draw_ragged()
-    padded, sound = (output_of(layer, tokens, positions=positions, lengths=given) for given in (None, lengths))
+    padded, sound = (layer(tokens, positions=positions, lengths=given) for given in (None, lengths))
     kept = torch.arange(LONGEST) < lengths[:, None]
     kept[0] = False  # the sample without padding
     assert relative_change(padded[kept], sound[kept]) > 0.1

@@ -46,6 +46,7 @@ def test_every_option_reaches_its_place():
         kernel="positive",
         relative="rotation",
         num_features=7,
+        causal=True,
         qkv_bias=False,
         dropout=0.25,
         backend="dense",
@@ -53,6 +54,7 @@ def test_every_option_reaches_its_place():
     )
     attention = block.attention
     assert attention.dim_head == 3
+    assert attention.causal
     assert isinstance(attention.kernel, RandomFeatures)
     assert attention.kernel.num_features == 7
     assert attention.value.bias is None
@@ -80,3 +82,12 @@ def test_a_number_of_queries_gives_the_first_of_the_outputs():
     block, tokens = build().double(), torch.randn(2, 16, 8, dtype=torch.float64)
     found = block(tokens, GRID, None, 1, 3)
     assert torch.allclose(found, block(tokens, GRID, None, 1)[:, :3], atol=1e-12)
+
+
+def test_positions_and_lengths_reach_the_attention():
+    block, tokens = build(relative="fourier").double().eval(), torch.randn(2, 7, 8, dtype=torch.float64)
+    positions, lengths = torch.rand(2, 7, 2, dtype=torch.float64), torch.tensor([7, 4])
+    together = block(tokens, positions=positions, lengths=lengths)
+    alone = block(tokens[1:, :4], positions=positions[1:, :4])
+    assert torch.allclose(together[1:, :4], alone, atol=1e-12)
+    assert not torch.allclose(block(tokens, positions=2 * positions), block(tokens, positions=positions))

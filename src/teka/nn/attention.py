@@ -265,7 +265,8 @@ class Attention(nn.Module):
                 )
             )
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
-        return self.dropout(join_heads(self.output, joined))
+        output = self.dropout(join_heads(self.output, joined))
+        return output if query_mask is None else output.masked_fill(~query_mask[..., None], 0.0)
 
     def part_of(
         self,

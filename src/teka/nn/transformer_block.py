@@ -1,6 +1,6 @@
 """A pre-norm transformer block."""
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from teka.functional import Kernel
@@ -23,6 +23,7 @@ class TransformerBlock(nn.Module):
         kernel: Content kernel; see `Attention`.
         relative: Relative kernel; see `Attention`.
         num_features: Number of random features; see `Attention`.
+        causal: Whether no token sees a later one; see `Attention`.
         qkv_bias: Whether queries, keys and values have a bias.
         dropout: Probability of dropping a number after the attention, the GELU and the MLP.
         backend: Backend of the attention.
@@ -42,6 +43,7 @@ class TransformerBlock(nn.Module):
         kernel: str | Kernel | RandomFeatures = "squared_relu",
         relative: str | RelativeModule | None = None,
         num_features: int | None = None,
+        causal: bool = False,
         qkv_bias: bool = True,
         dropout: float = 0.0,
         backend: str = "auto",
@@ -59,6 +61,7 @@ class TransformerBlock(nn.Module):
             kernel=kernel,
             relative=relative,
             num_features=num_features,
+            causal=causal,
             qkv_bias=qkv_bias,
             dropout=dropout,
             backend=backend,
@@ -76,8 +79,22 @@ class TransformerBlock(nn.Module):
         key_mask: Bool[Tensor, "batch tokens"] | None = None,
         num_prefix_tokens: int = 0,
         num_queries: int | None = None,
+        *,
+        positions: Float[Tensor, "*batch placed axes"] | None = None,
+        lengths: Int[Tensor, "batch"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Transform the tokens, or the first `num_queries` of them; arguments as in `Attention.forward`."""
-        attended = self.attention(self.attention_norm(tokens), grid, key_mask, num_prefix_tokens, num_queries)
+        """Transform the tokens, or the first `num_queries` of them; arguments as in `Attention.forward`.
+
+        What stands after the lengths of a ragged batch is transformed too, but no other token sees it.
+        """
+        attended = self.attention(
+            self.attention_norm(tokens),
+            grid,
+            key_mask,
+            num_prefix_tokens,
+            num_queries,
+            positions=positions,
+            lengths=lengths,
+        )
         tokens = tokens[:, :num_queries] + attended
         return tokens + self.mlp(self.mlp_norm(tokens))
