@@ -187,4 +187,6 @@ def test_a_run_that_fails_leaves_the_old_files(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(bench_module, "draw_bench", fail)
     with pytest.raises(RuntimeError, match="no ink"):
         bench((16,), **TINY, layers=["squared_relu"], out=tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert [row["tokens"] for row in json.loads(after.pop("bench.partial.json"))["rows"]] == [16, 16]
+    assert after == before

@@ -26,6 +26,8 @@ def test_time_and_memory_go_on_as_they_last_grew_between_linear_and_quadratic(po
     assert foretell_bytes(known(*points), 1024) == pytest.approx(1000 * expected)
 
 
-def test_the_bound_of_memory_is_quadratic_growth_and_none_where_nothing_is_known():
-    assert largest_bytes(known((64, 9.0), (256, 3.0)), 1024) == pytest.approx(48_000)
+def test_the_bound_of_memory_is_quadratic_growth_and_from_two_sizes_on_their_own_and_half_as_much_again():
+    assert largest_bytes(known((256, 3.0)), 1024) == pytest.approx(48_000)
+    assert largest_bytes(known((64, 9.0), (256, 3.0)), 1024) == pytest.approx(1.5 * 12_000)
+    assert largest_bytes(known((64, 1.0), (256, 16.0)), 1024) == pytest.approx(1.5 * 256_000)
     assert largest_bytes({}, 1024) == math.inf

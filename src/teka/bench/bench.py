@@ -1,7 +1,7 @@
 """The benchmark: every layer at every size in one process, and its files."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from teka.report.require import require
 
 BENCH_FILE = "bench.json"
 PLOT_FILE = "bench.png"
+PARTIAL_FILE = "bench.partial.json"
 LENGTHS = (256, 1024, 4096, 16384, 65536, 262144)
 TRIAL_LENGTHS = (256, 1024)
 """Sizes that are tried before the smallest one asked for, if they are smaller, to foretell what that costs."""
@@ -112,22 +113,29 @@ def bench(
     )
     folder = make_directory("out", out)
     require("matplotlib")
+    result: dict[str, object] = {}
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.random.fork_rng(devices=[] if device == "cpu" else None):
             torch.manual_seed(settings.seed)
-            result = _measure(settings, budget, command, progress)
+            for result in _measure(settings, budget, command, progress):
+                # After every size, so that an interrupted run leaves what it has measured, and the old files.
+                write_json(folder / PARTIAL_FILE, result)
     finally:
         torch.set_num_threads(threads_before)
     picture = io.BytesIO()
     draw_bench(result).savefig(picture, format="png", metadata={"Software": "teka"})
     write_json(folder / BENCH_FILE, result)
     write_bytes(folder / PLOT_FILE, picture.getvalue())
+    (folder / PARTIAL_FILE).unlink()
     return result
 
 
-def _measure(settings: Settings, budget: Budget, command: str, progress: Callable[[str], None]) -> dict[str, object]:
+def _measure(
+    settings: Settings, budget: Budget, command: str, progress: Callable[[str], None]
+) -> Iterator[dict[str, object]]:
+    """What is known after every size."""
     result = {**provenance(command), "settings": settings.to_dict()}
     entrants = []
     for layer in settings.chosen_layers():
@@ -148,7 +156,7 @@ def _measure(settings: Settings, budget: Budget, command: str, progress: Callabl
         rows, left_out = measure_size(entrants, settings.lengths[index:], settings, budget, announce)
         all_rows += rows
         all_left_out += left_out
-    return {**result, "rows": all_rows, "scaling": scaling(all_rows), "left_out": all_left_out}
+        yield {**result, "rows": all_rows, "scaling": scaling(all_rows), "left_out": all_left_out}
 
 
 def _check_max_bytes(yardstick: Entrant, settings: Settings) -> None:

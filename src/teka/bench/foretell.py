@@ -7,6 +7,8 @@ from teka.bench.measure import Cost
 
 LEAST_POWER, LARGEST_POWER = 1.0, 2.0
 """Between linear and quadratic in the number of tokens, as every layer is where it takes long."""
+MARGIN = 1.5
+"""By how much the memory of a step may exceed what is foretold from two sizes."""
 
 
 def foretell_seconds(known: Mapping[int, Cost], num_tokens: int) -> float:
@@ -24,9 +26,13 @@ def foretell_bytes(known: Mapping[int, Cost], num_tokens: int) -> float:
 
 
 def largest_bytes(known: Mapping[int, Cost], num_tokens: int) -> float:
-    """Bound of the peak memory of a step: that of quadratic growth, infinity if it has never been measured."""
-    last = list(known.items())[-1:]
-    bounds = [cost.peak_bytes * (num_tokens / length) ** LARGEST_POWER for length, cost in last]
+    """Bound of the peak memory of a step, infinity if it has never been measured.
+
+    With one size that of quadratic growth; with more, half as much again as their growth foretells.
+    """
+    if len(known) > 1:
+        return MARGIN * foretell_bytes(known, num_tokens)
+    bounds = [cost.peak_bytes * (num_tokens / length) ** LARGEST_POWER for length, cost in known.items()]
     return bounds[0] if bounds else math.inf
 
 

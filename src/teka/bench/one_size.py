@@ -60,7 +60,7 @@ def measure_size(
     tokens = make_tokens(num_tokens, settings)
     candidates: list[_Foretold] = []
     reasons: dict[Layer, str] = {}
-    for entrant in entrants:
+    for entrant in entrants if budget.left() > 0 else ():
         progress(f"{entrant.layer.name} ({entrant.layer.backend}): foretelling its cost")
         found = _foretell(entrant, tokens, settings)
         if isinstance(found, str):
@@ -71,6 +71,8 @@ def measure_size(
     for one in candidates:
         if one not in timed:
             reasons[one.entrant.layer] = f"no time left of budget_seconds = {settings.budget_seconds:g}"
+    if not candidates:
+        reasons = {one.layer: f"no time left of budget_seconds = {settings.budget_seconds:g}" for one in entrants}
     if not timed or timed[0].entrant.layer.name != YARDSTICK:
         for one in timed:
             reasons[one.entrant.layer] = "the four matrix products, which all else is compared with, are not timed"
