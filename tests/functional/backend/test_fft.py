@@ -10,7 +10,7 @@ from torch.autograd import grad
 
 from teka import Grid
 from teka.functional import GeneralizedQuadratic, attention
-from teka.functional.backend.fft import fft, fft_fits
+from teka.functional.backend.fft import fast_length, fft, fft_fits
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import StationaryRelative
 
@@ -169,3 +169,8 @@ def check_gradients(relative: StationaryRelative, grid: Grid, num_tokens: int) -
     ours, theirs = (grad((output * direction).sum(), variables) for output in (fast, dense))
     for mine, true in zip(ours, theirs, strict=True):
         assert relative_change(mine, true) < 1e-9
+
+
+@pytest.mark.parametrize(("least", "length"), [(1, 1), (7, 8), (9, 9), (11, 12), (13, 15), (511, 512), (257, 270)])
+def test_transforms_are_padded_to_a_length_of_small_factors(least: int, length: int):
+    assert fast_length(least) == length

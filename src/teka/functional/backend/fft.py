@@ -73,16 +73,39 @@ def _offset_table(
     """log c at every offset between two cells, offset t of an axis at place t modulo its size; and the sizes."""
     assert placement.grids is not None
     query, key = placement.grids
-    sizes, offsets = [], []
+    sizes, offsets, occurs = [], [], []
     for axis in range(query.num_axes):
         sides = query.shape[axis], key.shape[axis]
-        size = sides[1] if query.periodic[axis] else sides[0] + sides[1] - 1
+        size = sides[1] if query.periodic[axis] else fast_length(sides[0] + sides[1] - 1)
         steps = torch.arange(size, device=like.device)
         steps = torch.where(steps < sides[0], steps, steps - size).to(like)
         shift = query.origin[axis] - key.origin[axis]
         sizes.append(size)
+        occurs.append((steps < sides[0]) & (steps > -sides[1]))
         offsets.append(query.wrap_axis(axis, steps * query.spacing[axis] + shift))
-    return relative.log_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1)), sizes
+    log_table = relative.log_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1))
+    # What the padding has beyond the offsets that occur must not count as the largest c.
+    every = torch.stack(torch.meshgrid(*occurs, indexing="ij")).all(dim=0)
+    return log_table.masked_fill(~every, -torch.inf), sizes
+
+
+def fast_length(least: int) -> int:
+    """The smallest number that is at least this and has no prime factors but 2, 3 and 5.
+
+    A transform of a length with a large prime factor takes many times as long.
+
+    Args:
+        least: A positive number.
+    """
+    length = least
+    while True:
+        rest = length
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return length
+        length += 1
 
 
 def _axes(tensor: Tensor, num_axes: int) -> tuple[int, ...]:
