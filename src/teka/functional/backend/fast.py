@@ -1,6 +1,5 @@
 """A kernel with features by way of the backend that its relative kernel allows."""
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -9,7 +8,9 @@ from teka.functional.backend.linear.causal import causal_linear
 from teka.functional.backend.linear.fused_linear import fused_linear
 from teka.functional.backend.linear.linear import linear
 from teka.functional.backend.linear.turned import turn
-from teka.functional.backend.rings.rings import causal_rings, rings
+from teka.functional.backend.prefix import add_prefix
+from teka.functional.backend.rings.causal_rings import causal_rings
+from teka.functional.backend.rings.rings import rings
 from teka.functional.backend.sums import Sums
 from teka.functional.backend.toeplitz.toeplitz import toeplitz
 from teka.functional.eager import is_plain_eager_on_cpu
@@ -111,13 +112,7 @@ def _sums(
     else:
         assert isinstance(relative, StationaryRelative)
         sums = fft(*placed, relative, placement)
-    if first == 0:
-        return sums
-    sums = sums + linear(placed[0], key_features[:, :, :first], value[:, :, :first])
-    prefix = linear(query_features[:, :, :first], key_features, value)
-    return Sums(
-        torch.cat([prefix.numerator, sums.numerator], dim=2), torch.cat([prefix.denominator, sums.denominator], dim=2)
-    )
+    return add_prefix(sums, query_features, key_features, value, first)
 
 
 def _rotary(
