@@ -4,14 +4,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from teka.functional.backend.cost import BYTES
 from teka.functional.backend.rings.product_rings import product_rings
 from teka.functional.backend.rings.ring_mix import ring_mix, ring_read
 from teka.functional.backend.sums import Sums, with_ones
 from teka.functional.relative import RingRelative
 from teka.grid import Grid
-
-# Bytes of a number, float32.
-BYTES = 4
 
 
 def rings(
