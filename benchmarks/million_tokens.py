@@ -65,7 +65,8 @@ def main() -> None:
         for direction in DIRECTIONS:
             command = [sys.executable, __file__, "--side", str(options.side), "--one", name, direction]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            failed = {"layer": name, "direction": direction, "failed": done.stderr.strip().splitlines()[-1:]}
+            last = done.stderr.strip().splitlines()[-1:]
+            failed = {"layer": name, "direction": direction, "failed": f"exit {done.returncode}", "message": last}
             rows.append(json.loads(done.stdout) if done.returncode == 0 else failed)
             print(rows[-1])
     command = f"python benchmarks/million_tokens.py --side {options.side}"
