@@ -14,6 +14,7 @@ from teka.functional.backend import BACKENDS
 from teka.functional.kernel import (
     DETERMINISTIC_KERNELS,
     KERNELS,
+    LEARNED_KERNELS,
     RANDOM_KERNELS,
     FeatureKernel,
     Kernel,
@@ -34,8 +35,10 @@ from teka.functional.relative import (
     make_relative,
 )
 
-KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS}
+KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS}
 RELATIVE_NAMES = (None, *RELATIVES)
+# To a backend learned features are features like others: they meet one relative kernel of each kind, and each backend.
+RELATIVES_OF_LEARNED = (None, "rotation", "clipped", "fourier", "rotary")
 Parametrised = TypeVar("Parametrised", Kernel, Relative)
 
 
@@ -99,11 +102,16 @@ def is_signed(case: Case) -> bool:
     return signed or case.relative == "rotary"
 
 
-ALL = [Case(kernel, relative, backend) for kernel in KERNELS for relative in RELATIVE_NAMES for backend in BACKENDS]
+CROSSED = [
+    (kernel, relative)
+    for kernel in KERNELS
+    for relative in (RELATIVES_OF_LEARNED if kernel in LEARNED_KERNELS else RELATIVE_NAMES)
+]
+ALL = [Case(*pair, backend) for pair in CROSSED for backend in BACKENDS]
 POSSIBLE = [case for case in ALL if is_possible(case)]
 IMPOSSIBLE = [case for case in ALL if not is_possible(case)]
 FAST = [case for case in POSSIBLE if case.backend not in ("auto", "dense")]
-PAIRS = [Case(kernel, relative) for kernel in KERNELS for relative in RELATIVE_NAMES if pair_exists(kernel, relative)]
+PAIRS = [Case(*pair) for pair in CROSSED if pair_exists(*pair)]
 CAUSAL = [
     Case(pair.kernel, pair.relative, backend)
     for pair in PAIRS
@@ -155,8 +163,18 @@ def build_relative(
 
 
 def build_kernel(name: str, relative: Relative | None, dim: int) -> Kernel:
-    """A content kernel; random features have room for the positions of the joint form."""
-    return make_kernel(name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0))
+    """A content kernel; random features have room for the positions of the joint form, learned ones have learned."""
+    kernel = make_kernel(name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0))
+    return with_noise(kernel) if name in LEARNED_KERNELS else kernel
+
+
+def with_noise(kernel: Kernel) -> Kernel:
+    """The kernel with a random number added to every entry of its tensors, as if it had learned."""
+    generator = torch.Generator().manual_seed(0)
+    assert dataclasses.is_dataclass(kernel)
+    tensors = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    noise = {name: 0.5 * torch.randn(one.shape, generator=generator) for name, one in tensors.items()}
+    return dataclasses.replace(kernel, **{name: one + noise[name] for name, one in tensors.items()})
 
 
 def draw_inputs(

@@ -9,12 +9,14 @@ from tests.functional.kernel.fitted_kernels import OTHER_MODES, attention_matrix
 from teka.functional.kernel import (
     DETERMINISTIC_KERNELS,
     KERNELS,
+    LEARNED_KERNELS,
     RANDOM_KERNELS,
     FeatureKernel,
     Positive,
     SquaredRelu,
     default_num_features,
     make_kernel,
+    with_floor,
 )
 
 ALL_MODES = (*KERNELS, *OTHER_MODES)
@@ -30,6 +32,7 @@ def test_the_registries_hold_what_the_design_names():
     assert set(RANDOM_KERNELS) == {"positive", "trigonometric", "hyperbolic", "optimal"}
     expected = {"softmax", "squared_relu", "constant", "taylor2", "relu", "elu", "focused"}
     assert set(DETERMINISTIC_KERNELS) == expected
+    assert set(LEARNED_KERNELS) == {"hedgehog"}
 
 
 def test_an_instance_is_itself():
@@ -141,3 +144,14 @@ def test_gradients_are_finite_where_queries_and_keys_are_zero(name: str):
     weights = fit(build(name, 5), query, key, scale=0.4).weights(query, key, scale=0.4)
     for gradient in torch.autograd.grad((weights @ key).sum(), (query, key), allow_unused=True):
         assert gradient is None or gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["squared_relu", "focused", "relu"])
+def test_a_rectified_kernel_takes_a_floor(name: str):
+    assert with_floor(name, 0.25) == DETERMINISTIC_KERNELS[name](epsilon=0.25)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "positive", "hedgehog", "no such", SquaredRelu()], ids=str)
+def test_a_kernel_without_a_floor_is_refused(kernel: Any):
+    with pytest.raises(ValueError, match=r"epsilon is 0\.25, expected None with kernel=.*'squared_relu'"):
+        with_floor(kernel, 0.25)

@@ -1,0 +1,190 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from tests.contracts.cases import (
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    explicit_attention,
+    relative_change,
+    with_leaves,
+)
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Hedgehog, Relative, Rotary, attention, decode
+from teka.functional.kernel import make_kernel
+from teka.functional.placement import Placement, Sites
+
+HEADS, DIM, MAPS = 3, 5, 7
+TENSORS = [field.name for field in dataclasses.fields(Hedgehog)]
+
+
+def build_learned(heads: int = HEADS) -> Hedgehog:
+    """A kernel whose every number is another."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(heads, MAPS, DIM)] * 2 + [(heads, MAPS)] * 2
+    return Hedgehog(*(torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes))
+
+
+def test_its_weights_are_the_formula_in_loops():
+    query, key, _ = draw_inputs(6)
+    mask, kernel = draw_mask(2, 6), build_learned()
+    weights = kernel.weights(query, key, scale=DIM**-0.5, key_mask=mask)
+
+    def features(vector: Tensor, weight: Tensor, bias: Tensor) -> list[float]:
+        mapped = [float(row @ vector + one) for row, one in zip(weight, bias, strict=True)]
+        exponentials = [math.exp(one) for one in (*mapped, *(-one for one in mapped))]
+        return [one / sum(exponentials) for one in exponentials]
+
+    for batch in range(2):
+        for head in range(HEADS):
+            for i in range(6):
+                of_query = features(query[batch, head, i], kernel.query_weight[head], kernel.query_bias[head])
+                for j in range(6):
+                    of_key = features(key[batch, head, j], kernel.key_weight[head], kernel.key_bias[head])
+                    expected = sum(one * other for one, other in zip(of_query, of_key, strict=True))
+                    found = float(weights[batch, head, i, j])
+                    assert found == pytest.approx(expected if mask[batch, j] else 0.0, rel=1e-12)
+
+
+def test_the_scale_is_as_if_queries_and_keys_were_longer_and_its_default_changes_nothing():
+    query, _, _ = draw_inputs(6)
+    kernel = build_learned()
+    longer = kernel.query_features(1.7 * query, scale=DIM**-0.5)
+    assert relative_change(kernel.query_features(query, scale=1.7**2 * DIM**-0.5), longer) < 1e-12
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_features_are_positive_and_add_up_to_one_for_vectors_of_any_size(factor: float, dtype: torch.dtype):
+    query, key, _ = (factor * tensor for tensor in draw_inputs(6, dtype=dtype))
+    kernel = build_learned()
+    for features in (kernel.query_features(query, scale=0.4), kernel.key_features(key, scale=0.4)):
+        assert features.dtype == dtype
+        assert (features > 0).all()
+        assert (features.sum(dim=-1) - 1).abs().max() < 1e-5
+
+
+def test_by_name_it_is_the_identity_in_every_head():
+    kernel = make_kernel("hedgehog", 4)
+    assert isinstance(kernel, Hedgehog)
+    assert torch.equal(kernel.query_weight, torch.eye(4)[None])
+    assert torch.equal(kernel.key_weight, torch.eye(4)[None])
+    assert kernel.num_features(4) == 8
+    query = draw_inputs(6, dim=4)[0]
+    expected = torch.softmax(torch.cat([query, -query], dim=-1), dim=-1)
+    assert relative_change(kernel.query_features(query, scale=0.5), expected) < 1e-12
+
+
+def test_one_map_for_all_heads_is_the_same_map_in_each():
+    query = draw_inputs(6)[0]
+    one = build_learned(heads=1)
+    many = Hedgehog(*(getattr(one, name).repeat_interleave(HEADS, dim=0) for name in TENSORS))
+    features = [kernel.query_features(query, scale=0.4) for kernel in (one, many)]
+    assert relative_change(*features) < 1e-14
+
+
+# Every evaluation with a backward pass of its own, and those by autograd: in tiles, in chunks, on wrapped axes.
+EVALUATIONS = [
+    pytest.param(None, "dense", Grid(11), 0, id="every pair"),
+    pytest.param(None, "linear", Grid(11), 0, id="sums over keys"),
+    pytest.param("fourier", "linear", Grid((3, 5)), 0, id="sums of waves"),
+    pytest.param("fourier", "linear", Grid((3, 5)), 2, id="sums of waves and a prefix"),
+    pytest.param("rotary", "linear", Grid((3, 5)), 1, id="turned features"),
+    pytest.param("rotation", "toeplitz", Grid((3, 5)), 1, id="a matrix an axis"),
+    pytest.param("rotation", "dense", Grid((15, 19)), 1, id="tiles of every pair"),
+    pytest.param("generalized_quadratic", "fft", Grid((3, 5)), 1, id="transforms"),
+    pytest.param("clipped", "rings", Grid((7, 5)), 1, id="rings"),
+    pytest.param("clipped", "rings", Grid((13, 11), periodic=True), 0, id="rings on a torus"),
+    pytest.param("clipped", "rings", Grid((5, 3, 4)), 0, id="rings in space"),
+]
+
+
+def build(relative: str | None, num_axes: int) -> Relative | None:
+    """A relative kernel for queries and keys, or for the features, which are not as many as the identity's."""
+    if relative == "rotary":
+        generator = torch.Generator().manual_seed(5)
+        return Rotary.draw(generator, heads=HEADS, dim=DIM, num_axes=num_axes, kernel=build_learned())
+    return build_relative(relative, heads=HEADS, dim=DIM, num_axes=num_axes, max_distance=2)
+
+
+def gradients(output: Tensor, leaves: dict[str, Tensor]) -> list[Tensor]:
+    """Gradients of the output times fixed numbers."""
+    cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
+    return list(torch.autograd.grad((output * cotangent).sum(), list(leaves.values())))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all keys", "some keys"])
+@pytest.mark.parametrize(("relative", "backend", "grid", "num_prefix_tokens"), EVALUATIONS)
+def test_what_each_head_learns_is_the_equations_gradient_by_every_evaluation(
+    relative: str | None, backend: str, grid: Grid, num_prefix_tokens: int, masked: bool
+):
+    num_tokens = num_prefix_tokens + grid.num_tokens
+    inputs = draw_inputs(num_tokens, heads=HEADS, dim=DIM)
+    mask = draw_mask(2, num_tokens) if masked else None
+    kernel, leaves = with_leaves(build_learned())
+    built = build(relative, grid.num_axes)
+    output = attention(
+        *inputs,
+        kernel=kernel,
+        relative=built,
+        grid=grid,
+        key_mask=mask,
+        backend=backend,
+        num_prefix_tokens=num_prefix_tokens,
+    )
+    placement = Placement(Sites(grid), Sites(grid), num_prefix_tokens)
+    keep = None if mask is None else mask[:, None]
+    expected = explicit_attention(inputs, kernel, built, placement, scale=DIM**-0.5, keep=keep)
+    for one, other in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
+        assert (other.flatten(1).norm(dim=-1) > 1e-4).all()
+        assert relative_change(one, other) < 1e-10
+
+
+@pytest.mark.parametrize("relative", [None, "clipped", "fourier"])
+def test_what_each_head_learns_from_a_sequence_is_the_same_in_chunks_and_token_by_token(relative: str | None):
+    num_tokens = 139  # more than a chunk
+    inputs = draw_inputs(num_tokens, heads=HEADS, dim=DIM)
+    kernel, leaves = with_leaves(build_learned())
+    built = build(relative, 1)
+    found = []
+    for backend in ("dense", "rings" if relative == "clipped" else "linear"):
+        output = attention(
+            *inputs, kernel=kernel, relative=built, grid=Grid(num_tokens), is_causal=True, backend=backend
+        )
+        found.append([output, *gradients(output, leaves)])
+    steps, state = [], None
+    for token in range(num_tokens):
+        query, key, value = (one[:, :, token : token + 1] for one in inputs)
+        output, state = decode(query, key, value, state, kernel=kernel, relative=built)
+        steps.append(output)
+    together = torch.cat(steps, dim=2)
+    found.append([together, *gradients(together, leaves)])
+    for other in found[1:]:
+        assert max(relative_change(*pair) for pair in zip(other, found[0], strict=True)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"query_weight": torch.ones(MAPS, DIM)}, "query_weight has shape"),
+        ({"key_weight": torch.ones(HEADS, MAPS, DIM + 1)}, "key_weight has shape"),
+        ({"query_bias": torch.ones(1, MAPS)}, "query_bias has shape"),
+        ({"key_bias": torch.ones(HEADS, MAPS + 1)}, "key_bias has shape"),
+    ],
+)
+def test_tensors_that_do_not_fit_each_other_are_refused(
+    changed: dict[str, Tensor], message: str, as_users_run_it: None
+):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(build_learned(), **changed)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(HEADS + 1, DIM), (HEADS, DIM + 1)], ids=["more heads", "a larger size"])
+def test_queries_that_do_not_fit_it_are_refused(heads: int, dim: int, as_users_run_it: None):
+    inputs = draw_inputs(6, heads=heads, dim=dim)
+    with pytest.raises(ValueError, match="query_weight has shape"):
+        attention(*inputs, kernel=build_learned())
