@@ -67,6 +67,21 @@ def periodic(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     return Placed(layer, PERIODIC), torch.randn(batch, PERIODIC.num_tokens, DIM)
 
 
+def optional(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
+    """Every option of a layer that is off by default."""
+    layer = Attention(
+        DIM,
+        2,
+        kernel=pair.kernel,
+        relative=pair.relative,
+        position_heads=1,
+        query_key="normalized",
+        gate=True,
+        value_convolution=3,
+    )
+    return Placed(layer, Grid((3, 5)), num_prefix_tokens=1), torch.randn(batch, 16, DIM)
+
+
 SETTINGS = (masked, causal, across)
 # Those that are something else on a torus.
 WRAPPED = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier", "rotary")
@@ -90,6 +105,7 @@ def jobs(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
     wrapped = [Case(list(KERNELS)[1 + place], relative) for place, relative in enumerate(WRAPPED[:-1])]
     chosen = [(setting, diagonal(shift)) for shift, setting in enumerate(SETTINGS)]
     chosen.append((periodic, [*wrapped, Case("squared_relu", WRAPPED[-1])]))
+    chosen.append((optional, [Case("squared_relu", "fourier")]))
     for setting, pairs in chosen:
         for pair in pairs:
             yield (f"{setting.__name__}-{pair}", pair, *setting(pair, batch))

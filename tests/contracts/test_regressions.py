@@ -246,6 +246,11 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "qkv_bias": (True, False),
     "dropout": (0.0, 0.5),
     "backend": ("dense", "toeplitz"),
+    "position_heads": (None, 1),
+    "num_waves": (None, 3),
+    "query_key": ("plain", "centred"),
+    "gate": (False, True),
+    "value_convolution": (None, 3),
 }
 LAYER_OPTIONS = SHARED_OPTIONS | {
     "relative": ("rotation", None),
@@ -264,6 +269,18 @@ MODEL_OPTIONS = SHARED_OPTIONS | {
     "periodic": (False, True),
     "pool": ("class", "mean"),
     "mlp_ratio": (4.0, 2.0),
+    "longest_wave": (None, 5.0),
+    "wave_weight": (None, 3.0),
+    "rotation_weight_scale": (None, 2.0),
+    "epsilon": (None, 0.3),
+}
+# What else must be chosen for an option to be one.
+WITH_WAVES = {"relative": "fourier", "position": "fourier"}
+NEEDED = {
+    "num_waves": WITH_WAVES,
+    "longest_wave": WITH_WAVES,
+    "wave_weight": WITH_WAVES,
+    "epsilon": {"kernel": "squared_relu"},
 }
 
 
@@ -287,7 +304,8 @@ def option_does_something(
     build: Callable[..., nn.Module], options: dict[str, tuple[Any, Any]], option: str, inputs: tuple[Any, ...]
 ) -> bool:
     """Whether two values of it make models of other parameters, another backend or other outputs."""
-    first = {name: values[0] for name, values in options.items()}
+    needed = NEEDED.get(option, {})
+    first = {name: needed.get(name, values[0]) for name, values in options.items()}
     models = []
     for value in options[option]:
         torch.manual_seed(0)

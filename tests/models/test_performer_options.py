@@ -46,6 +46,7 @@ def test_a_stem_of_convolutions_sees_background_at_the_border_as_it_does_inside(
         ("rotation", "toeplitz", ("toeplitz",)),
         ("rotation", "auto", ("toeplitz",)),
         ("clipped", "rings", ("rings",)),
+        ("quadratic", "fft", ("fft",)),
         ("none", "linear", ("linear",)),
         ("absolute", "dense", ("dense",)),
     ],

@@ -22,7 +22,7 @@ from teka.functional.placement import Placement, Sites
 from teka.functional.relative import Clipped, ClippedFeatures, Fourier, Relative, Rotary, RotaryRelative
 from teka.grid import Grid
 from teka.nn import Attention, RandomFeatures
-from teka.nn.attention import HeadGroup
+from teka.nn.head_group import HeadGroup
 
 # Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
 MEASURED_TOKENS = 1024
@@ -137,8 +137,8 @@ class _Heads:
 
 
 def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Excerpt) -> GroupFindings:
-    query, key, value = layer.project(part.tokens)
-    heads = _Heads(*layer.part_of(group, query, key, value, part.tokens.shape[1]), part, layer.causal)
+    query, key, value = layer.project(part.tokens, key_mask=part.key_mask)
+    heads = _Heads(*group.part_of(query, key, value, part.tokens.shape[1]), part, layer.causal)
     kernel, relative = group.kernel, group.relative
     exact, mean = heads.attend(kernel, relative, "dense", dtype=torch.float64), heads.mean_value()
     seen = _seen_keys(part, is_causal=layer.causal)

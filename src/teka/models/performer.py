@@ -1,7 +1,6 @@
 """A vision Performer: images to logits, with a choice of what it knows of positions."""
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -10,10 +9,12 @@ from torch.nn import Parameter
 
 from teka.errors import unknown_name, wrong_shape, wrong_value
 from teka.functional import Kernel
-from teka.functional.kernel import RANDOM_KERNELS
-from teka.functional.relative import NUM_FREQUENCIES, RELATIVES, initial_frequency
+from teka.functional.kernel import RANDOM_KERNELS, with_floor
+from teka.functional.relative import RELATIVES
 from teka.grid import Grid
-from teka.nn import AbsolutePosition, AttentionPool, Rotation, RotationJoint, TransformerBlock
+from teka.models.relatives import make_relatives
+from teka.nn import AbsolutePosition, AttentionPool, TransformerBlock
+from teka.nn.head_group import count_position_heads
 
 POSITIONS = ("none", "absolute", *RELATIVES)
 STEMS = ("patch", "convolution")
@@ -37,7 +38,7 @@ class Performer(nn.Module):
         dim_head: Size of a head, dim / heads by default.
         position: "none"; "absolute" (sinusoids added once); or a relative kernel: "rotation", "clipped", or one in the
             paper's form, "rotation_joint", "clipped_features".
-        kernel: Content kernel, a name or an instance.
+        kernel: Content kernel, a name ("squared_relu", "softmax", "positive", "hedgehog", …) or an instance.
         num_features: Number of random features of the kernels that have them.
         backend: Backend of the attention.
         patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
@@ -51,9 +52,20 @@ class Performer(nn.Module):
         mlp_ratio: Width of the MLPs' hidden layer over dim.
         qkv_bias: Whether queries, keys and values have a bias.
         dropout: Probability of dropping in attention outputs and MLPs.
+        position_heads: Number of last heads of a block that attend by position alone, while the others attend by
+            content alone; with 0 both act in every head. By default half of the heads of "clipped", 0 of the others'.
+        num_waves: Number of waves of position="fourier".
+        longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
+        wave_weight: Weight of all waves of position="fourier" at first over that of the constant.
+        rotation_weight_scale: Standard deviation of the weights of position="rotation" at first.
+        epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", over the root mean square.
+        query_key: What is done to queries and keys: "plain", "normalized" or "centred"; see `teka.nn.Attention`.
+        gate: Whether a sigmoid of a linear map of each token gates what its heads give.
+        value_convolution: Side in tokens of a depthwise convolution of the values, added to what the heads give; the
+            last block has none with pool="class", where it could not change the logits.
 
     Raises:
-        ValueError: Sizes that do not fit, or an unknown name.
+        ValueError: Sizes that do not fit, an unknown name, or an option that the position or the kernel does not have.
     """
 
     def __init__(
@@ -77,6 +89,15 @@ class Performer(nn.Module):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         dropout: float = 0.0,
+        position_heads: int | None = None,
+        num_waves: int | None = None,
+        longest_wave: float | None = None,
+        wave_weight: float | None = None,
+        rotation_weight_scale: float | None = None,
+        epsilon: float | None = None,
+        query_key: str = "plain",
+        gate: bool = False,
+        value_convolution: int | None = None,
     ) -> None:
         super().__init__()
         for argument, size in (
@@ -109,12 +130,27 @@ class Performer(nn.Module):
                 "and nothing else is read of the last block; take depth of at least 2 or pool='mean'",
                 stacklevel=2,
             )
-        relatives = self._relatives(placed_blocks, heads, dim // heads if dim_head is None else dim_head)
+        by_position = count_position_heads(position_heads, position if position in RELATIVES else None, heads)
+        if value_convolution is not None and placed_blocks == 0:
+            expected = "None with depth=1 and pool='class', where it could not change the logits"
+            raise wrong_value("value_convolution", value_convolution, expected)
+        relatives = make_relatives(
+            position,
+            placed_blocks,
+            num_axes=self.grid.num_axes,
+            heads=by_position or heads,
+            dim_head=dim // heads if dim_head is None else dim_head,
+            num_waves=num_waves,
+            longest_wave=longest_wave,
+            wave_weight=wave_weight,
+            rotation_weight_scale=rotation_weight_scale,
+        )
         self.blocks = nn.ModuleList()
         random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
         if num_features is not None and not random and position != "clipped_features":
             raise wrong_value("num_features", num_features, f"None with kernel={kernel!r} and position={position!r}")
-        for relative in (*relatives, *[None] * (depth - placed_blocks)):
+        kernel = kernel if epsilon is None else with_floor(kernel, epsilon)
+        for place, relative in enumerate((*relatives, *[None] * (depth - placed_blocks))):
             unplaced = relative is None and position in RELATIVES
             block = TransformerBlock(
                 dim,
@@ -126,21 +162,17 @@ class Performer(nn.Module):
                 num_features=num_features if random or relative is not None else None,
                 qkv_bias=qkv_bias,
                 dropout=dropout,
-                backend="auto" if unplaced and backend in ("toeplitz", "rings") else backend,
+                backend="auto" if unplaced and backend in ("toeplitz", "rings", "fft") else backend,
+                position_heads=None if unplaced else position_heads,
+                query_key=query_key,
+                gate=gate,
+                value_convolution=value_convolution if place < placed_blocks else None,
             )
             self.blocks.append(block)
         self.norm = nn.LayerNorm(dim)
         self.attention_pool = AttentionPool(dim, heads, qkv_bias=qkv_bias) if pool == "attention" else None
         self.head = nn.Linear(dim, num_classes)
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
-
-    def _relatives(self, count: int, heads: int, dim_head: int) -> Sequence[str | Rotation | None]:
-        """The relative kernel of each of the first `count` blocks."""
-        if self.position not in ("rotation", "rotation_joint"):
-            return [self.position if self.position in RELATIVES else None] * count
-        frequency = Parameter(initial_frequency(NUM_FREQUENCIES).to(torch.get_default_dtype()))
-        kind = Rotation if self.position == "rotation" else RotationJoint
-        return [kind(self.grid.num_axes, heads, dim_head, frequency=frequency) for _ in range(count)]
 
     def resize(self, image_size: int | tuple[int, int]) -> None:
         """Take images of another size from now on: no parameter depends on it.

@@ -5,6 +5,8 @@ from teka.nn.attention import Attention
 from teka.nn.attention_pool import AttentionPool
 from teka.nn.collapse import CollapseWarning
 from teka.nn.explain import Explanation, explain
+from teka.nn.gate import Gate
+from teka.nn.learned_features import LearnedFeatures
 from teka.nn.random_features import RandomFeatures, redraw_projections
 from teka.nn.relative import (
     Clipped,
@@ -18,6 +20,7 @@ from teka.nn.relative import (
     Table,
 )
 from teka.nn.transformer_block import TransformerBlock
+from teka.nn.value_convolution import ValueConvolution
 
 __all__ = [
     "AbsolutePosition",
@@ -28,7 +31,9 @@ __all__ = [
     "CollapseWarning",
     "Explanation",
     "Fourier",
+    "Gate",
     "GeneralizedQuadratic",
+    "LearnedFeatures",
     "Quadratic",
     "RandomFeatures",
     "Rotary",
@@ -36,6 +41,7 @@ __all__ = [
     "RotationJoint",
     "Table",
     "TransformerBlock",
+    "ValueConvolution",
     "explain",
     "redraw_projections",
 ]

@@ -1,7 +1,5 @@
 """Multi-head attention with a content kernel and a relative kernel."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -12,40 +10,28 @@ from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_ba
 from teka.functional.backend.cost import Cost
 from teka.functional.decode import DecodingState, decode
 from teka.functional.eager import is_plain_eager_on_cpu
-from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, RANDOM_KERNELS, FeatureKernel, Kernel
+from teka.functional.kernel import FeatureKernel, Kernel
 from teka.functional.kernel.local import LocalKernel
 from teka.functional.placement import Placement, Sites, length_mask
-from teka.functional.relative import NUM_FREQUENCIES, Relative
 from teka.grid import Grid
 from teka.nn.collapse import warn_of_collapse
+from teka.nn.content_kernel import ContentKernel, make_content_kernel
+from teka.nn.gate import Gate
+from teka.nn.head_group import HeadGroup, count_position_heads, make_head_groups
 from teka.nn.heads import join_heads, project_heads, project_heads_first
+from teka.nn.query_key import PlainQueryKey, make_query_key
 from teka.nn.random_features import RandomFeatures
-from teka.nn.relative import ClippedFeatures, RelativeModule, Rotary, RotationJoint, make_relative_module
-
-
-@dataclass(frozen=True)
-class HeadGroup:
-    """Heads of a layer that one call of `teka.functional.attention` computes.
-
-    Args:
-        kernel: Their content kernel, with the present parameters.
-        relative: Their relative kernel, with the present parameters, or None.
-        heads: Which they are.
-        backend: The backend asked for.
-    """
-
-    kernel: Kernel
-    relative: Relative | None
-    heads: slice
-    backend: str
+from teka.nn.relative import RelativeModule, Rotary, RotationJoint, make_relative_module
+from teka.nn.value_convolution import ValueConvolution
 
 
 class Attention(nn.Module):
     """Attention over the tokens of a grid: `teka.functional.attention` between learned projections.
 
-    A relative kernel with heads of its own (`clipped`) takes the second half of the heads, which then attend by
-    position alone and have no keys; the first half attends by content alone. A kernel that does not look at content has
-    no queries and keys at all, and the softmax kernel, in which a key's bias cancels, has keys without bias.
+    The relative kernel is a factor of the content kernel in every head, or, with `position_heads`, has the last heads
+    to itself: these attend by position alone and have no keys, and the others attend by content alone. `clipped` takes
+    half of the heads unless told otherwise. A kernel that does not look at content has no queries and keys at all, and
+    the softmax kernel, in which a key's bias cancels, has keys without bias.
 
     Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
 
@@ -53,7 +39,7 @@ class Attention(nn.Module):
         dim: Size of a token.
         heads: Number of heads.
         dim_head: Size of a head, dim / heads by default.
-        kernel: Content kernel, a name, an instance or a `RandomFeatures`.
+        kernel: Content kernel, a name, an instance, a `RandomFeatures` or a `LearnedFeatures`.
         relative: Relative kernel, a name, a module such as `teka.nn.Rotation`, or None.
         num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
         causal: Whether no token sees a later one, by their order.
@@ -61,7 +47,15 @@ class Attention(nn.Module):
         qkv_bias: Whether queries, keys and values have a bias.
         dropout: Probability of dropping a number of the output in training.
         backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
-        num_axes: Number of axes of the grids to come, for relative kernels given by name.
+        num_axes: Number of axes of the grids to come, for relative kernels given by name and a value convolution.
+        position_heads: Number of last heads that attend by position alone, while the others attend by content alone;
+            with 0 both kernels act in every head. By default half of the heads of `clipped` and 0 of the others'.
+        num_waves: Number of waves F of relative="fourier".
+        query_key: What is done to queries and keys: "plain", "normalized" (over their root mean square, times a learned
+            gain) or "centred" (keys less their mean).
+        gate: Whether the heads' output is multiplied by a sigmoid of a linear map of the token; see `Gate`.
+        value_convolution: Side in cells of a depthwise convolution of the values over the grid, which is added to the
+            heads' output; None for no convolution. See `ValueConvolution`.
 
     Raises:
         ValueError: Sizes that do not fit, an unknown name, or an option that would have no effect.
@@ -73,7 +67,7 @@ class Attention(nn.Module):
         heads: int,
         *,
         dim_head: int | None = None,
-        kernel: str | Kernel | RandomFeatures = "squared_relu",
+        kernel: str | ContentKernel = "squared_relu",
         relative: str | RelativeModule | None = None,
         num_features: int | None = None,
         causal: bool = False,
@@ -82,6 +76,11 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         backend: str = "auto",
         num_axes: int = 2,
+        position_heads: int | None = None,
+        num_waves: int | None = None,
+        query_key: str = "plain",
+        gate: bool = False,
+        value_convolution: int | None = None,
     ) -> None:
         super().__init__()
         sizes = (("dim", dim), ("heads", heads), ("dim_head", dim_head), ("context_dim", context_dim))
@@ -99,77 +98,71 @@ class Attention(nn.Module):
         self.context_dim = dim if context_dim is None else context_dim
         self.causal = causal
         self.backend = backend
-        self.kernel = self._make_kernel(kernel, relative, num_features, num_axes)
+        self.position_heads = count_position_heads(position_heads, relative, heads)
+        self.content_heads = heads - self.position_heads
+        self.kernel = make_content_kernel(
+            kernel,
+            relative=relative,
+            content_heads=self.content_heads,
+            dim_head=self.dim_head,
+            num_features=num_features,
+            num_axes=num_axes,
+        )
         present = self._present_kernel()
         self.relative = make_relative_module(
             relative,
             num_axes=num_axes,
-            heads=heads,
+            heads=self.position_heads or heads,
             dim_head=self.dim_head,
             num_features=num_features,
             kernel_features=present.num_features(self.dim_head)
             if isinstance(present, FeatureKernel) and relative == "rotary"
             else self.dim_head,
+            num_waves=num_waves,
         )
-        own = self.relative is not None and self.relative.has_own_heads
-        if own and heads < 2:
-            raise wrong_value("heads", heads, f"at least 2 with relative={relative!r}, which takes half of them")
-        self.content_heads = heads - heads // 2 if own else heads
-        uses_content = present.uses_content
-        query_heads = self.content_heads if uses_content else 0
-        if own and self.relative is not None and self.relative.uses_query:
-            query_heads += heads - self.content_heads
-        key_heads = self.content_heads if uses_content else 0
-        # A bias of keys cancels in the softmax, unless they are turned by their positions.
+        key_heads = self.content_heads if present.uses_content else 0
+        query_heads = key_heads
+        if self.relative is not None and self.relative.uses_query:
+            query_heads = key_heads + self.position_heads if self.position_heads else heads
+        self.query_key = make_query_key(query_key, key_heads, self.dim_head, causal=causal)
+        # What is added to all keys cancels in the softmax, unless they are turned by their positions.
         cancels = isinstance(present, functional.Softmax) and not isinstance(self.relative, Rotary)
+        if cancels and query_key == "centred":
+            raise wrong_value("query_key", query_key, "'plain' or 'normalized': the mean cancels in the softmax")
+        cancels = query_key == "centred" or (cancels and query_key == "plain")
         width = self.dim_head
         self.query = nn.Linear(dim, query_heads * width, bias=qkv_bias) if query_heads else None
         self.key = nn.Linear(self.context_dim, key_heads * width, bias=qkv_bias and not cancels) if key_heads else None
         self.value = nn.Linear(self.context_dim, heads * width, bias=qkv_bias)
         self.output = nn.Linear(heads * width, dim)
         self.dropout = nn.Dropout(dropout)
-
-    def _make_kernel(
-        self,
-        kernel: str | Kernel | RandomFeatures,
-        relative: str | RelativeModule | None,
-        num_features: int | None,
-        num_axes: int,
-    ) -> Kernel | RandomFeatures:
-        random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
-        for_positions = relative == "clipped_features" or isinstance(relative, ClippedFeatures)
-        if num_features is not None and not random and not for_positions:
-            raise wrong_value(
-                "num_features", num_features, f"None with kernel={kernel!r}, which has no random features"
-            )
-        if isinstance(kernel, Kernel | RandomFeatures):
-            return kernel
-        if isinstance(kernel, str) and random:
-            joint = 2 * num_axes * NUM_FREQUENCIES if relative == "rotation_joint" else 0
-            joint = relative.num_position_features if isinstance(relative, RotationJoint) else joint
-            return RandomFeatures(kernel, self.dim_head + joint, num_features=num_features)
-        if kernel not in DETERMINISTIC_KERNELS:
-            raise unknown_name("kernel", kernel, KERNELS)
-        return DETERMINISTIC_KERNELS[kernel]()
+        self.gate = Gate(dim, heads, width) if gate else None
+        if value_convolution is not None and causal:
+            raise wrong_value("value_convolution", value_convolution, "None with causal=True: it sees later tokens")
+        self.value_convolution = (
+            None if value_convolution is None else ValueConvolution(heads, width, value_convolution, num_axes)
+        )
 
     def _present_kernel(self) -> Kernel:
-        return self.kernel() if isinstance(self.kernel, RandomFeatures) else self.kernel
+        return self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
         """The heads by what computes them, the ones with the relative kernel last."""
         kernel, relative = self._present_kernel(), None if self.relative is None else self.relative()
-        if self.content_heads == self.heads:
-            return (HeadGroup(kernel, relative, slice(0, self.heads), self.backend),)
-        plain = "dense" if self.backend == "dense" else "auto"
-        return (
-            HeadGroup(kernel, None, slice(0, self.content_heads), plain),
-            HeadGroup(functional.Constant(), relative, slice(self.content_heads, self.heads), self.backend),
+        return make_head_groups(
+            kernel,
+            relative,
+            heads=self.heads,
+            position_heads=self.position_heads,
+            uses_query=self.relative is not None and self.relative.uses_query,
+            backend=self.backend,
         )
 
     def project(
         self,
         tokens: Float[Tensor, "batch tokens dim"],
         context: Float[Tensor, "batch keys context_dim"] | None = None,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
     ) -> tuple[
         Float[Tensor, "batch query_heads tokens dim_head"] | None,
         Float[Tensor, "batch content_heads keys dim_head"] | None,
@@ -182,6 +175,7 @@ class Attention(nn.Module):
         Args:
             tokens: Tokens that attend.
             context: Tokens that are attended to, the same by default.
+            key_mask: True where one of them may be attended to.
         """
         context = tokens if context is None else context
         turned = isinstance(self.relative, Rotary)
@@ -189,6 +183,9 @@ class Attention(nn.Module):
         heads_of = project_heads_first if first else project_heads
         query = None if self.query is None else heads_of(self.query, tokens, self.dim_head)
         key = None if self.key is None else heads_of(self.key, context, self.dim_head)
+        if query is not None and key is not None and not isinstance(self.query_key, PlainQueryKey):
+            by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
+            query = torch.cat([by_content, query[:, key.shape[1] :]], dim=1)
         return query, key, heads_of(self.value, context, self.dim_head)
 
     def forward(
@@ -240,13 +237,17 @@ class Attention(nn.Module):
                 raise wrong_value("key_mask and lengths", "both", "at most one of the two")
             key_mask = length_mask(lengths, (tokens if context is None else context).shape[1])
             query_mask = key_mask[:, :num_queries] if context is None else None
-        query, key, value = self.project(tokens[:, :num_queries], tokens if few else context)
+        if self.value_convolution is not None:
+            for argument, given in (("num_queries", num_queries), ("positions", positions), ("context", context)):
+                if given is not None:
+                    raise wrong_value(argument, "given", "None for a layer with a value convolution")
+        query, key, value = self.project(tokens[:, :num_queries], tokens if few else context, key_mask)
         places = {} if few else {"grid": grid, "positions": positions, "num_prefix_tokens": num_prefix_tokens}
         if context is not None:
             places |= {"key_grid": context_grid, "key_positions": context_positions}
         mixed = []
         for group in self.head_groups():
-            part = self.part_of(group, query, key, value, tokens[:, :num_queries].shape[1])
+            part = group.part_of(query, key, value, tokens[:, :num_queries].shape[1])
             if isinstance(self.kernel, RandomFeatures) and group.heads.start == 0:
                 joint = group.relative if isinstance(self.relative, RotationJoint) and context is None else None
                 if joint is not None or not isinstance(self.relative, RotationJoint):
@@ -265,40 +266,12 @@ class Attention(nn.Module):
                 )
             )
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+        if self.value_convolution is not None:
+            joined = joined + self.value_convolution(value, grid, num_prefix_tokens, key_mask)
+        if self.gate is not None:
+            joined = joined * self.gate(tokens[:, :num_queries])
         output = self.dropout(join_heads(self.output, joined))
         return output if query_mask is None else output.masked_fill(~query_mask[..., None], 0.0)
-
-    def part_of(
-        self,
-        group: HeadGroup,
-        query: Float[Tensor, "batch query_heads queries dim_head"] | None,
-        key: Float[Tensor, "batch key_heads keys dim_head"] | None,
-        value: Float[Tensor, "batch heads keys dim_head"],
-        num_queries: int,
-    ) -> tuple[
-        Float[Tensor, "batch group_heads queries dim_head"],
-        Float[Tensor, "batch group_heads keys dim_head"],
-        Float[Tensor, "batch group_heads keys dim_head"],
-    ]:
-        """Queries, keys and values of some heads, out of what `project` gave.
-
-        Where a head has no queries there are zeros, and where it has no keys the values: neither is looked at.
-
-        Args:
-            group: The heads.
-            query: Queries of the layer.
-            key: Keys of the layer.
-            value: Values of the layer.
-            num_queries: Number of tokens that attend.
-        """
-        value = value[:, group.heads]
-        count, by_position = value.shape[1], group.heads.start > 0
-        looks_at_content = group.kernel.uses_content
-        if query is None or not (looks_at_content or by_position):
-            query = value.new_zeros(1).expand(*value.shape[:2], num_queries, self.dim_head)
-        else:
-            query = query[:, -count:] if by_position else query[:, :count]
-        return query, key[:, :count] if looks_at_content and key is not None else value, value
 
     def step(
         self,
@@ -330,7 +303,7 @@ class Attention(nn.Module):
         mixed, states = [], []
         for place, group in enumerate(self.head_groups()):
             output, after = decode(
-                *self.part_of(group, query, key, value, 1),
+                *group.part_of(query, key, value, 1),
                 None if state is None else state[place],
                 kernel=group.kernel,
                 relative=group.relative,
@@ -339,6 +312,8 @@ class Attention(nn.Module):
             mixed.append(output)
             states.append(after)
         joined = torch.cat(mixed, dim=1)
+        if self.gate is not None:
+            joined = joined * self.gate(tokens)
         return self.dropout(join_heads(self.output, joined))[:, 0], tuple(states)
 
     def group_costs(

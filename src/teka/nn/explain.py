@@ -8,7 +8,8 @@ from teka.errors import wrong_value
 from teka.functional.backend import choose_backend
 from teka.functional.backend.cost import MULTIPLY_ADDS_PER_BYTE, Cost
 from teka.grid import Grid
-from teka.nn.attention import Attention, HeadGroup
+from teka.nn.attention import Attention
+from teka.nn.head_group import HeadGroup
 
 LONGEST = 2**24
 """Tokens up to which a crossover is looked for."""

@@ -3,10 +3,9 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from teka.functional import Kernel
 from teka.grid import Grid
 from teka.nn.attention import Attention
-from teka.nn.random_features import RandomFeatures
+from teka.nn.content_kernel import ContentKernel
 from teka.nn.relative import RelativeModule
 
 
@@ -27,7 +26,12 @@ class TransformerBlock(nn.Module):
         qkv_bias: Whether queries, keys and values have a bias.
         dropout: Probability of dropping a number after the attention, the GELU and the MLP.
         backend: Backend of the attention.
-        num_axes: Number of axes of the grids to come, for relative kernels given by name.
+        num_axes: Number of axes of the grids to come; see `Attention`.
+        position_heads: Number of last heads that attend by position alone; see `Attention`.
+        num_waves: Number of waves F of relative="fourier".
+        query_key: "plain", "normalized" or "centred"; see `Attention`.
+        gate: Whether a sigmoid of the token gates the heads' output; see `Attention`.
+        value_convolution: Side of a depthwise convolution of the values; see `Attention`.
 
     Raises:
         ValueError: As `Attention`, or an MLP without width.
@@ -40,7 +44,7 @@ class TransformerBlock(nn.Module):
         *,
         dim_head: int | None = None,
         mlp_ratio: float = 4.0,
-        kernel: str | Kernel | RandomFeatures = "squared_relu",
+        kernel: str | ContentKernel = "squared_relu",
         relative: str | RelativeModule | None = None,
         num_features: int | None = None,
         causal: bool = False,
@@ -48,6 +52,11 @@ class TransformerBlock(nn.Module):
         dropout: float = 0.0,
         backend: str = "auto",
         num_axes: int = 2,
+        position_heads: int | None = None,
+        num_waves: int | None = None,
+        query_key: str = "plain",
+        gate: bool = False,
+        value_convolution: int | None = None,
     ) -> None:
         super().__init__()
         hidden = int(dim * mlp_ratio)
@@ -66,6 +75,11 @@ class TransformerBlock(nn.Module):
             dropout=dropout,
             backend=backend,
             num_axes=num_axes,
+            position_heads=position_heads,
+            num_waves=num_waves,
+            query_key=query_key,
+            gate=gate,
+            value_convolution=value_convolution,
         )
         self.mlp_norm = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(

@@ -6,12 +6,18 @@ from tests.contracts.cases import with_leaves
 
 from teka.functional.kernel import Softmax
 from teka.functional.relative import RELATIVES
-from teka.nn.relative import Clipped, Rotary, make_relative_module
+from teka.nn.relative import RELATIVE_MODULES, Clipped, Fourier, Rotary, make_relative_module, relative_class
 
 
-def make(relative: Any, kernel_features: int = 5):
+def make(relative: Any, kernel_features: int = 5, num_waves: int | None = None):
     return make_relative_module(
-        relative, num_axes=2, heads=3, dim_head=5, num_features=None, kernel_features=kernel_features
+        relative,
+        num_axes=2,
+        heads=3,
+        dim_head=5,
+        num_features=None,
+        kernel_features=kernel_features,
+        num_waves=num_waves,
     )
 
 
@@ -41,6 +47,23 @@ def test_rotary_turns_all_pairs_of_the_content_kernels_features():
     assert module.frequency.shape == (3, 4, 2)
     with pytest.raises(ValueError, match="the number of features of kernel is 1, expected at least 2"):
         make("rotary", kernel_features=1)
+
+
+def test_the_registry_holds_every_relative_kernel():
+    assert set(RELATIVE_MODULES) == set(RELATIVES)
+    for name, kind in RELATIVE_MODULES.items():
+        assert type(make(name)) is kind
+        assert relative_class(name) is relative_class(make(name)) is kind
+    assert relative_class(None) is None
+
+
+def test_a_number_of_waves_is_for_waves_made_by_name():
+    module = make("fourier", num_waves=7)
+    assert isinstance(module, Fourier)
+    assert module.frequency.shape == (3, 7, 2)
+    for relative in (None, "rotation", Fourier(2, 3)):
+        with pytest.raises(ValueError, match="num_waves is 7, expected None with relative="):
+            make(relative, num_waves=7)
 
 
 def test_a_module_and_none_are_themselves():

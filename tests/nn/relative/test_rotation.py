@@ -53,3 +53,19 @@ def test_a_size_below_one_is_refused(arguments: tuple[int, int, int], message: s
 def test_a_shared_parameter_that_is_no_vector_is_refused():
     with pytest.raises(ValueError, match=r"frequency has shape \(2, 2\), expected \(scales,\)"):
         Rotation(2, 3, 5, frequency=Parameter(torch.ones(2, 2)))
+
+
+@pytest.mark.parametrize("weight_scale", [0.0, 0.1, 3.0])
+def test_the_size_of_the_first_weights_is_an_option(weight_scale: float):
+    weights = []
+    for scale in (1.0, weight_scale):
+        torch.manual_seed(0)
+        relative = Rotation(2, 3, 5, weight_scale=scale)
+        weights.append(torch.stack([relative.cosine_weight, relative.sine_weight]))
+    assert torch.allclose(weights[1], weight_scale * weights[0])
+
+
+@pytest.mark.parametrize("weight_scale", [-1.0, math.inf, math.nan])
+def test_a_size_that_cannot_be_is_refused(weight_scale: float):
+    with pytest.raises(ValueError, match=f"weight_scale is {weight_scale}, expected a finite number of at least 0"):
+        Rotation(2, 3, 5, weight_scale=weight_scale)

@@ -1,7 +1,7 @@
 """Relative kernels with learned parameters."""
 
 from teka.errors import unknown_name, wrong_value
-from teka.functional.relative import RELATIVES
+from teka.functional.relative import NUM_FOURIER_WAVES
 from teka.nn.relative.base import RelativeModule
 from teka.nn.relative.clipped import Clipped
 from teka.nn.relative.clipped_features import ClippedFeatures
@@ -13,6 +13,38 @@ from teka.nn.relative.rotation import Rotation
 from teka.nn.relative.rotation_joint import RotationJoint
 from teka.nn.relative.table import Table
 
+RELATIVE_MODULES: dict[str, type[RelativeModule]] = {
+    "rotation": Rotation,
+    "rotation_joint": RotationJoint,
+    "clipped": Clipped,
+    "clipped_features": ClippedFeatures,
+    "quadratic": Quadratic,
+    "generalized_quadratic": GeneralizedQuadratic,
+    "table": Table,
+    "fourier": Fourier,
+    "rotary": Rotary,
+}
+
+
+def relative_class(relative: str | RelativeModule | None) -> type[RelativeModule] | None:
+    """The class of a relative kernel, a name, a module or None.
+
+    Args:
+        relative: The relative kernel.
+
+    Raises:
+        ValueError: An unknown name, or something else altogether.
+    """
+    if relative is None:
+        return None
+    if isinstance(relative, RelativeModule):
+        return type(relative)
+    if not isinstance(relative, str):
+        raise wrong_value("relative", relative, "None, a name or a module such as teka.nn.Rotation")
+    if relative not in RELATIVE_MODULES:
+        raise unknown_name("relative", relative, RELATIVE_MODULES)
+    return RELATIVE_MODULES[relative]
+
 
 def make_relative_module(
     relative: str | RelativeModule | None,
@@ -22,25 +54,27 @@ def make_relative_module(
     dim_head: int,
     num_features: int | None,
     kernel_features: int,
+    num_waves: int | None = None,
 ) -> RelativeModule | None:
     """The relative kernel, or a new one of that name.
 
     Args:
         relative: A name, a module or None.
         num_axes: Number of axes of the grid.
-        heads: Number of heads.
+        heads: Number of heads that use it.
         dim_head: Size of a head.
         num_features: Number of random features of the forms that have them.
         kernel_features: Number of features of the content kernel, `dim_head` for one without a feature map, of which
             "rotary" turns all pairs.
+        num_waves: Number of waves F of "fourier".
 
     Raises:
-        ValueError: An unknown name, something else altogether, or fewer than two features to turn.
+        ValueError: An unknown name, something else altogether, a number of waves for what has none, or fewer than two
+            features to turn.
     """
-    if relative is None or isinstance(relative, RelativeModule):
-        return relative
-    if not isinstance(relative, str):
-        raise wrong_value("relative", relative, "None, a name or a module such as teka.nn.Rotation")
+    relative_class(relative)
+    if num_waves is not None and relative != "fourier":
+        raise wrong_value("num_waves", num_waves, f"None with relative={relative!r}; 'fourier' by name takes it")
     match relative:
         case "rotation":
             return Rotation(num_axes, heads, dim_head)
@@ -57,14 +91,16 @@ def make_relative_module(
         case "table":
             return Table(num_axes, heads)
         case "fourier":
-            return Fourier(num_axes, heads)
+            return Fourier(num_axes, heads, num_waves=NUM_FOURIER_WAVES if num_waves is None else num_waves)
         case "rotary":
             if kernel_features < 2:
                 expected = "at least 2 with relative='rotary', which turns pairs of them"
                 raise wrong_value("the number of features of kernel", kernel_features, expected)
             return Rotary(num_axes, heads, kernel_features // 2)
+        case str():
+            raise unknown_name("relative", relative, RELATIVE_MODULES)
         case _:
-            raise unknown_name("relative", relative, RELATIVES)
+            return relative
 
 
 __all__ = [

@@ -1,5 +1,7 @@
 """The rotary kernel with learned frequencies."""
 
+from typing import ClassVar
+
 import torch
 from torch.nn import Parameter
 
@@ -24,6 +26,8 @@ class Rotary(RelativeModule):
     Raises:
         ValueError: A size below 1, or a base that is not positive.
     """
+
+    needs_content: ClassVar[bool] = True
 
     def __init__(self, num_axes: int, heads: int, num_pairs: int, *, base: float = 10.0) -> None:
         super().__init__()

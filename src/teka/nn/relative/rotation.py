@@ -1,9 +1,11 @@
 """The rotation kernel (strategy 1) with learned frequencies and weights."""
 
+import math
+
 import torch
 from torch.nn import Parameter
 
-from teka.errors import wrong_shape
+from teka.errors import wrong_shape, wrong_value
 from teka.functional import relative
 from teka.functional.relative import NUM_FREQUENCIES, initial_frequency, rotation_scale
 from teka.nn.relative.base import RelativeModule
@@ -13,8 +15,8 @@ from teka.nn.relative.initial import check_sizes
 class Rotation(RelativeModule):
     """`teka.functional.Rotation` with learned ω, α and β.
 
-    α, β ~ N(0, 1) for every head, axis and scale; ω = 8^(−s/2), shared by axes and heads, and by layers that are given
-    the same parameter (Horn et al. 2021).
+    α, β ~ N(0, σ²) for every head, axis and scale, σ = 1 by default; ω = 8^(−s/2), shared by axes and heads, and by
+    layers that are given the same parameter (Horn et al. 2021).
 
     Args:
         num_axes: Number of axes n of the grid.
@@ -22,9 +24,10 @@ class Rotation(RelativeModule):
         dim_head: Size of queries and keys, which sets the scale 1/√(d + 2 · axes · scales).
         num_frequencies: Number of scales.
         frequency: A parameter to share, shape (scales,), instead of one of its own.
+        weight_scale: Standard deviation σ of α and β at first; with 0 attention begins without position.
 
     Raises:
-        ValueError: A size below 1, or a shared parameter that is not a vector.
+        ValueError: A size below 1, a shared parameter that is not a vector, or a deviation that cannot be.
     """
 
     def __init__(
@@ -35,16 +38,19 @@ class Rotation(RelativeModule):
         *,
         num_frequencies: int = NUM_FREQUENCIES,
         frequency: Parameter | None = None,
+        weight_scale: float = 1.0,
     ) -> None:
         super().__init__()
         check_sizes({"num_axes": num_axes, "heads": heads, "num_frequencies": num_frequencies})
         if frequency is not None and frequency.ndim != 1:
             raise wrong_shape("frequency", frequency.shape, "(scales,)")
+        if not 0 <= weight_scale < math.inf:
+            raise wrong_value("weight_scale", weight_scale, "a finite number of at least 0")
         dtype = torch.get_default_dtype()
         self.frequency = Parameter(initial_frequency(num_frequencies).to(dtype)) if frequency is None else frequency
         shape = (heads, num_axes, self.frequency.shape[0])
-        self.cosine_weight = Parameter(torch.randn(shape))
-        self.sine_weight = Parameter(torch.randn(shape))
+        self.cosine_weight = Parameter(weight_scale * torch.randn(shape))
+        self.sine_weight = Parameter(weight_scale * torch.randn(shape))
         self.scale = rotation_scale(dim_head, num_axes, self.frequency.shape[0])
 
     def forward(self) -> relative.Rotation:

@@ -1,5 +1,7 @@
 """The rotation kernel (strategy 1) in the paper's joint form, with learned frequencies and weights."""
 
+from typing import ClassVar
+
 from teka.functional import relative
 from teka.nn.relative.rotation import Rotation
 
@@ -9,6 +11,8 @@ class RotationJoint(Rotation):
 
     Arguments and initial values are those of `Rotation`.
     """
+
+    needs_content: ClassVar[bool] = True
 
     def forward(self) -> relative.RotationJoint:
         """The kernel with the present parameters."""

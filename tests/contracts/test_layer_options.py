@@ -1,0 +1,251 @@
+"""What every layer promises, with each of the options that are off by default: they change numbers, and no promise."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import relative_change, roll_tokens
+from torch import Tensor, nn
+
+from teka import Grid, diagnose
+from teka.models import Performer
+from teka.nn import Attention, TransformerBlock
+
+TOLERANCE = 1e-10
+CLEARLY = 1e-3
+TORUS = Grid((5, 7), periodic=True)
+DIM, HEADS = 12, 3
+
+PLACED: list[Any] = [
+    pytest.param({"relative": "fourier", "position_heads": 1}, id="one of three heads by position, waves"),
+    pytest.param({"relative": "fourier", "num_waves": 2}, id="two waves"),
+    pytest.param({"relative": "table", "position_heads": 2}, id="two of three heads by position, table"),
+    pytest.param({"relative": "rotation", "position_heads": 1}, id="one of three heads by position, rotation"),
+    pytest.param({"relative": "quadratic", "position_heads": 2}, id="two of three heads by position, quadratic"),
+    pytest.param({"relative": "clipped", "position_heads": 0}, id="clipped in every head"),
+    pytest.param({"relative": "clipped", "position_heads": 2}, id="clipped in two of three heads"),
+    pytest.param({"relative": "clipped", "query_key": "normalized"}, id="normalized beside clipped"),
+    pytest.param({"relative": "fourier", "query_key": "centred", "gate": True}, id="centred and gated, waves"),
+    pytest.param({"relative": "rotary", "query_key": "normalized"}, id="normalized and turned"),
+    pytest.param({"relative": "rotary", "query_key": "centred", "kernel": "softmax"}, id="centred and turned softmax"),
+    pytest.param({"value_convolution": 3}, id="convolution"),
+    pytest.param({"value_convolution": 5, "gate": True, "relative": "clipped"}, id="convolution, gate and clipped"),
+    pytest.param(
+        {
+            "relative": "fourier",
+            "position_heads": 1,
+            "num_waves": 3,
+            "query_key": "normalized",
+            "gate": True,
+            "value_convolution": 3,
+        },
+        id="all together",
+    ),
+]
+UNPLACED: list[Any] = [
+    pytest.param({"query_key": "normalized"}, id="normalized"),
+    pytest.param({"query_key": "normalized", "kernel": "softmax"}, id="normalized softmax"),
+    pytest.param({"query_key": "centred"}, id="centred"),
+    pytest.param({"query_key": "centred", "kernel": "positive"}, id="centred random features"),
+    pytest.param({"gate": True}, id="gated"),
+    pytest.param({"gate": True, "kernel": "constant"}, id="gated mean"),
+    pytest.param({"gate": True, "query_key": "centred", "kernel": "focused"}, id="gated, centred and focused"),
+]
+CAUSAL: list[Any] = [
+    pytest.param({"relative": "fourier", "position_heads": 1}, id="one of three heads by position, waves"),
+    pytest.param({"relative": "clipped", "position_heads": 0}, id="clipped in every head"),
+    pytest.param({"relative": "clipped", "position_heads": 2}, id="clipped in two of three heads"),
+    pytest.param({"query_key": "normalized"}, id="normalized"),
+    pytest.param({"gate": True, "relative": "fourier", "num_waves": 2}, id="gated, two waves"),
+    pytest.param({"gate": True, "query_key": "normalized", "relative": "clipped"}, id="gated, normalized, clipped"),
+]
+
+
+def build(**options: Any) -> Attention:
+    """A layer in float64 whose every parameter matters."""
+    torch.manual_seed(0)
+    layer = Attention(DIM, HEADS, **options).double().eval()
+    for name, parameter in layer.named_parameters():
+        if name.endswith(("gain", "distance_embedding", "tables")) or name.startswith(("gate", "value_convolution")):
+            nn.init.normal_(parameter)
+    return layer
+
+
+def draw_tokens(num_tokens: int, *, batch: int = 2, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, num_tokens, DIM, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+def test_rolling_the_tokens_of_a_torus_rolls_the_output(options: dict[str, Any]):
+    layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
+    expected = roll_tokens(TORUS, layer(tokens, TORUS), (2, 3))
+    assert relative_change(layer(roll_tokens(TORUS, tokens, (2, 3)), TORUS), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", PLACED)
+def test_rolling_the_tokens_changes_nothing_for_a_class_token(options: dict[str, Any]):
+    layer, tokens, prefix = build(**options), draw_tokens(TORUS.num_tokens), draw_tokens(1, seed=2)
+    rolled = roll_tokens(TORUS, tokens, (2, 3))
+    before, after = (layer(torch.cat([prefix, part], dim=1), TORUS, None, 1) for part in (tokens, rolled))
+    assert relative_change(after[:, 0], before[:, 0]) < TOLERANCE
+    assert relative_change(after[:, 1:], roll_tokens(TORUS, before[:, 1:], (2, 3))) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", PLACED)
+def test_a_bounded_canvas_is_seen_alike_wherever_the_kept_tokens_lie(options: dict[str, Any]):
+    layer, patch = build(**options), draw_tokens(12).unflatten(1, (3, 4))
+    outputs = []
+    for row, column in ((2, 2), (4, 3)):
+        canvas = torch.zeros(2, 9, 10, DIM, dtype=torch.float64)
+        kept = torch.zeros(2, 9, 10, dtype=torch.bool)
+        canvas[:, row : row + 3, column : column + 4], kept[:, row : row + 3, column : column + 4] = patch, True
+        output = layer(canvas.flatten(1, 2), Grid((9, 10)), kept.flatten(1)).unflatten(1, (9, 10))
+        outputs.append(output[:, row : row + 3, column : column + 4])
+    assert relative_change(*outputs) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", PLACED)
+def test_the_order_of_the_tokens_counts_where_there_are_places(options: dict[str, Any]):
+    layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
+    order = torch.randperm(TORUS.num_tokens, generator=torch.Generator().manual_seed(3))
+    assert relative_change(layer(tokens[:, order], TORUS), layer(tokens, TORUS)[:, order]) > CLEARLY
+
+
+@pytest.mark.parametrize("options", UNPLACED)
+def test_permuting_the_tokens_permutes_the_output_where_there_are_no_places(options: dict[str, Any]):
+    layer, tokens = build(**options), draw_tokens(11)
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
+    assert relative_change(layer(tokens[:, order]), layer(tokens)[:, order]) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+def test_gradients_reach_every_parameter(options: dict[str, Any]):
+    layer = build(**options).train()
+    # On a torus frequencies are rounded, and have none.
+    layer(draw_tokens(TORUS.num_tokens), Grid(TORUS.shape)).sin().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().max() > TOLERANCE, name
+
+
+@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+def test_what_is_dropped_changes_nothing(options: dict[str, Any]):
+    layer, tokens = build(**options), draw_tokens(TORUS.num_tokens + 1)
+    keep = torch.arange(2 * 36).reshape(2, 36) % 5 > 0
+    keep[:, 0] = True
+    other = torch.where(keep[..., None], tokens, 30 * draw_tokens(36, seed=2))
+    before, after = (layer(given, TORUS, keep, 1) for given in (tokens, other))
+    assert relative_change(after[keep], before[keep]) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", UNPLACED)
+def test_a_sample_of_a_ragged_batch_is_what_it_is_alone(options: dict[str, Any]):
+    layer, tokens = build(**options), draw_tokens(11)
+    together = layer(tokens, lengths=torch.tensor([11, 6]))
+    assert relative_change(together[1:, :6], layer(tokens[1:, :6])) < TOLERANCE
+    assert (together[1, 6:] == 0).all()
+
+
+@pytest.mark.parametrize("options", UNPLACED)
+def test_a_number_of_queries_gives_the_first_of_the_outputs(options: dict[str, Any]):
+    layer, tokens = build(**options), draw_tokens(11)
+    assert relative_change(layer(tokens, num_queries=3), layer(tokens)[:, :3]) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", UNPLACED)
+def test_a_context_of_the_tokens_themselves_changes_nothing(options: dict[str, Any]):
+    layer, tokens = build(**options), draw_tokens(11)
+    keep = torch.arange(22).reshape(2, 11) % 4 > 0
+    assert relative_change(layer(tokens, None, keep, context=tokens), layer(tokens, None, keep)) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+def test_a_state_makes_the_same_layer(options: dict[str, Any]):
+    layer = build(**options)
+    torch.manual_seed(7)
+    other = Attention(DIM, HEADS, **options).double().eval()
+    other.load_state_dict(layer.state_dict())
+    tokens = draw_tokens(TORUS.num_tokens)
+    assert torch.equal(other(tokens, TORUS), layer(tokens, TORUS))
+
+
+@pytest.mark.parametrize("options", CAUSAL)
+def test_no_token_sees_a_later_one_and_steps_give_the_whole(options: dict[str, Any]):
+    layer, tokens = build(causal=True, num_axes=1, **options), draw_tokens(9)
+    whole = layer(tokens, Grid(9))
+    other = torch.cat([tokens[:, :5], 30 * draw_tokens(4, seed=2)], dim=1)
+    assert relative_change(layer(other, Grid(9))[:, :5], whole[:, :5]) < TOLERANCE
+    state, steps = None, []
+    for token in tokens.unbind(1):
+        output, state = layer.step(token, state)
+        steps.append(output)
+    assert relative_change(torch.stack(steps, dim=1), whole) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+def test_a_diagnosis_sees_the_queries_and_keys_of_the_layer(options: dict[str, Any]):
+    layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
+    diagnosis = diagnose(layer, tokens, TORUS)
+    assert sum(group.num_heads for group in diagnosis.groups) == HEADS
+    for group in diagnosis.groups:
+        assert all(difference < TOLERANCE for difference in group.rounding.values())
+
+
+OFF = {"position_heads": None, "num_waves": None, "query_key": "plain", "gate": False, "value_convolution": None}
+
+
+@pytest.mark.parametrize("relative", [None, "rotation", "clipped", "fourier", "rotary"])
+def test_off_is_what_it_is_by_default(relative: str | None):
+    layers = []
+    for options in ({}, OFF):
+        torch.manual_seed(0)
+        layers.append(TransformerBlock(DIM, HEADS, relative=relative, **options).state_dict())
+        layers[-1]["next draw"] = torch.rand(1)
+    assert list(layers[0]) == list(layers[1])
+    assert all(torch.equal(layers[0][name], layers[1][name]) for name in layers[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"gate": True}, id="a gate"),
+        pytest.param({"value_convolution": 3}, id="a convolution"),
+        pytest.param({"query_key": "normalized"}, id="a gain"),
+    ],
+)
+def test_nothing_more_is_drawn_for_what_begins_at_a_fixed_value(options: dict[str, Any]):
+    layers = []
+    for extra in ({}, options):
+        torch.manual_seed(0)
+        layers.append(Attention(DIM, HEADS, relative="fourier", **extra).state_dict())
+    assert set(layers[0]) < set(layers[1])
+    assert all(torch.equal(layers[0][name], layers[1][name]) for name in layers[0])
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_a_model_with_all_of_them_is_invariant_to_rolling_the_image(pool: str):
+    torch.manual_seed(0)
+    model = Performer(
+        (6, 10),
+        2,
+        3,
+        dim=DIM,
+        depth=2,
+        heads=HEADS,
+        position="fourier",
+        periodic=True,
+        pool=pool,
+        position_heads=1,
+        num_waves=3,
+        query_key="normalized",
+        gate=True,
+        value_convolution=3,
+    )
+    model = model.double().eval()
+    for name, parameter in model.named_parameters():
+        if "value_convolution" in name:
+            nn.init.normal_(parameter)
+    images = torch.randn(2, 2, 6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert relative_change(model(images.roll((2, 3), (2, 3))), model(images)) < TOLERANCE

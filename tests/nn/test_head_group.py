@@ -1,0 +1,137 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from teka import Grid
+from teka.functional.relative import RELATIVES
+from teka.nn import Attention, Clipped, Rotary, Rotation
+from teka.nn.head_group import count_position_heads
+
+GRID = Grid((3, 5))
+BY_POSITION = [name for name in RELATIVES if name not in ("rotary", "rotation_joint")]
+
+
+def build(heads: int = 3, **options: Any) -> Attention:
+    """A layer whose heads can be read off its output, in float64."""
+    torch.manual_seed(0)
+    layer = Attention(4 * heads, heads, **options).double().eval()
+    layer.output = nn.Linear(4 * heads, 4 * heads, bias=False).double()
+    nn.init.eye_(layer.output.weight)
+    for name, parameter in layer.named_parameters():
+        if name in ("relative.distance_embedding", "relative.tables"):
+            nn.init.normal_(parameter)
+    return layer
+
+
+def draw_tokens(dim: int, seed: int = 1) -> Tensor:
+    return torch.randn(2, 15, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def change_by_head(one: Tensor, other: Tensor) -> Tensor:
+    return (one - other).abs().unflatten(-1, (-1, 4)).amax(dim=(0, 1, 3))
+
+
+@pytest.mark.parametrize("position_heads", [1, 2, 4])
+@pytest.mark.parametrize("relative", BY_POSITION)
+def test_the_last_heads_see_position_and_the_others_content(relative: str, position_heads: int):
+    layer = build(5, relative=relative, position_heads=position_heads)
+    assert (layer.content_heads, layer.position_heads) == (5 - position_heads, position_heads)
+    tokens, order = draw_tokens(20), torch.randperm(15, generator=torch.Generator().manual_seed(2))
+    change = change_by_head(layer(tokens[:, order], GRID), layer(tokens, GRID)[:, order])
+    assert (change[: layer.content_heads] < 1e-10).all()
+    assert (change[layer.content_heads :] > 1e-3).all()
+
+
+@pytest.mark.parametrize("relative", [name for name in BY_POSITION if not name.startswith("clipped")])
+def test_heads_by_position_are_a_fixed_average_of_the_values_and_the_others_are_not(relative: str):
+    layer, one, other = build(relative=relative, position_heads=1), draw_tokens(12), draw_tokens(12, seed=2)
+    # Values are an affine map of the tokens, and a mean with fixed weights is linear.
+    middle = layer((one + other) / 2, GRID)
+    change = change_by_head(middle, (layer(one, GRID) + layer(other, GRID)) / 2)
+    assert change[2] < 1e-12
+    assert (change[:2] > 1e-3).all()
+
+
+def test_rings_look_at_the_query_in_heads_of_their_own_and_in_every_head():
+    shared = build(relative="clipped", position_heads=0)
+    assert shared.query is not None
+    assert shared.query.out_features == 12
+    own = build(relative="clipped", position_heads=2, kernel="constant")
+    assert own.query is not None
+    assert own.query.out_features == 8
+    assert own.key is None
+    for layer, heads in ((shared, slice(0, 3)), (own, slice(1, 3))):
+        tokens = draw_tokens(12)
+        with torch.no_grad():
+            before = layer(tokens, GRID)
+            assert layer.query is not None
+            layer.query.weight.add_(torch.randn_like(layer.query.weight))
+            assert (change_by_head(layer(tokens, GRID), before)[heads] > 1e-4).all()
+
+
+@pytest.mark.parametrize("relative", BY_POSITION)
+def test_a_kernel_made_by_name_has_parameters_for_the_heads_that_use_it(relative: str):
+    layer = build(5, relative=relative, position_heads=2)
+    assert layer.relative is not None
+    for name, parameter in layer.relative.named_parameters():
+        # Frequencies of rotation, and the embeddings of rings, are shared by the heads.
+        assert relative.startswith("clipped") or name == "frequency" or parameter.shape[0] == 2
+
+
+def test_a_module_is_taken_with_as_many_heads_as_use_it():
+    fits, too_many = Rotation(2, 2, 4), Rotation(2, 3, 4)
+    tokens = draw_tokens(12)
+    assert build(relative=fits, position_heads=2)(tokens, GRID).shape == tokens.shape
+    layer = build(relative=too_many, position_heads=2)
+    with pytest.raises(ValueError, match=r"relative\.cosine_weight has shape \(3, 2, 4\)"):
+        layer(tokens, GRID)
+
+
+@pytest.mark.parametrize("relative", [None, *RELATIVES])
+def test_by_default_rings_take_half_of_the_heads_and_the_others_none(relative: str | None):
+    expected = 2 if relative is not None and relative.startswith("clipped") else 0
+    assert count_position_heads(None, relative, 5) == expected
+
+
+def test_the_default_and_its_number_are_the_same_layer():
+    tokens = draw_tokens(12)
+    for relative, habit in (("clipped", 1), ("fourier", 0), ("rotary", 0), (None, 0)):
+        one, other = (build(relative=relative, position_heads=number) for number in (None, habit))
+        assert torch.equal(one(tokens, GRID), other(tokens, GRID))
+
+
+@pytest.mark.parametrize(
+    ("backend", "relative", "content"),
+    [
+        ("linear", "fourier", "linear"),
+        ("dense", "fourier", "dense"),
+        ("toeplitz", "rotation", "auto"),
+        ("rings", "clipped", "auto"),
+    ],
+)
+def test_a_backend_asked_for_computes_the_heads_by_position(backend: str, relative: str, content: str):
+    layer = build(relative=relative, position_heads=1, backend=backend)
+    assert [group.backend for group in layer.head_groups()] == [content, backend]
+    tokens = draw_tokens(12)
+    expected = layer(tokens, GRID)
+    layer.backend = "dense"
+    assert torch.allclose(layer(tokens, GRID), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("position_heads", "relative", "message"),
+    [
+        pytest.param(1, None, "position_heads is 1, expected None or 0 without a relative kernel", id="no kernel"),
+        pytest.param(1, "rotary", "position_heads is 1, expected None or 0 with relative='rotary'", id="rotary"),
+        pytest.param(1, Rotary(2, 3, 2), "position_heads is 1, expected None or 0 with relative=Rotary", id="module"),
+        pytest.param(2, "rotation_joint", "position_heads is 2, expected None or 0 with relative=", id="joint"),
+        pytest.param(3, "fourier", "position_heads is 3, expected 0 to 2, fewer than heads = 3", id="all heads"),
+        pytest.param(-1, Clipped(4), "position_heads is -1, expected 0 to 2", id="negative"),
+        pytest.param(0, "fuorier", "did you mean 'fourier'", id="unknown kernel"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(position_heads: int, relative: Any, message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        count_position_heads(position_heads, relative, 3)
