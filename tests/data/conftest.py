@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from teka.data.idx_dataset import IdxDataset, IdxFiles
+from teka.data.record_dataset import RecordDataset
 
 
 def idx_bytes(values: Tensor) -> bytes:
@@ -53,6 +54,55 @@ class SyntheticIdx:
         for file, content in self.contents.items():
             (folder / f"{file}{'.gz' if packed else ''}").write_bytes(gzip.compress(content) if packed else content)
         return folder
+
+
+class SyntheticRecords:
+    """A data set as published in files of records, 3 for training and 1 for test, small enough for a test."""
+
+    train_files, test_files = ("batch-1", "batch-2", "batch-3"), ("batch-test",)
+    images_per_file, image_shape, num_classes = 5, (3, 7, 11), 4
+
+    def __init__(self) -> None:
+        self.train_images, self.train_labels = self._part(len(self.train_files), seed=0)
+        self.test_images, self.test_labels = self._part(len(self.test_files), seed=1)
+        images, labels = (
+            torch.cat([self.train_images, self.test_images]),
+            torch.cat([self.train_labels, self.test_labels]),
+        )
+        records = torch.cat([labels[:, None].to(torch.uint8), images.flatten(1)], dim=1)
+        files = records.split(self.images_per_file)
+        self.contents = {
+            name: file.numpy().tobytes() for name, file in zip(self.train_files + self.test_files, files, strict=True)
+        }
+
+    def _part(self, num_files: int, seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        num_images = num_files * self.images_per_file
+        images = torch.randint(0, 256, (num_images, *self.image_shape), generator=generator, dtype=torch.uint8)
+        return images, torch.randint(0, self.num_classes, (num_images,), generator=generator)
+
+    def dataset(self) -> RecordDataset:
+        return RecordDataset(
+            name="synthetic",
+            published_folder="synthetic-bin",
+            train=self.train_files,
+            test=self.test_files,
+            images_per_file=self.images_per_file,
+            image_shape=self.image_shape,
+            num_classes=self.num_classes,
+            remedy="Ask the author.",
+        )
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in self.contents.items():
+            (folder / file).write_bytes(content)
+        return folder
+
+
+@pytest.fixture
+def synthetic_records() -> SyntheticRecords:
+    return SyntheticRecords()
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from teka.data import NAMES, Dataset, load, resize_bilinear
-from teka.data.load import IDX_DATASETS
+from teka.data.load import PUBLISHED_DATASETS
 
 
 @pytest.fixture
 def synthetic_mnist(synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Small files under the name of MNIST, with their own hashes."""
-    monkeypatch.setitem(IDX_DATASETS, "mnist", synthetic.dataset())
+    monkeypatch.setitem(PUBLISHED_DATASETS, "mnist", synthetic.dataset())
     synthetic.write(tmp_path)
 
     def load_it(**options) -> Dataset:
@@ -95,21 +95,50 @@ def test_resizing_resizes_every_part(synthetic, synthetic_mnist):
 
 
 def test_an_unknown_name_is_an_error_that_offers_the_nearest():
-    with pytest.raises(ValueError, match="expected one of 'digits', 'fashion-mnist', 'mnist'; did you mean 'mnist'"):
+    expected = "one of 'cifar10', 'digits', 'fashion-mnist', 'mnist'; did you mean 'mnist'"
+    with pytest.raises(ValueError, match=f"expected {expected}"):
         load("mnits")
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_missing_files_are_an_error_that_says_what_to_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(IDX_DATASETS, name, replace(IDX_DATASETS[name], system_folder=tmp_path / "system"))
+    monkeypatch.setitem(PUBLISHED_DATASETS, name, replace(PUBLISHED_DATASETS[name], system_folder=tmp_path / "system"))
     with pytest.raises(ValueError, match=f"the files of {name} were not found") as caught:
         load(name, data_dir=tmp_path)
     for part in (str(tmp_path / name), f"{tmp_path} (no train-images-idx3-ubyte", "ownload the four files"):
         assert part in str(caught.value)
 
 
+def test_missing_files_of_cifar10_are_an_error_that_says_what_to_do(tmp_path: Path):
+    with pytest.raises(ValueError, match="the files of cifar10 were not found") as caught:
+        load("cifar10", data_dir=tmp_path)
+    for part in (f"{tmp_path / 'cifar-10-batches-bin'} (no data_batch_1.bin", "Download http"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("image_size", [None, (13, 5)], ids=["as published", "resized"])
+def test_colour_images_are_parted_and_resized_as_grey_ones(
+    synthetic_records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_size: tuple[int, int] | None
+):
+    monkeypatch.setitem(PUBLISHED_DATASETS, "cifar10", synthetic_records.dataset())
+    synthetic_records.write(tmp_path)
+    dataset = load("cifar10", data_dir=tmp_path, image_size=image_size, validation_size=4)
+    assert (dataset.in_channels, dataset.image_size) == (3, image_size or (7, 11))
+    order = torch.from_numpy(np.random.default_rng(0).permutation(15))
+    parts = {
+        "train": (synthetic_records.train_images, synthetic_records.train_labels, order[:11]),
+        "validation": (synthetic_records.train_images, synthetic_records.train_labels, order[11:]),
+        "test": (synthetic_records.test_images, synthetic_records.test_labels, torch.arange(5)),
+    }
+    for part, (images, labels, chosen) in parts.items():
+        expected = images[chosen] if image_size is None else resize_bilinear(images[chosen], image_size)
+        assert torch.equal(getattr(dataset, part).images, expected.float() / 255)
+        assert torch.equal(getattr(dataset, part).labels, labels[chosen])
+
+
 def test_only_digits_need_no_files():
-    assert {"digits"} == set(NAMES) - set(IDX_DATASETS)
+    assert {"digits"} == set(NAMES) - set(PUBLISHED_DATASETS)
 
 
 def test_files_that_are_not_the_published_ones_are_an_error(synthetic, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Images and labels: digits from scikit-learn, MNIST and Fashion-MNIST from their published files, checked by hash."""
+"""Images and labels: digits from scikit-learn, and published files of MNIST, Fashion-MNIST and CIFAR-10, checked."""
 
 from teka.data.dataset import Dataset, Split
 from teka.data.load import NAMES, load

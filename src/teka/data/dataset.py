@@ -1,4 +1,4 @@
-"""What a data set is once loaded: images in [0, 1] on a background of 0, and their labels, in three parts."""
+"""What a data set is once loaded: images in [0, 1] and their labels, in three parts."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Split:
     """Images and their labels: one part of a data set; it may be empty.
 
     Args:
-        images: Floating point intensities in [0, 1] with background 0, shape (N, C, H, W).
+        images: Floating point intensities in [0, 1], shape (N, C, H, W); a background, where there is one, is 0.
         labels: Class index of each image, whole numbers of shape (N,).
 
     Raises:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from teka.data.find_files import find_files
 from teka.data.idx import read_idx
 from teka.data.levels import Levels
 
@@ -67,15 +68,8 @@ class IdxDataset:
         if self.system_folder is not None:
             folders.append(self.system_folder)
         files = [self.train.images, self.train.labels, self.test.images, self.test.labels]
-        looked = []
-        for folder in folders:
-            found = {file: path for file in files for path in (folder / file, folder / f"{file}.gz") if path.is_file()}
-            absent = [file for file in files if file not in found]
-            if not absent:
-                return found
-            looked.append(f"{folder} (no {', no '.join(absent)})")
-        places = "; looked in " + " and ".join(looked) if looked else ": no data_dir was given"
-        raise ValueError(f"the files of {self.name} were not found{places}. {self.remedy}")
+        # The packed one of two is the later of the endings.
+        return find_files(self.name, folders, files, remedy=self.remedy, endings=("", ".gz"))
 
 
 def _read_part(paths: dict[str, Path], files: IdxFiles) -> Levels:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from teka.data.cifar10 import CIFAR10
 from teka.data.dataset import Dataset
 from teka.data.digits import read_digits
 from teka.data.levels import Levels
@@ -16,8 +17,8 @@ from teka.data.resize import resize_bilinear
 from teka.data.sizes import height_and_width, whole_number
 from teka.errors import unknown_name
 
-IDX_DATASETS = {dataset.name: dataset for dataset in (MNIST, FASHION_MNIST)}
-NAMES = ("digits", *IDX_DATASETS)
+PUBLISHED_DATASETS = {dataset.name: dataset for dataset in (MNIST, FASHION_MNIST, CIFAR10)}
+NAMES = ("digits", *PUBLISHED_DATASETS)
 
 
 def load(
@@ -36,12 +37,13 @@ def load(
     training set is part of a larger one. The test images are the published ones, in their order.
 
     Args:
-        name: "digits" (needs scikit-learn and no files), "mnist" or "fashion-mnist".
-        data_dir: Folder with the published files, or with a folder of the data set's name that has them; digits need
-            none, and Fashion-MNIST is found without it where Debian's package dataset-fashion-mnist is installed.
+        name: "digits" (needs scikit-learn and no files), "mnist", "fashion-mnist" or "cifar10".
+        data_dir: Folder with the published files, or with a folder of the data set's name that has them (for CIFAR-10
+            also `cifar-10-batches-bin`, as its archive unpacks); digits need none, and Fashion-MNIST is found without
+            it where Debian's package dataset-fashion-mnist is installed.
         image_size: One side or (height, width) in pixels. For digits the canvas that the 8×8 images lie in the
-            middle of, 16 by default; for the others the size to which they are resized bilinearly, by default 28
-            as published, untouched.
+            middle of, 16 by default; for the others the size to which they are resized bilinearly, by default as
+            published, untouched: 28, and 32 of CIFAR-10.
         validation_size: Number of validation images, 0 for none; by default 137 of digits, 5,000 of the others.
         train_size: Number of training images; by default all that are not for validation.
         seed: Seed of this split alone. Leave it as it is when the seed of a run changes, so that runs are compared
@@ -60,7 +62,7 @@ def load(
         train, test = read_digits(16 if image_size is None else image_size)
         num_classes, default_validation_size = 10, 137
     else:
-        source = IDX_DATASETS[name]
+        source = PUBLISHED_DATASETS[name]
         train, test = source.read(data_dir)
         num_classes, default_validation_size = source.num_classes, 5000
     chosen = default_validation_size if validation_size is None else validation_size
