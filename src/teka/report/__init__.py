@@ -7,6 +7,8 @@ from teka.report.load import load_report
 from teka.report.model_result import ModelResult
 from teka.report.results import Report
 from teka.report.shift_curve import draw_shift_curve, write_shift_curve
+from teka.report.study_results import StudyResults, read_study_results
+from teka.report.study_write import StudyFiles, write_study
 from teka.report.table import markdown_table, plain_table
 from teka.report.write import Written, write
 
@@ -14,6 +16,8 @@ __all__ = [
     "Examples",
     "ModelResult",
     "Report",
+    "StudyFiles",
+    "StudyResults",
     "Written",
     "draw_shift_curve",
     "finding",
@@ -21,7 +25,9 @@ __all__ = [
     "load_report",
     "markdown_table",
     "plain_table",
+    "read_study_results",
     "render_html",
     "write",
     "write_shift_curve",
+    "write_study",
 ]

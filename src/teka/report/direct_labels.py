@@ -59,8 +59,8 @@ def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], ink:
     """
     texts = [textwrap.fill(label.name, CHARACTERS) for label in labels]
     sizes = [LINE_HEIGHT * (1 + text.count("\n")) + GAP for text in texts]
-    low, high = panel.get_ylim()
-    heights = spread([(label.y - low) / (high - low) for label in labels], sizes, 0.0, 1.03)
+    to_fraction = panel.transData + panel.transAxes.inverted()
+    heights = spread([float(to_fraction.transform((label.x, label.y))[1]) for label in labels], sizes, 0.0, 1.03)
     for label, text, height in zip(labels, texts, heights, strict=True):
         panel.annotate(
             text,
