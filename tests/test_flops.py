@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from teka.bench.flops import flop_counter
+from teka.flops import flop_counter
 
 MATRICES = (torch.randn(3, 5), torch.randn(5, 7), torch.randn(3, 7))
 BATCHES = (torch.randn(2, 3, 5), torch.randn(2, 5, 7), torch.randn(2, 3, 7))

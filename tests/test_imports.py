@@ -10,14 +10,14 @@ import teka
 PACKAGE = Path(teka.__file__).parent
 # A module imports from its own group and from groups before it.
 ORDER = (
-    ("errors", "files", "grid", "provenance"),
+    ("errors", "files", "flops", "grid", "provenance"),
     ("functional",),
     ("nn",),
     ("models",),
     ("data",),
     ("audit",),
-    ("provenance",),
     ("training",),
+    ("study",),
     ("report",),
     ("bench",),
     ("cli",),

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from teka.functional import SquaredRelu
 from teka.training import Run
 
 
@@ -69,3 +70,32 @@ def test_a_file_that_is_not_json_is_an_error(tmp_path):
     (tmp_path / "run.json").write_text("{not json")
     with pytest.raises(ValueError, match="not JSON"):
         Run.load(tmp_path)
+
+
+def test_the_options_of_a_layer_reach_the_model():
+    run = Run(
+        position="fourier",
+        position_heads=1,
+        num_waves=3,
+        longest_wave=9.0,
+        wave_weight=2.0,
+        epsilon=0.25,
+        query_key="normalized",
+        gate=True,
+        value_convolution=3,
+    )
+    layer = run.make_model(image_size=(6, 6), in_channels=1, num_classes=3).blocks[0].get_submodule("attention")
+    names = set(layer.state_dict())
+    assert layer.get_parameter("relative.frequency").shape == (1, 3, 2)
+    assert {"query_key.key_gain", "gate.projection.weight", "value_convolution.weight"} < names
+    assert layer.kernel == SquaredRelu(0.25)
+    rotation = Run(rotation_weight_scale=0.0).make_model(image_size=(6, 6), in_channels=1, num_classes=3)
+    assert (rotation.get_parameter("blocks.0.attention.relative.sine_weight") == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("position_heads", 1.5), ("num_waves", "3"), ("gate", 1), ("value_convolution", True)]
+)
+def test_an_option_of_another_type_is_an_error_that_names_the_field(field, value, as_users_run_it):
+    with pytest.raises(ValueError, match=field):
+        Run.from_dict({field: value})

@@ -9,8 +9,8 @@ import torch
 
 from teka.bench.allocations import Allocations
 from teka.bench.budget import Pace
-from teka.bench.flops import flop_counter
 from teka.bench.step import Step
+from teka.flops import flop_counter
 
 
 @dataclass(frozen=True)

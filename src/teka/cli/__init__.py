@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train a model on a data set",
     "evaluate": "accuracy of a trained run on its test images",
     "shift": "accuracy of trained runs at every shift",
+    "study": "train a grid of runs and compare them",
     "bench": "time and memory of the layers on this machine",
 }
 FAILED = 1

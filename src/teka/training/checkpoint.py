@@ -59,9 +59,15 @@ def load_weights(model: nn.Module, path: Path) -> None:
     model.load_state_dict(found)
 
 
-def time_trained(path: Path) -> float:
-    """Seconds of training that a checkpoint counts so far, 0 if it does not say."""
-    for state in _read(path).get("callbacks", {}).values():
-        if isinstance(state, dict) and "seconds" in state:
-            return float(state["seconds"])
-    return 0.0
+def callback_state(path: Path, callback: str) -> dict[str, object]:
+    """What one of Lightning's callbacks kept in a checkpoint, nothing if it kept none.
+
+    Args:
+        path: A checkpoint written in training.
+        callback: Name of its class.
+
+    Raises:
+        ValueError: The checkpoint cannot be read.
+    """
+    state = _read(path).get("callbacks", {}).get(callback, {})
+    return state if isinstance(state, dict) else {}

@@ -23,14 +23,15 @@ class Run:
     """Everything that decides what a training run computes.
 
     Args:
-        data: Data set: "digits", "mnist" or "fashion-mnist".
+        data: Data set: "digits", "mnist", "fashion-mnist" or "cifar10".
         data_dir: Folder with the data set's published files; digits need none.
         image_size: Side of the images in pixels: the canvas of digits, a bilinear resize of the others.
         train_size: Number of training images, all by default.
         validation_size: Number of training images held out, 137 of digits and 5,000 of the others by default.
         position: What the model knows of positions: "none", "absolute", "rotation", "clipped", "rotation_joint" or
             "clipped_features".
-        kernel: Content kernel: "squared_relu", "softmax", "positive", "trigonometric" or "constant".
+        kernel: Content kernel: "squared_relu", "softmax", "positive", "hedgehog" or any other
+            name that `teka.nn.Attention` takes.
         num_features: Number of random features of the kernels that have them.
         backend: "auto", "dense", "linear", "toeplitz" or "rings".
         dim: Size of a token.
@@ -42,6 +43,16 @@ class Run:
         periodic: Whether the images' opposite edges meet.
         pool: What the logits are made from: "class", "mean" or "attention".
         dropout: Probability of dropping in attention outputs and MLPs.
+        position_heads: Number of last heads of a block that attend by position alone, the others by content alone; with
+            0 both act in every head. By default half of the heads of "clipped" and 0 of the others'.
+        num_waves: Number of waves of position "fourier", 4 by default.
+        longest_wave: Longest wave of position "fourier" at first, in tokens, 64 by default.
+        wave_weight: Weight of the waves of position "fourier" at first over that of the constant, 1 by default.
+        rotation_weight_scale: Standard deviation of the weights of position "rotation" at first, 1 by default.
+        epsilon: Floor of the kernels "squared_relu", "focused" and "relu" over the root mean square.
+        query_key: What is done to queries and keys: "plain", "normalized" or "centred".
+        gate: Whether a sigmoid of each token gates what its heads give.
+        value_convolution: Side in tokens of a depthwise convolution of the values, added to what the heads give.
         epochs: Most passes over the training images.
         batch_size: Images a step.
         optimizer: "adamw" or "adam".
@@ -77,6 +88,15 @@ class Run:
     periodic: bool = False
     pool: str = "class"
     dropout: float = 0.0
+    position_heads: int | None = None
+    num_waves: int | None = None
+    longest_wave: float | None = None
+    wave_weight: float | None = None
+    rotation_weight_scale: float | None = None
+    epsilon: float | None = None
+    query_key: str = "plain"
+    gate: bool = False
+    value_convolution: int | None = None
     epochs: int = 20
     batch_size: int = 64
     optimizer: str = "adamw"
@@ -174,6 +194,15 @@ class Run:
             periodic=self.periodic,
             pool=self.pool,
             dropout=self.dropout,
+            position_heads=self.position_heads,
+            num_waves=self.num_waves,
+            longest_wave=self.longest_wave,
+            wave_weight=self.wave_weight,
+            rotation_weight_scale=self.rotation_weight_scale,
+            epsilon=self.epsilon,
+            query_key=self.query_key,
+            gate=self.gate,
+            value_convolution=self.value_convolution,
         )
 
 

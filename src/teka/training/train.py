@@ -3,7 +3,7 @@
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_json
 from teka.provenance import provenance
 from teka.training.batches import batches, train_batches
-from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, time_trained
+from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state
 from teka.training.classifier import Classifier
 from teka.training.run import RUN_FILE, Run
 
@@ -38,7 +38,16 @@ def load_data(run: Run) -> Dataset:
     )
 
 
-def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "") -> dict[str, object]:
+def train(
+    run: Run,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    command: str = "",
+    dataset: Dataset | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress_bar: bool = True,
+) -> dict[str, object]:
     """Train a run and write into its folder what it was, how it went and what came of it.
 
     The folder holds `run.json`, `result.json`, `logs/` (a CSV table and TensorBoard's events for each start) and
@@ -50,6 +59,9 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
         out: The run's folder.
         resume: Go on from the last whole epoch that the folder holds; without one, begin; a finished run is left alone.
         command: The command to keep with the result.
+        dataset: What `load_data(run)` gives, for a caller that has it already.
+        callbacks: Lightning's callbacks besides those of every run; what they keep in their state is resumed too.
+        progress_bar: Whether to show a bar.
 
     Returns:
         What `result.json` holds.
@@ -63,7 +75,7 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
     _check_folder(folder, run, resume=resume)
     if resume and (folder / RESULT_FILE).is_file():
         return read_json(folder / RESULT_FILE)
-    dataset = load_data(run)
+    dataset = load_data(run) if dataset is None else dataset
     seed_everything(run.seed, verbose=False)
     model = run.make_model(
         image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
@@ -75,12 +87,18 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
     # Each start of a run logs to a folder of its own, so that resuming keeps what was logged.
     table = CSVLogger(folder, name="logs")
     held_out = len(dataset.validation) > 0
-    clock = _Clock(time_trained(last) if resume and last.is_file() else 0.0)
+    clock = _Clock(seconds_so_far(last) if resume and last.is_file() else 0.0)
     trainer = Trainer(
         max_epochs=run.epochs,
         accelerator="auto",
         devices=1,
-        callbacks=[clock, _ProgressBar(), *_callbacks(run, folder, held_out=held_out)],
+        callbacks=[
+            clock,
+            *([_ProgressBar()] if progress_bar else []),
+            *callbacks,
+            *_callbacks(run, folder, held_out=held_out),
+        ],
+        enable_progress_bar=progress_bar,
         logger=[table, TensorBoardLogger(folder, name="logs", version=table.version)],
         gradient_clip_val=run.gradient_clip or None,
         log_every_n_steps=1,
@@ -122,6 +140,12 @@ def train(run: Run, out: str | Path, *, resume: bool = False, command: str = "")
     }
     write_json(folder / RESULT_FILE, result)
     return result
+
+
+def seconds_so_far(checkpoint: Path) -> float:
+    """Seconds of training that a checkpoint counts, 0 if it does not say."""
+    seconds = callback_state(checkpoint, _Clock.__name__).get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 class _ProgressBar(TQDMProgressBar):

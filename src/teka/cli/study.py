@@ -1,0 +1,118 @@
+"""`teka study`: a grid of runs from one YAML file, trained side by side and compared."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from teka import report
+from teka.cli.parser import Parser
+from teka.errors import wrong_value
+from teka.study import Progress, read_study, repeat_cell, run_study
+
+DIFFERENT = "the numbers differ from those of the file"
+EXAMPLES = """\
+  teka study studies/kernels.yaml --data-dir data --processes 2
+  teka study studies/kernels.yaml --data-dir data --only data=digits --only "kernel=squared relu,softmax"
+  teka study studies/kernels.yaml --summary
+  teka study studies/kernels.yaml --data-dir data --repeat digits--squared-relu--rotation--seed-0
+"""
+
+
+def make_parser() -> Parser:
+    """Options of the command."""
+    description = (
+        "Train every cell of a study that has no result yet, then write tables and plots of all that have one. "
+        "Killed at any moment, the same command goes on where it was."
+    )
+    parser = Parser("teka study", description, EXAMPLES)
+    parser.add_argument("study", type=str, help="YAML file of the study.")
+    parser.add_argument(
+        "--out", type=str | None, help="Folder of the results, beside the file and named after it by default."
+    )
+    parser.add_argument("--data_dir", type=str | None, help="Folder with the data sets' files.")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="Cells trained side by side, each on its share of cores."
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        type=str,
+        default=[],
+        metavar="FACTOR=LEVEL,...",
+        help="Train only the cells at these levels; 'seed' is a factor too. May be given several times.",
+    )
+    parser.add_argument("--summary", action="store_true", help="Train nothing, and write the tables and plots.")
+    parser.add_argument(
+        "--repeat",
+        type=str | None,
+        metavar="CELL",
+        help="Train one finished cell again elsewhere and compare the numbers.",
+    )
+    return parser
+
+
+def main(options: argparse.Namespace, command: str) -> None:
+    """Train what is missing, and write what came of it."""
+    study = read_study(options.study)
+    folder = Path(options.out) if options.out is not None else Path(options.study).with_suffix("")
+    if options.repeat is not None:
+        repeat(options, folder)
+        return
+    if not options.summary:
+        with tqdm(unit="cell", file=sys.stdout, dynamic_ncols=True) as bar:
+
+            def show(progress: Progress) -> None:
+                if progress.cell is None:
+                    bar.reset(progress.total)
+                    bar.set_description_str(progress.stage)
+                    bar.initial = bar.n = progress.done
+                bar.set_postfix_str("" if progress.cell is None else progress.cell.name)
+                bar.update(progress.done - bar.n)
+
+            run_study(
+                study,
+                folder,
+                data_dir=options.data_dir,
+                processes=options.processes,
+                only=parse_only(options.only),
+                command=command,
+                progress=show,
+            )
+    planned = len(study.places({}))
+    written = report.write_study(folder, reference=study.reference, planned=planned)
+    print(written.terminal)
+    print(f"written: {', '.join(map(str, written.files))}")
+
+
+def repeat(options: argparse.Namespace, folder: Path) -> None:
+    """Train one cell again and say how the numbers compare.
+
+    Raises:
+        ValueError: They are not the same.
+    """
+    repetition = repeat_cell(read_study(options.study), folder, options.repeat, data_dir=options.data_dir)
+    for key, stored in repetition.stored.items():
+        print(f"{key:<22} {stored!s:<22} again {repetition.repeated[key]}")
+    if not repetition.is_same:
+        raise ValueError(f"{repetition.name}: {DIFFERENT}; other hardware, versions or threads may round otherwise")
+    print("the same numbers")
+
+
+def parse_only(given: list[str]) -> dict[str, list[str]]:
+    """Levels by factor from "factor=level,level".
+
+    Args:
+        given: What stood after --only.
+
+    Raises:
+        ValueError: Not of that form.
+    """
+    only: dict[str, list[str]] = {}
+    for entry in given:
+        factor, equals, levels = entry.partition("=")
+        if not (factor and equals and levels):
+            raise wrong_value("only", entry, "FACTOR=LEVEL or FACTOR=LEVEL,LEVEL")
+        only.setdefault(factor, []).extend(level.strip() for level in levels.split(","))
+    return only

@@ -1,0 +1,115 @@
+"""Read a study from its YAML file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from teka.errors import unknown_name, wrong_value
+from teka.study.measure import Measure
+from teka.study.study import Study
+from teka.study.tune import Tune
+
+KEYS = ("name", "description", "base", "factors", "leave_out", "seeds", "measure", "tune", "reference")
+
+
+def read_study(path: str | Path) -> Study:
+    """Read a study's YAML file.
+
+    Args:
+        path: The file; its keys are the arguments of `Study`, `Measure` and `Tune`.
+
+    Raises:
+        ValueError: No such file, not YAML, an unknown key or a value of the wrong kind.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise wrong_value("study", str(path), "a YAML file")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise wrong_value("study", str(path), f"a YAML file ({' '.join(str(error).split())})") from error
+    fields = _mapping("study", content)
+    _check_keys("study key", fields, KEYS)
+    for key in ("name", "factors"):
+        if key not in fields:
+            raise wrong_value("study", str(path), f"the key {key!r}")
+    factors = {
+        str(factor): {
+            str(level): _mapping(f"factors.{factor}.{level}", run)
+            for level, run in _mapping(f"factors.{factor}", levels).items()
+        }
+        for factor, levels in _mapping("factors", fields["factors"]).items()
+    }
+    leave_out = tuple(
+        {factor: tuple(map(str, _several(levels))) for factor, levels in _mapping("leave_out", exclusion).items()}
+        for exclusion in _sequence("leave_out", fields.get("leave_out", []))
+    )
+    return Study(
+        name=str(fields["name"]),
+        factors=factors,
+        base=_mapping("base", fields.get("base", {})),
+        leave_out=leave_out,
+        seeds=tuple(_whole("seeds", seed) for seed in _sequence("seeds", fields.get("seeds", [0]))),
+        measure=_read_measure(_mapping("measure", fields.get("measure", {}))),
+        tune=None if fields.get("tune") is None else _read_tune(_mapping("tune", fields["tune"])),
+        reference={key: str(level) for key, level in _mapping("reference", fields.get("reference", {})).items()},
+        description=str(fields.get("description", "")).strip(),
+    )
+
+
+def _read_measure(fields: Mapping[str, object]) -> Measure:
+    _check_keys("measure key", fields, ("images", "shifted_images", "shifts", "mode", "curve_points"))
+    known = {key: value for key, value in fields.items() if key != "shifts"}
+    shifts: list[tuple[int, int]] = [(0, 0)]
+    for shift in _sequence("measure.shifts", fields.get("shifts", [])):
+        steps = tuple(_whole("measure.shifts", step) for step in _sequence("measure.shifts", shift))
+        if len(steps) != 2:
+            raise wrong_value("measure.shifts", shift, "pairs [dy, dx]")
+        if steps not in shifts:
+            shifts.append(steps)
+    return Measure(**known, shifts=tuple(shifts))  # pyright: ignore[reportArgumentType]  checked by Measure
+
+
+def _read_tune(fields: Mapping[str, object]) -> Tune:
+    _check_keys("tune key", fields, ("field", "values", "per", "at", "seed"))
+    for key in ("field", "values", "per"):
+        if key not in fields:
+            raise wrong_value("tune", dict(fields), f"the key {key!r}")
+    return Tune(
+        field=str(fields["field"]),
+        values=tuple(_sequence("tune.values", fields["values"])),
+        per=tuple(str(factor) for factor in _sequence("tune.per", fields["per"])),
+        at={factor: str(level) for factor, level in _mapping("tune.at", fields.get("at", {})).items()},
+        seed=_whole("tune.seed", fields.get("seed", 0)),
+    )
+
+
+def _check_keys(argument: str, fields: Mapping[str, object], known: Sequence[str]) -> None:
+    for key in fields:
+        if key not in known:
+            raise unknown_name(argument, key, known)
+
+
+def _mapping(argument: str, value: object) -> dict[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise wrong_value(argument, value, "a mapping")
+    return {str(key): item for key, item in value.items()}
+
+
+def _sequence(argument: str, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise wrong_value(argument, value, "a list")
+    return value
+
+
+def _several(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+def _whole(argument: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong_value(argument, value, "whole numbers")
+    return value

@@ -1,0 +1,203 @@
+"""Run the cells of a study side by side, and go on where it was."""
+
+import dataclasses
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from teka.errors import wrong_value
+from teka.files import make_directory, read_json
+from teka.study.cell import Cell
+from teka.study.measure import Measure
+from teka.study.run_cell import CELLS, cell_file, run_cell
+from teka.study.study import Study
+from teka.training import Run
+
+TUNING = "tuning"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a study is.
+
+    Args:
+        stage: "tuning" or "cells".
+        done: Cells that are finished.
+        total: All cells of the stage that were asked for.
+        cell: The cell that has just been finished, or None at the beginning.
+    """
+
+    stage: str
+    done: int
+    total: int
+    cell: Cell | None
+
+
+def run_study(
+    study: Study,
+    out: str | Path,
+    *,
+    data_dir: str | None = None,
+    processes: int = 1,
+    only: Mapping[str, Sequence[str]] | None = None,
+    command: str = "",
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Path:
+    """Train every cell of a study that has no result yet, after the cells that tune a field.
+
+    The folder holds `tuning/` and `cells/`, with a JSON file for each finished cell. Killed at any moment, the same
+    call goes on: finished cells stay, and one that was being trained goes on from its last whole epoch.
+
+    Args:
+        study: The study.
+        out: Its folder.
+        data_dir: Folder with the data sets' files.
+        processes: Number of cells trained side by side, each on its share of the cores.
+        only: Levels of some factors, or "seed" with some seeds; the other cells are left for later.
+        command: The command to keep with the numbers.
+        progress: Called at the beginning of a stage and after every cell.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: A folder with other cells of the same name, an unknown factor or level, no cell left by `only`.
+        RuntimeError: A process was killed; its cell is not finished, all others stay.
+    """
+    if processes < 1:
+        raise wrong_value("processes", processes, "at least 1")
+    places = study.places(only or {})
+    folder = make_directory("out", out)
+    groups = study.tuning_cells(places)
+    tuning = [cell for cells in groups.values() for cell in cells]
+    run_cells(tuning, study.measure, folder / TUNING, data_dir, processes, command, TUNING, progress)
+    chosen = {levels: _best(cells, folder / TUNING) for levels, cells in groups.items()}
+    cells = study.cells(places, chosen)
+    run_cells(cells, study.measure, folder / CELLS, data_dir, processes, command, CELLS, progress)
+    return folder
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    measure: Measure,
+    folder: Path,
+    data_dir: str | None,
+    processes: int,
+    command: str,
+    stage: str,
+    progress: Callable[[Progress], None],
+) -> None:
+    """Train and measure the cells that have no file yet.
+
+    Args:
+        cells: The cells.
+        measure: What is measured.
+        folder: Folder of their files.
+        data_dir: Folder with the data sets' files.
+        processes: Number of cells side by side.
+        command: The command to keep with the numbers.
+        stage: What to call this in `progress`.
+        progress: Called at the beginning and after every cell.
+
+    Raises:
+        ValueError: A file that another run wrote.
+        RuntimeError: A process was killed.
+    """
+    waiting = [cell for cell in cells if not is_done(folder, cell)]
+    done = len(cells) - len(waiting)
+    progress(Progress(stage, done, len(cells), None))
+    if not waiting:
+        return
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    context = multiprocessing.get_context("spawn")  # threads that torch has begun do not outlive a fork
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:
+        running: dict[Future[None], Cell] = {
+            pool.submit(run_cell, cell, measure, folder, data_dir=data_dir, command=command): cell for cell in waiting
+        }
+        try:
+            while running:
+                finished, _ = wait(running, return_when="FIRST_COMPLETED")
+                for future in finished:
+                    cell = running.pop(future)
+                    _raise_with_name(future, cell)
+                    done += 1
+                    progress(Progress(stage, done, len(cells), cell))
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a process of the study was killed, perhaps for want of memory; the same command goes on, "
+                "with fewer --processes if it was memory"
+            ) from error
+        except BaseException:
+            # What is being trained can be gone on with; waiting for it would not be an interruption.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()  # files are written whole or not at all
+            raise
+
+
+def is_done(folder: Path, cell: Cell) -> bool:
+    """Whether a cell has its file.
+
+    Args:
+        folder: Folder of the cells' files.
+        cell: The cell.
+
+    Raises:
+        ValueError: The file is another run's.
+    """
+    path = cell_file(folder, cell)
+    if not path.exists():
+        return False
+    found = read_json(path).get("run")
+    # Fields that came after the file was written have their defaults, which change nothing.
+    run = Run.from_dict(found) if isinstance(found, dict) else None
+    if run != cell.run:
+        wanted, came = cell.run.to_dict(), {} if run is None else run.to_dict()
+        fields = ", ".join(key for key in wanted if came.get(key) != wanted[key])
+        raise wrong_value("out", str(folder.parent), f"a folder of this study; {path.name} differs in {fields}")
+    return True
+
+
+def _best(cells: Sequence[Cell], folder: Path) -> object:
+    """The tuned field's value of the cell with the lowest loss on held-out images."""
+    losses = {}
+    for cell in cells:
+        content = read_json(cell_file(folder, cell))
+        curve = content.get("learning_curve")
+        losses[cell.name] = float("inf") if not isinstance(curve, list) else curve[-1]["loss"]
+    best = min(cells, key=lambda cell: losses[cell.name])
+    field = list(best.labels)[-1]
+    return dataclasses.asdict(best.run)[field]
+
+
+def _begin(threads: int) -> None:
+    """Set up a process of the pool: its share of the cores, and interruptions left to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    # Of many trainings side by side, one line each would hide the progress.
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent is gone, however it went: the study may be started again at once."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _raise_with_name(future: Future[None], cell: Cell) -> None:
+    try:
+        future.result()
+    except ValueError as error:
+        raise ValueError(f"cell {cell.name}: {error}") from error
