@@ -2,8 +2,8 @@
 
     python benchmarks/contrast.py
 
-writes benchmarks/contrast.json and prints the table. Queries and keys are normal, of unit size, as a layer's are at first,
-and three times as long, as they may become. Three numbers a kernel, each a mean over heads:
+writes benchmarks/contrast.json and prints the table. Queries and keys are normal, of unit size, as a layer's are at
+first, and three times as long, as they may become. Three numbers a kernel, each a mean over heads:
 
 - contrast: standard deviation of a query's weights over their mean, 0 for the plain mean of all values;
 - query: share of the weights' variance that depends on the query, and not on the key alone;
