@@ -230,6 +230,7 @@ def explicit_attention(
         turned = relative.turn(left[:, :, first:], here), relative.turn(right[:, :, first:], there)
         products.append(products[0].clone())
         products[1][:, :, first:, first:] = turned[0] @ turned[1].transpose(-2, -1)
+        products[0] = relative.normalizing(left) @ relative.normalizing(right).transpose(-2, -1)
     weights = products if isinstance(kernel, FeatureKernel) else [product.exp() for product in products]
     # Turned features count in the numerator alone, turned queries and keys of softmax in both.
     above, below = weights[-1], weights[0 if isinstance(kernel, FeatureKernel) else -1]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from teka import Grid
 from teka.functional.kernel import KERNELS
 from teka.models import Performer
-from teka.nn import Attention
+from teka.nn import Attention, Rotary
 
 # Float32, eager against compiled: kernels may add in another order.
 BAND = 3e-5
@@ -62,8 +62,10 @@ def across(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
 
 
 def periodic(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """A torus."""
+    """A torus; rotary has its other denominator there."""
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative)
+    if isinstance(layer.relative, Rotary):
+        layer.relative.normalizer = "lengths"
     return Placed(layer, PERIODIC), torch.randn(batch, PERIODIC.num_tokens, DIM)
 
 

@@ -272,6 +272,7 @@ MODEL_OPTIONS = SHARED_OPTIONS | {
     "longest_wave": (None, 5.0),
     "wave_weight": (None, 3.0),
     "rotation_weight_scale": (None, 2.0),
+    "rotary_normalizer": (None, "lengths"),
     "epsilon": (None, 0.3),
 }
 # What else must be chosen for an option to be one.
@@ -280,6 +281,7 @@ NEEDED = {
     "num_waves": WITH_WAVES,
     "longest_wave": WITH_WAVES,
     "wave_weight": WITH_WAVES,
+    "rotary_normalizer": {"position": "rotary", "backend": "linear"},
     "epsilon": {"kernel": "squared_relu"},
 }
 

@@ -5,7 +5,7 @@ import torch
 from tests.models.small_performer import build, draw_images, layers
 
 from teka.functional import Focused, SquaredRelu
-from teka.nn import Fourier, Rotation
+from teka.nn import Fourier, Rotary, Rotation
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,24 @@ def test_the_scale_of_rotations_weights_reaches_every_block_that_has_them():
         assert (relative.cosine_weight == 0).all()
 
 
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_the_normalizer_of_rotary_reaches_every_block_that_has_one_and_changes_no_weight(pool: str):
+    default, features, lengths = (
+        build(position="rotary", rotary_normalizer=normalizer, pool=pool, kernel="positive", depth=3)
+        for normalizer in (None, "features", "lengths")
+    )
+    placed = [layer.relative for layer in layers(lengths) if layer.relative is not None]
+    assert len(placed) == (2 if pool == "class" else 3)
+    for relative in placed:
+        assert isinstance(relative, Rotary)
+        assert relative().normalizer == "lengths"
+    for name, tensor in default.state_dict().items():
+        assert torch.equal(lengths.state_dict()[name], tensor)
+    images = draw_images()
+    assert torch.equal(features(images), default(images))
+    assert not torch.allclose(lengths(images), default(images))
+
+
 @pytest.mark.parametrize("position", ["fourier", "rotation", "clipped", "table"])
 def test_heads_by_position_are_those_of_the_blocks_with_places(position: str):
     model = build(position=position, heads=4, position_heads=3, kernel="squared_relu")
@@ -78,6 +96,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "rotation_weight_scale is 1.0, expected None with position",
     ),
     ({"rotation_weight_scale": -1.0}, "weight_scale is -1.0, expected a finite number of at least 0"),
+    (
+        {"rotary_normalizer": "lengths"},
+        "rotary_normalizer is 'lengths', expected None with position='rotation'; position='rotary' takes it",
+    ),
+    (
+        {"rotary_normalizer": "length", "position": "rotary"},
+        "rotary_normalizer is 'length', expected .*; did you mean 'lengths'",
+    ),
+    (
+        {"rotary_normalizer": "lengths", "position": "rotary", "kernel": "softmax"},
+        "rotary_normalizer is 'lengths', expected None with kernel='softmax'",
+    ),
     ({"num_waves": 0, "position": "fourier"}, "num_waves is 0, expected at least 1"),
     (
         {"position_heads": 1, "position": "absolute"},

@@ -91,10 +91,15 @@ def test_the_options_of_a_layer_reach_the_model():
     assert layer.kernel == SquaredRelu(0.25)
     rotation = Run(rotation_weight_scale=0.0).make_model(image_size=(6, 6), in_channels=1, num_classes=3)
     assert (rotation.get_parameter("blocks.0.attention.relative.sine_weight") == 0).all()
+    rotary = Run(position="rotary", rotary_normalizer="lengths").make_model(
+        image_size=(6, 6), in_channels=1, num_classes=3
+    )
+    assert rotary.blocks[0].get_submodule("attention.relative").normalizer == "lengths"
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("position_heads", 1.5), ("num_waves", "3"), ("gate", 1), ("value_convolution", True)]
+    ("field", "value"),
+    [("position_heads", 1.5), ("num_waves", "3"), ("rotary_normalizer", 1), ("gate", 1), ("value_convolution", True)],
 )
 def test_an_option_of_another_type_is_an_error_that_names_the_field(field, value, as_users_run_it):
     with pytest.raises(ValueError, match=field):

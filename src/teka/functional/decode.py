@@ -32,7 +32,7 @@ class DecodingState:
         num_tokens: Their number.
         total: Sums over the keys that are told apart by their features alone: all of them, or with rings those that are
             at least k steps back.
-        unturned: With rotary features, the sums over the features as they are, for the denominator.
+        unturned: With rotary features, the sums over what no turn changes, for the denominator.
         recent: With rings, features, s, and values with a column of ones of the last keys, newest first.
     """
 
@@ -130,7 +130,9 @@ def _step(
         )
     if state is None:
         empty = empty_state(product_features(key_features, key_waves), value[..., :-1])
-        unturned = empty if isinstance(relative, RotaryRelative) else None
+        unturned = None
+        if isinstance(relative, RotaryRelative):
+            unturned = empty_state(relative.normalizing(key_features), value[..., :-1])
         state = DecodingState(0, empty, unturned)
     if isinstance(relative, RingRelative):
         return _ring_step(query, query_features, key_features, log_scale, value, state, relative, scale)
@@ -139,7 +141,8 @@ def _step(
         here = placement.query.positions_like(query)
         turned = relative.turn(query_features, here), relative.turn(key_features, here)
         above, total = causal_chunk(*turned, log_scale, value, state.total)
-        below, unturned = causal_chunk(query_features, key_features, log_scale, value, state.unturned)
+        normalizing = relative.normalizing(query_features), relative.normalizing(key_features)
+        below, unturned = causal_chunk(*normalizing, log_scale, value, state.unturned)
         return Sums(above[..., :-1], below[..., -1]), DecodingState(0, total, unturned)
     if relative is not None and not isinstance(relative, WaveRelative):
         expected = (

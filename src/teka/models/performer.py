@@ -12,7 +12,7 @@ from teka.functional import Kernel
 from teka.functional.kernel import RANDOM_KERNELS, with_floor
 from teka.functional.relative import RELATIVES
 from teka.grid import Grid
-from teka.models.relatives import make_relatives
+from teka.models.relatives import make_relatives, normalize_rotary
 from teka.nn import AbsolutePosition, AttentionPool, TransformerBlock
 from teka.nn.head_group import count_position_heads
 
@@ -58,6 +58,8 @@ class Performer(nn.Module):
         longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
         wave_weight: Weight of all waves of position="fourier" at first over that of the constant.
         rotation_weight_scale: Standard deviation of the weights of position="rotation" at first.
+        rotary_normalizer: What the denominator of position="rotary" is made of: "features", the default, or "lengths",
+            with which no output is larger than the largest value; see `teka.functional.Rotary`.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", over the root mean square.
         query_key: What is done to queries and keys: "plain", "normalized" or "centred"; see `teka.nn.Attention`.
         gate: Whether a sigmoid of a linear map of each token gates what its heads give.
@@ -94,6 +96,7 @@ class Performer(nn.Module):
         longest_wave: float | None = None,
         wave_weight: float | None = None,
         rotation_weight_scale: float | None = None,
+        rotary_normalizer: str | None = None,
         epsilon: float | None = None,
         query_key: str = "plain",
         gate: bool = False,
@@ -144,6 +147,7 @@ class Performer(nn.Module):
             longest_wave=longest_wave,
             wave_weight=wave_weight,
             rotation_weight_scale=rotation_weight_scale,
+            rotary_normalizer=rotary_normalizer,
         )
         self.blocks = nn.ModuleList()
         random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
@@ -168,6 +172,8 @@ class Performer(nn.Module):
                 gate=gate,
                 value_convolution=value_convolution if place < placed_blocks else None,
             )
+            if rotary_normalizer is not None and not unplaced:
+                normalize_rotary(block.attention, rotary_normalizer)
             self.blocks.append(block)
         self.norm = nn.LayerNorm(dim)
         self.attention_pool = AttentionPool(dim, heads, qkv_bias=qkv_bias) if pool == "attention" else None

@@ -5,9 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch.nn import Parameter
 
-from teka.errors import wrong_value
-from teka.functional.relative import NUM_FOURIER_WAVES, NUM_FREQUENCIES, RELATIVES, initial_frequency
-from teka.nn import Fourier, Rotation, RotationJoint
+from teka.errors import unknown_name, wrong_value
+from teka.functional import FeatureKernel
+from teka.functional.relative import (
+    NUM_FOURIER_WAVES,
+    NUM_FREQUENCIES,
+    RELATIVES,
+    ROTARY_NORMALIZERS,
+    initial_frequency,
+)
+from teka.nn import Attention, Fourier, Rotary, Rotation, RotationJoint
 from teka.nn.relative import RelativeModule
 from teka.nn.relative.fourier import LONGEST_WAVE
 
@@ -17,6 +24,7 @@ POSITIONS_WITH = {
     "longest_wave": ("fourier",),
     "wave_weight": ("fourier",),
     "rotation_weight_scale": ("rotation", "rotation_joint"),
+    "rotary_normalizer": ("rotary",),
 }
 
 
@@ -31,6 +39,7 @@ def make_relatives(
     longest_wave: float | None,
     wave_weight: float | None,
     rotation_weight_scale: float | None,
+    rotary_normalizer: str | None,
 ) -> Sequence[str | RelativeModule | None]:
     """The relative kernel of each of `count` blocks, a name where nothing is shared or asked for.
 
@@ -44,26 +53,30 @@ def make_relatives(
         longest_wave: Longest wave of "fourier" at first.
         wave_weight: Weight of all waves of "fourier" at first over that of the constant.
         rotation_weight_scale: Standard deviation of the weights of "rotation" at first.
+        rotary_normalizer: What the denominator of "rotary" is made of; `normalize_rotary` tells it to a layer.
 
     Raises:
-        ValueError: An option that the position does not have.
+        ValueError: An option that the position does not have, or an unknown name.
     """
     options = {
         "num_waves": num_waves,
         "longest_wave": longest_wave,
         "wave_weight": wave_weight,
         "rotation_weight_scale": rotation_weight_scale,
+        "rotary_normalizer": rotary_normalizer,
     }
     for option, value in options.items():
         if value is not None and position not in POSITIONS_WITH[option]:
             takes = " or ".join(map(repr, POSITIONS_WITH[option]))
             raise wrong_value(option, value, f"None with position={position!r}; position={takes} takes it")
+    if rotary_normalizer is not None and rotary_normalizer not in ROTARY_NORMALIZERS:
+        raise unknown_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)
     if position in ("rotation", "rotation_joint"):
         kind = Rotation if position == "rotation" else RotationJoint
         weight_scale = 1.0 if rotation_weight_scale is None else rotation_weight_scale
         frequency = Parameter(initial_frequency(NUM_FREQUENCIES).to(torch.get_default_dtype()))
         return [kind(num_axes, heads, dim_head, frequency=frequency, weight_scale=weight_scale) for _ in range(count)]
-    if any(value is not None for value in options.values()):
+    if any(value is not None for value in (num_waves, longest_wave, wave_weight)):
         return [
             Fourier(
                 num_axes,
@@ -75,3 +88,23 @@ def make_relatives(
             for _ in range(count)
         ]
     return [position if position in RELATIVES else None] * count
+
+
+def normalize_rotary(layer: Attention, normalizer: str) -> None:
+    """Choose what the denominator of a layer with the relative kernel "rotary" is made of.
+
+    The layer is there before the choice, so that with one seed it begins with the same weights whatever is chosen.
+
+    Args:
+        layer: The layer.
+        normalizer: The choice, "features" or "lengths".
+
+    Raises:
+        ValueError: A content kernel that has no such choice.
+    """
+    kernel = layer.head_groups()[-1].kernel
+    if not isinstance(kernel, FeatureKernel):
+        expected = f"None with kernel={kernel.name!r}, whose denominator is the sum of its weights"
+        raise wrong_value("rotary_normalizer", normalizer, expected)
+    assert isinstance(layer.relative, Rotary)
+    layer.relative.normalizer = normalizer

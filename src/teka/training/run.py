@@ -49,6 +49,7 @@ class Run:
         longest_wave: Longest wave of position "fourier" at first, in tokens, 64 by default.
         wave_weight: Weight of the waves of position "fourier" at first over that of the constant, 1 by default.
         rotation_weight_scale: Standard deviation of the weights of position "rotation" at first, 1 by default.
+        rotary_normalizer: What the denominator of position "rotary" is made of: "features", the default, or "lengths".
         epsilon: Floor of the kernels "squared_relu", "focused" and "relu" over the root mean square.
         query_key: What is done to queries and keys: "plain", "normalized" or "centred".
         gate: Whether a sigmoid of each token gates what its heads give.
@@ -93,6 +94,7 @@ class Run:
     longest_wave: float | None = None
     wave_weight: float | None = None
     rotation_weight_scale: float | None = None
+    rotary_normalizer: str | None = None
     epsilon: float | None = None
     query_key: str = "plain"
     gate: bool = False
@@ -199,6 +201,7 @@ class Run:
             longest_wave=self.longest_wave,
             wave_weight=self.wave_weight,
             rotation_weight_scale=self.rotation_weight_scale,
+            rotary_normalizer=self.rotary_normalizer,
             epsilon=self.epsilon,
             query_key=self.query_key,
             gate=self.gate,

@@ -11,6 +11,7 @@ from teka import Grid
 from teka.functional.kernel import Constant, FeatureKernel, Softmax, SquaredRelu, make_kernel
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import Rotary
+from teka.functional.relative.rotary import pair_lengths
 
 
 def build(num_axes: int = 2) -> Rotary:
@@ -89,6 +90,38 @@ def test_the_form_that_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch):
     assert relative_change(relative.turn(features, positions), turned) < 1e-12
 
 
+def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs():
+    features = draw_inputs(7)[0]
+    assert build().normalizing(features) is features
+    found = Rotary(build().frequency, "lengths").normalizing(features)
+    assert found.shape == (2, 3, 7, 3)
+    for token in range(7):
+        one = features[1, 2, token].tolist()
+        expected = [math.sqrt(one[0] ** 2 + one[1] ** 2), math.sqrt(one[2] ** 2 + one[3] ** 2), abs(one[4])]
+        assert found[1, 2, token].tolist() == pytest.approx(expected, rel=1e-14)
+
+
+def test_no_turn_changes_lengths():
+    relative, features = Rotary(build().frequency, "lengths"), draw_inputs(7)[0]
+    turned = relative.turn(features, places(7, 2))
+    assert relative_change(relative.normalizing(turned), relative.normalizing(features)) < 1e-14
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-30])
+def test_lengths_have_the_gradient_of_a_root_and_that_of_zero_is_zero(smallest: float):
+    features = torch.tensor([3.0, -4.0, 0.0, 0.0, 0.0, 2.0])
+    features = (smallest * features).reshape(1, 1, 1, 6).requires_grad_()
+    lengths = pair_lengths(features)
+    assert torch.allclose(lengths / smallest, torch.tensor([5.0, 0.0, 2.0]))
+    (gradient,) = torch.autograd.grad(lengths.sum(), features)
+    assert torch.allclose(gradient, torch.tensor([0.6, -0.8, 0.0, 0.0, 0.0, 1.0]))
+
+
+def test_lengths_can_be_derived_twice():
+    features = draw_inputs(2, batch=1, heads=1, dim=4)[0].requires_grad_()
+    assert torch.autograd.gradgradcheck(pair_lengths, features, fast_mode=True)
+
+
 @pytest.mark.parametrize("periodic", [False, True])
 def test_frequencies_have_gradients(periodic: bool):
     frequency, sites = build().frequency.requires_grad_(), Sites(Grid((5, 7), periodic=periodic))
@@ -130,3 +163,8 @@ def test_a_kernel_of_a_single_feature_is_refused():
         build().check(heads=3, dim=5, num_axes=2, kernel=Constant())
     with pytest.raises(ValueError, match="kernel is 'constant'"):
         Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
+
+
+def test_an_unknown_normalizer_is_refused():
+    with pytest.raises(ValueError, match=r"normalizer is 'length', expected .*; did you mean 'lengths'"):
+        Rotary(torch.ones(3, 2, 2), "length")

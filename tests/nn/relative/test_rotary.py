@@ -35,3 +35,10 @@ def test_a_size_below_one_is_refused(sizes: tuple[int, int, int], message: str):
 def test_a_base_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="base is 0"):
         Rotary(2, 3, 2, base=0.0)
+
+
+def test_its_normalizer_reaches_the_kernel_and_an_unknown_one_is_refused():
+    assert Rotary(2, 3, 2)().normalizer == "features"
+    assert Rotary(2, 3, 2, normalizer="lengths")().normalizer == "lengths"
+    with pytest.raises(ValueError, match=r"normalizer is 'length', expected .*; did you mean 'lengths'"):
+        Rotary(2, 3, 2, normalizer="length")

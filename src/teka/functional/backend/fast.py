@@ -112,7 +112,7 @@ def _sums(
     else:
         assert isinstance(relative, StationaryRelative)
         sums = fft(*placed, relative, placement)
-    return add_prefix(sums, query_features, key_features, value, first)
+    return add_prefix(sums, query_features, key_features, value, first, relative)
 
 
 def _rotary(
@@ -125,10 +125,11 @@ def _rotary(
     *,
     is_causal: bool,
 ) -> Sums:
-    """The numerator from turned features, the denominator from the features as they are."""
+    """The numerator from turned features, the denominator from what no turn changes."""
     turned = turn(query_features, key_features, relative, placement)
+    normalizing = relative.normalizing(query_features), relative.normalizing(key_features)
     nothing = value[..., :0]
     if is_causal:
         numerator = causal_linear(*turned, log_scale, value).numerator
-        return Sums(numerator, causal_linear(query_features, key_features, log_scale, nothing).denominator)
-    return Sums(linear(*turned, value).numerator, linear(query_features, key_features, nothing).denominator)
+        return Sums(numerator, causal_linear(*normalizing, log_scale, nothing).denominator)
+    return Sums(linear(*turned, value).numerator, linear(*normalizing, nothing).denominator)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from teka.functional.backend.linear.linear import linear
 from teka.functional.backend.sums import Sums
+from teka.functional.relative import Relative, RotaryRelative
 
 
 def add_prefix(
@@ -14,6 +15,7 @@ def add_prefix(
     key_features: Float[Tensor, "batch heads keys features"],
     value: Float[Tensor, "batch heads keys dim_value"],
     num_prefix_tokens: int,
+    relative: Relative | None = None,
 ) -> Sums:
     """Sums of all tokens from those of placed queries and keys: c = 1 for the other pairs, which is linear attention.
 
@@ -23,12 +25,24 @@ def add_prefix(
         key_features: φ(k) of all tokens.
         value: Values of all tokens.
         num_prefix_tokens: Number of tokens without a position.
+        relative: The kernel of the placed tokens; a rotary one says what all denominators are made of.
     """
     first = num_prefix_tokens
     if not first:
         return sums
-    sums = sums + linear(query_features[:, :, first:], key_features[:, :, :first], value[:, :, :first])
-    prefix = linear(query_features[:, :, :first], key_features, value)
+
+    def plain(queries: slice, keys: slice) -> Sums:
+        left, right, values = query_features[:, :, queries], key_features[:, :, keys], value[:, :, keys]
+        both = linear(left, right, values)
+        if not isinstance(relative, RotaryRelative):
+            return both
+        normalizing = relative.normalizing(left), relative.normalizing(right)
+        if normalizing[0] is left:
+            return both
+        return Sums(both.numerator, linear(*normalizing, values[..., :0]).denominator)
+
+    sums = sums + plain(slice(first, None), slice(None, first))
+    prefix = plain(slice(None, first), slice(None))
     return Sums(
         torch.cat([prefix.numerator, sums.numerator], dim=2), torch.cat([prefix.denominator, sums.denominator], dim=2)
     )

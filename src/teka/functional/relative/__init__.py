@@ -19,7 +19,7 @@ from teka.functional.relative.drawable import DrawableRelative
 from teka.functional.relative.fourier import NUM_FOURIER_WAVES, Fourier
 from teka.functional.relative.generalized_quadratic import GeneralizedQuadratic
 from teka.functional.relative.quadratic import Quadratic
-from teka.functional.relative.rotary import Rotary
+from teka.functional.relative.rotary import ROTARY_NORMALIZERS, Rotary
 from teka.functional.relative.rotation import NUM_FREQUENCIES, Rotation, initial_frequency, rotation_scale
 from teka.functional.relative.rotation_joint import RotationJoint
 from teka.functional.relative.table import Table
@@ -68,6 +68,7 @@ __all__ = [
     "NUM_FOURIER_WAVES",
     "NUM_FREQUENCIES",
     "RELATIVES",
+    "ROTARY_NORMALIZERS",
     "Clipped",
     "ClippedFeatures",
     "DrawableRelative",

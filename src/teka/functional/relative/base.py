@@ -151,3 +151,9 @@ class RotaryRelative(Relative):
         self, features: Float[Tensor, "batch heads tokens features"], positions: Float[Tensor, "*batch tokens axes"]
     ) -> Float[Tensor, "batch heads tokens features"]:
         """Features turned by the angles of their positions; inner products of two then see only the offset."""
+
+    @abstractmethod
+    def normalizing(
+        self, features: Float[Tensor, "batch heads tokens features"]
+    ) -> Float[Tensor, "batch heads tokens normalizing"]:
+        """What the denominator is made of, wherever the features are: the sum over keys of its inner products."""

@@ -217,14 +217,17 @@ def _dense_rotary(
     turned_left, turned_right = turn(left[:, :, first:], right[:, :, first:], relative, placement)
     if not isinstance(kernel, FeatureKernel) and not first:
         return fused_softmax(turned_left, turned_right, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
-    products = left @ right.transpose(-2, -1)
+    normalizing = relative.normalizing(left)
+    totals = normalizing @ relative.normalizing(right).transpose(-2, -1)
     turned = turned_left @ turned_right.transpose(-2, -1)
-    turned = torch.cat([products[:, :, :first], torch.cat([products[:, :, first:, :first], turned], dim=-1)], dim=2)
+    if first:
+        products = totals if normalizing is left else left @ right.transpose(-2, -1)
+        turned = torch.cat([products[:, :, :first], torch.cat([products[:, :, first:, :first], turned], dim=-1)], dim=2)
     keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
     empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
     keep = keep if keep is None or empty is None else keep | empty
     if isinstance(kernel, FeatureKernel):
-        weights, turned = (apply_log_factor(part, None, log_scale, keep) for part in (products, turned))
+        weights, turned = (apply_log_factor(part, None, log_scale, keep) for part in (totals, turned))
         total = weights.sum(dim=-1) if empty is None else weights.sum(dim=-1).masked_fill(empty[..., 0], 1.0)
         output = Sums(turned @ value, total).divide(nonnegative=kernel.nonnegative)
     else:
