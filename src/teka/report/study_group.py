@@ -20,11 +20,13 @@ Quantity = Literal[
 
 
 class CurvePoint(NamedTuple):
-    """A point of the learning curve over seeds: the step, the mean CPU seconds up to it, and the accuracy."""
+    """A point of the learning curve over seeds: step, mean CPU seconds up to it, mean and extreme accuracies."""
 
     step: int
     process_seconds: float
     accuracy: Estimate
+    lowest: float
+    highest: float
 
 
 @dataclass(frozen=True)
@@ -66,5 +68,6 @@ class StudyGroup:
             accuracies = [value for curve in curves if (value := curve.accuracy_at_step(step)) is not None]
             seconds = [value for curve in curves if (value := curve.seconds_at_step(step)) is not None]
             if len(accuracies) == len(curves):
-                points.append(CurvePoint(step, sum(seconds) / len(seconds), estimate(accuracies)))
+                mean_seconds = sum(seconds) / len(seconds)
+                points.append(CurvePoint(step, mean_seconds, estimate(accuracies), min(accuracies), max(accuracies)))
         return points

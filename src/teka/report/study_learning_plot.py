@@ -50,7 +50,9 @@ MEASURES = (
 
 
 def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[str, str]) -> "matplotlib.figure.Figure":
-    """Draw the learning curves of one column: means over seeds with their 95 % intervals.
+    """Draw the learning curves of one column: means over seeds, shaded from the lowest seed to the highest.
+
+    An interval from two or three seeds would hide the lines; the tables have it.
 
     Args:
         matrix: The study.
@@ -84,7 +86,7 @@ def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[st
         _label(line[-1], list(curves.values())[-1], styles, measure)
     _name_further(figure, curves, styles)
     if column:
-        title = f"{matrix.column_factor}: {column}"
+        title = f"{matrix.column_factor}: {column}   (lines: mean of the seeds; shaded: lowest to highest)"
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK, parse_math=False)
     return figure
 
@@ -100,8 +102,7 @@ def _draw_lines(
     for row, group in reversed(list(groups.items())):
         style, curve = styles[row], group.curve
         places = [measure.along(group, point) / factor for point in curve]
-        intervals = [point.accuracy.interval or (point.accuracy.mean,) * 2 for point in curve]
-        low, high = (limit_percent(ends) for ends in zip(*intervals, strict=True))
+        low, high = (limit_percent([getattr(point, end) for point in curve]) for end in ("lowest", "highest"))
         panel.fill_between(places, low, high, color=style.colour, alpha=0.13, linewidth=0)
         panel.plot(
             places, limit_percent([point.accuracy.mean for point in curve]), color=style.colour, linestyle=style.dashes,
