@@ -25,7 +25,7 @@ def test_what_is_left_out_of_the_file_has_its_default(write):
 def test_a_field_to_tune_is_read(tiny_fields, write):
     tune = {"field": "learning_rate", "values": [0.1, 0.2], "per": ["kernel"], "at": {"position": "none"}, "seed": 7}
     study = read_study(write({**tiny_fields, "tune": tune}))
-    assert study.tune == Tune("learning_rate", (0.1, 0.2), ("kernel",), {"position": "none"}, 7)
+    assert study.tune == Tune("learning_rate", (0.1, 0.2), ("kernel",), ({"position": "none"},), 7)
 
 
 @pytest.mark.parametrize(

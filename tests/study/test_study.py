@@ -71,6 +71,18 @@ def test_tuning_tries_every_value_at_the_one_place_for_every_level(tuned):
     assert {cell.run.position for cells in groups.values() for cell in cells} == {"none"}
 
 
+def test_tuning_at_several_places_tries_every_value_at_each_that_is_not_left_out(tiny_fields, write):
+    at = [{"position": "none"}, {"position": "absolute"}]
+    tune = {"field": "learning_rate", "values": [0.1, 0.2], "per": ["kernel"], "at": at}
+    study = read_study(write({**tiny_fields, "tune": tune}))
+    groups = study.tuning_cells(study.places({}))
+    assert names(groups[("softmax",)]) == ["softmax--none--0.1--seed-0", "softmax--none--0.2--seed-0"]
+    assert names(groups[("squared relu",)])[1:3] == [
+        "squared-relu--none--0.2--seed-0",
+        "squared-relu--absolute--0.1--seed-0",
+    ]
+
+
 def test_only_what_is_asked_for_is_tuned(tuned):
     assert list(tuned.tuning_cells(tuned.places({"kernel": ["softmax"]}))) == [("softmax",)]
 

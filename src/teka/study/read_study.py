@@ -80,7 +80,10 @@ def _read_tune(fields: Mapping[str, object]) -> Tune:
         field=str(fields["field"]),
         values=tuple(_sequence("tune.values", fields["values"])),
         per=tuple(str(factor) for factor in _sequence("tune.per", fields["per"])),
-        at={factor: str(level) for factor, level in _mapping("tune.at", fields.get("at", {})).items()},
+        at=tuple(
+            {factor: str(level) for factor, level in _mapping("tune.at", place).items()}
+            for place in _several(fields.get("at", {}))
+        ),
         seed=_whole("tune.seed", fields.get("seed", 0)),
     )
 

@@ -64,7 +64,7 @@ class Study:
         """The level of every factor, for every combination that is not left out, the last factor fastest."""
         for levels in itertools.product(*self.factors.values()):
             labels = dict(zip(self.factors, levels, strict=True))
-            if not any(_covers(exclusion, labels) for exclusion in self.leave_out):
+            if not self._is_left_out(labels):
                 yield labels
 
     def make_cell(self, labels: Mapping[str, str], seed: int, chosen: Mapping[str, object] | None = None) -> Cell:
@@ -138,9 +138,15 @@ class Study:
         groups: dict[tuple[str, ...], list[Cell]] = {}
         for place, _ in places:
             levels = tuple(place[factor] for factor in self.tune.per)
-            labels = {factor: place[factor] if factor in self.tune.per else self.tune.at[factor] for factor in place}
-            if levels not in groups and not any(_covers(exclusion, labels) for exclusion in self.leave_out):
-                groups[levels] = [self._tuning_cell(labels, self.tune, value) for value in self.tune.values]
+            if levels not in groups:
+                cells = [
+                    self._tuning_cell(labels, self.tune, value)
+                    for at in self.tune.at
+                    if not self._is_left_out(labels := {factor: at.get(factor, place[factor]) for factor in place})
+                    for value in self.tune.values
+                ]
+                if cells:
+                    groups[levels] = cells
         return groups
 
     def _tuning_cell(self, labels: Mapping[str, str], tune: Tune, value: object) -> Cell:
@@ -153,29 +159,28 @@ class Study:
         levels = tuple(labels[factor] for factor in self.tune.per)
         if levels not in chosen:
             where = ", ".join(f"{factor} {level!r}" for factor, level in zip(self.tune.per, levels, strict=True))
-            raise ValueError(f"tune.at is {dict(self.tune.at)!r}, which is left out for {where}, expected a cell")
+            places = [dict(at) for at in self.tune.at]
+            raise ValueError(f"tune.at is {places}, which is left out for {where}, expected a cell")
         return {self.tune.field: chosen[levels]}
 
     def _check_tune(self, tune: Tune) -> None:
         for factor in tune.per:
             if factor not in self.factors:
                 raise unknown_name("tune.per", factor, self.factors)
-        for factor, level in tune.at.items():
-            self._check_level("tune.at", factor, level)
-        both = sorted(set(tune.per) & set(tune.at))
-        missing = sorted(set(self.factors) - set(tune.per) - set(tune.at))
-        if both or missing:
-            raise wrong_value("tune.at", dict(tune.at), f"a level of every factor that is not in {list(tune.per)}")
+        for at in tune.at:
+            for factor, level in at.items():
+                self._check_level("tune.at", factor, level)
+            if set(at) != set(self.factors) - set(tune.per):
+                raise wrong_value("tune.at", dict(at), f"a level of every factor that is not in {list(tune.per)}")
         known = Run().to_dict()
         if tune.field not in known:
             raise unknown_name("tune.field", tune.field, known)
+
+    def _is_left_out(self, labels: Mapping[str, str]) -> bool:
+        return any(all(labels[factor] in levels for factor, levels in out.items()) for out in self.leave_out)
 
     def _check_level(self, argument: str, factor: str, level: str) -> None:
         if factor not in self.factors:
             raise unknown_name(f"{argument} factor", factor, self.factors)
         if level not in self.factors[factor]:
             raise unknown_name(f"{argument} level of {factor}", level, self.factors[factor])
-
-
-def _covers(exclusion: Mapping[str, Sequence[str]], labels: Mapping[str, str]) -> bool:
-    return all(labels[factor] in levels for factor, levels in exclusion.items())
