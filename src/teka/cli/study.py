@@ -65,9 +65,10 @@ def main(options: argparse.Namespace, command: str) -> None:
 
             def show(progress: Progress) -> None:
                 if progress.cell is None:
+                    bar.initial = 0
                     bar.reset(progress.total)
-                    bar.set_description_str(progress.stage)
                     bar.initial = bar.n = progress.done
+                    bar.set_description_str(progress.stage)
                 bar.set_postfix_str("" if progress.cell is None else progress.cell.name)
                 bar.update(progress.done - bar.n)
 
