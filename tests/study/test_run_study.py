@@ -1,9 +1,11 @@
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -126,6 +128,17 @@ def test_a_cell_whose_loss_diverges_is_kept_as_failed(tiny_fields, write, tmp_pa
     content = read(folder / "cells" / "softmax--none--seed-0.json")
     assert "the loss is" in content["failed"]
     assert "accuracy" not in content
+
+
+def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tiny_study, tmp_path):
+    def kill_the_first():
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.01)
+        children[0].kill()
+
+    threading.Thread(target=kill_the_first, daemon=True).start()
+    with pytest.raises(ChildProcessError, match="the same command goes on"):
+        run_study(read_study(tiny_study), tmp_path / "out")
 
 
 def test_no_process_is_an_error(tiny_study, tmp_path):

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -28,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line after `teka`, the process's own by default.
 
     Returns:
-        Exit code: 0; 1 when training diverged; 130 when interrupted. Bad input exits with 2 and one line on standard
-        error.
+        Exit code: 0; 1 when training diverged or one of its processes was killed; 130 when interrupted. Bad input exits
+        with 2 and one line on standard error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
@@ -51,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     try:
         options = command.make_parser().parse_args(with_underscores(given[1:]))
-        command.main(options, " ".join(["teka", *given]))
+        command.main(options, shlex.join(["teka", *given]))
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
-    except FloatingPointError as error:
+    except (FloatingPointError, ChildProcessError) as error:
         sys.stderr.write(f"teka {name}: {error}\n")
         return FAILED
     except (ValueError, ImportError) as error:

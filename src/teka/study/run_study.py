@@ -22,6 +22,7 @@ from teka.study.study import Study
 from teka.training import Run
 
 TUNING = "tuning"
+Places = Sequence[tuple[Mapping[str, str], int]]  # the levels and the seed of cells
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,34 @@ def run_study(
 
     Raises:
         ValueError: A folder with other cells of the same name, an unknown factor or level, no cell left by `only`.
-        RuntimeError: A process was killed; its cell is not finished, all others stay.
+        ChildProcessError: A process was killed; its cell is not finished, all others stay.
     """
     if processes < 1:
         raise wrong_value("processes", processes, "at least 1")
     places = study.places(only or {})
     folder = make_directory("out", out)
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    context = multiprocessing.get_context("spawn")  # threads that torch has begun do not outlive a fork
+    # Processes start when there is something to do, and serve both stages.
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:
+        return _run_stages(study, places, folder, data_dir, pool, command, progress)
+
+
+def _run_stages(
+    study: Study,
+    places: Places,
+    folder: Path,
+    data_dir: str | None,
+    pool: ProcessPoolExecutor,
+    command: str,
+    progress: Callable[[Progress], None],
+) -> Path:
     groups = study.tuning_cells(places)
     tuning = [cell for cells in groups.values() for cell in cells]
-    run_cells(tuning, study.measure, folder / TUNING, data_dir, processes, command, TUNING, progress)
+    run_cells(tuning, study.measure, folder / TUNING, data_dir, pool, command, TUNING, progress)
     chosen = {levels: _best(cells, folder / TUNING) for levels, cells in groups.items()}
     cells = study.cells(places, chosen)
-    run_cells(cells, study.measure, folder / CELLS, data_dir, processes, command, CELLS, progress)
+    run_cells(cells, study.measure, folder / CELLS, data_dir, pool, command, CELLS, progress)
     return folder
 
 
@@ -90,7 +107,7 @@ def run_cells(
     measure: Measure,
     folder: Path,
     data_dir: str | None,
-    processes: int,
+    pool: ProcessPoolExecutor,
     command: str,
     stage: str,
     progress: Callable[[Progress], None],
@@ -102,45 +119,42 @@ def run_cells(
         measure: What is measured.
         folder: Folder of their files.
         data_dir: Folder with the data sets' files.
-        processes: Number of cells side by side.
+        pool: The processes that train.
         command: The command to keep with the numbers.
         stage: What to call this in `progress`.
         progress: Called at the beginning and after every cell.
 
     Raises:
         ValueError: A file that another run wrote.
-        RuntimeError: A process was killed.
+        ChildProcessError: A process was killed.
     """
     waiting = [cell for cell in cells if not is_done(folder, cell)]
     done = len(cells) - len(waiting)
     progress(Progress(stage, done, len(cells), None))
     if not waiting:
         return
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    context = multiprocessing.get_context("spawn")  # threads that torch has begun do not outlive a fork
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:
-        running: dict[Future[None], Cell] = {
-            pool.submit(run_cell, cell, measure, folder, data_dir=data_dir, command=command): cell for cell in waiting
-        }
-        try:
-            while running:
-                finished, _ = wait(running, return_when="FIRST_COMPLETED")
-                for future in finished:
-                    cell = running.pop(future)
-                    _raise_with_name(future, cell)
-                    done += 1
-                    progress(Progress(stage, done, len(cells), cell))
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "a process of the study was killed, perhaps for want of memory; the same command goes on, "
-                "with fewer --processes if it was memory"
-            ) from error
-        except BaseException:
-            # What is being trained can be gone on with; waiting for it would not be an interruption.
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.kill()  # files are written whole or not at all
-            raise
+    running: dict[Future[None], Cell] = {}
+    try:
+        for cell in waiting:
+            running[pool.submit(run_cell, cell, measure, folder, data_dir=data_dir, command=command)] = cell
+        while running:
+            finished, _ = wait(running, return_when="FIRST_COMPLETED")
+            for future in finished:
+                cell = running.pop(future)
+                _raise_with_name(future, cell)
+                done += 1
+                progress(Progress(stage, done, len(cells), cell))
+    except BrokenProcessPool as error:
+        raise ChildProcessError(
+            "a process of the study was killed, perhaps for want of memory; the same command goes on, "
+            "with fewer --processes if it was memory"
+        ) from error
+    except BaseException:
+        # What is being trained can be gone on with; waiting for it would not be an interruption.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.kill()  # files are written whole or not at all
+        raise
 
 
 def is_done(folder: Path, cell: Cell) -> bool:
