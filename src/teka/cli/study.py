@@ -9,7 +9,7 @@ from tqdm import tqdm
 from teka import report
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
-from teka.study import Progress, read_study, repeat_cell, run_study
+from teka.study import Progress, Study, read_study, repeat_cell, run_study
 
 DIFFERENT = "the numbers differ from those of the file"
 EXAMPLES = """\
@@ -58,7 +58,7 @@ def main(options: argparse.Namespace, command: str) -> None:
     study = read_study(options.study)
     folder = Path(options.out) if options.out is not None else Path(options.study).with_suffix("")
     if options.repeat is not None:
-        repeat(options, folder)
+        repeat(study, folder, options.repeat, data_dir=options.data_dir)
         return
     if not options.summary:
         with tqdm(unit="cell", file=sys.stdout, dynamic_ncols=True) as bar:
@@ -87,13 +87,19 @@ def main(options: argparse.Namespace, command: str) -> None:
     print(f"written: {', '.join(map(str, written.files))}")
 
 
-def repeat(options: argparse.Namespace, folder: Path) -> None:
+def repeat(study: Study, folder: Path, cell: str, *, data_dir: str | None) -> None:
     """Train one cell again and say how the numbers compare.
+
+    Args:
+        study: The study.
+        folder: Its folder.
+        cell: The cell's name.
+        data_dir: Folder with the data sets' files.
 
     Raises:
         ValueError: They are not the same.
     """
-    repetition = repeat_cell(read_study(options.study), folder, options.repeat, data_dir=options.data_dir)
+    repetition = repeat_cell(study, folder, cell, data_dir=data_dir)
     for key, stored in repetition.stored.items():
         print(f"{key:<22} {stored!s:<22} again {repetition.repeated[key]}")
     if not repetition.is_same:
