@@ -16,7 +16,7 @@ demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ from teka.nn import Attention
 from teka.provenance import provenance
 
 LAYERS = {
-    "squared_relu": {"kernel": "squared_relu"},
+    "squared_relu": {"kernel": "squared_relu", "relative": None},
     "squared_relu-clipped": {"kernel": "squared_relu", "relative": "clipped"},
     "squared_relu-fourier": {"kernel": "squared_relu", "relative": "fourier"},
     "squared_relu-rotary": {"kernel": "squared_relu", "relative": "rotary"},

@@ -44,7 +44,7 @@ def test_what_depends_on_the_numbers_cannot_be_rehearsed():
 
 def test_a_rehearsal_takes_no_memory_and_leaves_no_gradients():
     grid = Grid((1000, 1000))
-    layer = Attention(8, 2, kernel="taylor2", backend="linear")
+    layer = Attention(8, 2, kernel="taylor2", relative=None, backend="linear")
     tokens = torch.empty(1, 1, 8).expand(1, grid.num_tokens, 8).requires_grad_()
     step = Step(layer, tokens, grid)
     foretold = rehearse(step)

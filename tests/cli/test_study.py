@@ -5,6 +5,7 @@ from teka.cli import main
 from teka.cli.study import parse_only
 from teka.files import read_json, write_json
 
+pytestmark = pytest.mark.xdist_group("study command")
 STUDY = {
     "name": "tiny",
     "base": {

@@ -43,7 +43,7 @@ def test_an_unknown_key_in_a_file_is_an_error(tmp_path, fails):
 def test_a_run_without_a_folder_is_named_after_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["train", *OPTIONS, "--seed", "3"])
-    assert Run.load(tmp_path / "runs" / "digits-rotation-squared_relu-3").seed == 3
+    assert Run.load(tmp_path / "runs" / "digits-rotary-squared_relu-3").seed == 3
 
 
 def test_resume_takes_no_other_options(trained_folder, fails):

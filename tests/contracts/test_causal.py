@@ -326,7 +326,7 @@ def test_a_kernel_that_takes_a_mean_over_all_keys_decodes_nothing_and_makes_no_c
     with pytest.raises(ValueError, match="key_shift is 'mean', expected 'none' in causal attention"):
         decode(query, key, value, None, kernel=Taylor2(key_shift="mean"))
     with pytest.raises(ValueError, match="key_shift is 'mean', expected 'none' in causal attention"):
-        Attention(8, 2, kernel=Taylor2(key_shift="mean"), causal=True)(torch.zeros(2, 5, 8))
+        Attention(8, 2, kernel=Taylor2(key_shift="mean"), relative=None, causal=True)(torch.zeros(2, 5, 8))
 
 
 @pytest.mark.parametrize("grid", [Grid((3, 5)), Grid(15, periodic=True)])

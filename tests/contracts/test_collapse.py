@@ -83,7 +83,7 @@ def always_warning() -> Iterator[list[warnings.WarningMessage]]:
 def unit_scale_layer(kernel: RandomFeatures | str) -> Attention:
     """A layer whose queries and keys have unit scale where its tokens do."""
     torch.manual_seed(0)
-    layer = Attention(192, 3, kernel=kernel, qkv_bias=False)
+    layer = Attention(192, 3, kernel=kernel, relative=None, qkv_bias=False)
     assert layer.query is not None
     assert layer.key is not None
     torch.nn.init.orthogonal_(layer.query.weight)
@@ -139,6 +139,6 @@ def test_tokens_that_are_all_alike_are_no_collapse(always_warning: list[warnings
     # A blank image: attention is the mean of the values exactly, and so is a sound estimate.
     torch.manual_seed(0)
     for kernel in RANDOM_KERNELS:
-        layer = Attention(32, 2, kernel=kernel)
+        layer = Attention(32, 2, kernel=kernel, relative=None)
         layer(torch.randn(32).expand(2, 77, 32))
     assert [str(message.message) for message in always_warning] == []

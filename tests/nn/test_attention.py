@@ -14,7 +14,7 @@ GRID = Grid((3, 5))
 
 def build(seed: int = 0, **options: Any) -> Attention:
     torch.manual_seed(seed)
-    return Attention(options.pop("dim", 8), options.pop("heads", 2), **options)
+    return Attention(options.pop("dim", 8), options.pop("heads", 2), **{"relative": None, **options})
 
 
 def draw_tokens(num_tokens: int = 16, dim: int = 8) -> Tensor:
@@ -142,3 +142,15 @@ def test_a_number_of_queries_gives_the_first_of_the_outputs(pair: Case, num_quer
     for arguments in ((None, None, 0), (GRID, torch.arange(32).reshape(2, 16) % 3 > 0, 1)):
         expected = layer(tokens, *arguments)[:, :num_queries]
         assert relative_change(layer(tokens, *arguments, num_queries), expected) < 1e-12
+
+
+def test_by_default_it_costs_o_of_l_and_sees_where_tokens_are_relative_to_each_other_and_nothing_else():
+    grid = Grid((5, 7), periodic=True)
+    torch.manual_seed(0)
+    layer, tokens = Attention(8, 2).double(), draw_tokens(35).double()
+    assert layer.chosen_backend(Grid((512, 512))) == "linear"
+    images = grid.unflatten(tokens)
+    moved = layer(grid.flatten(grid.roll(images, (2, -3))), grid)
+    assert relative_change(moved, grid.flatten(grid.roll(grid.unflatten(layer(tokens, grid)), (2, -3)))) < 1e-12
+    shuffle = torch.randperm(35, generator=torch.Generator().manual_seed(2))
+    assert relative_change(layer(tokens[:, shuffle], grid), layer(tokens, grid)[:, shuffle]) > 1e-2

@@ -51,7 +51,7 @@ def warn(features: RandomFeatures, mask: Tensor | None = None, num_tokens: int =
 
 def build_layer(features: RandomFeatures | str = "positive", causal: bool = False) -> Attention:
     torch.manual_seed(0)
-    return Attention(8, 2, kernel=features, causal=causal)
+    return Attention(8, 2, kernel=features, relative=None, causal=causal)
 
 
 def test_a_flat_kernel_warns_once_and_says_what_to_do(caught: list[warnings.WarningMessage]):

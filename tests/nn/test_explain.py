@@ -15,7 +15,7 @@ from teka.nn.explain import LONGEST
 
 def build(**options: Any) -> Attention:
     torch.manual_seed(0)
-    return Attention(options.pop("dim", 32), options.pop("heads", 2), **options).eval()
+    return Attention(options.pop("dim", 32), options.pop("heads", 2), **{"relative": None, **options}).eval()
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (29, 23)])

@@ -24,10 +24,10 @@ def test_it_is_a_sigmoid_of_a_linear_map_of_the_token_itself():
 
 def test_a_layer_multiplies_what_its_heads_give_before_the_output():
     torch.manual_seed(0)
-    gated, tokens = Attention(12, 3, gate=True).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+    gated, tokens = Attention(12, 3, gate=True, relative=None).double(), torch.randn(2, 7, 12, dtype=torch.float64)
     assert gated.gate is not None
     nn.init.normal_(gated.gate.projection.weight)
-    plain = Attention(12, 3).double()
+    plain = Attention(12, 3, relative=None).double()
     plain.load_state_dict(gated.state_dict(), strict=False)
     identity = nn.Linear(12, 12, bias=False).double()
     nn.init.eye_(identity.weight)
@@ -38,7 +38,7 @@ def test_a_layer_multiplies_what_its_heads_give_before_the_output():
 
 def test_the_queries_tokens_open_it_and_not_the_contexts():
     torch.manual_seed(0)
-    layer = Attention(12, 3, gate=True, context_dim=5).double()
+    layer = Attention(12, 3, gate=True, relative=None, context_dim=5).double()
     assert layer.gate is not None
     nn.init.constant_(layer.gate.projection.bias, -1e3)
     nn.init.normal_(layer.gate.projection.weight)

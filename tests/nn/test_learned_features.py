@@ -33,7 +33,7 @@ def test_a_layer_has_a_map_for_each_head_that_attends_by_content(relative: str):
 
 def test_a_module_of_ones_own_is_taken_as_it_is():
     features = LearnedFeatures("hedgehog", 5, 3)
-    layer = Attention(15, 3, kernel=features)
+    layer = Attention(15, 3, kernel=features, relative=None)
     assert layer.kernel is features
     assert {name for name in layer.state_dict() if name.startswith("kernel.")} == {
         "kernel.query_weight",
@@ -66,7 +66,7 @@ def test_it_estimates_nothing_and_so_is_not_compared_with_softmax():
 
 
 def test_dropout_acts_in_training_only():
-    layer = Attention(15, 3, kernel="hedgehog", dropout=0.5)
+    layer = Attention(15, 3, kernel="hedgehog", relative=None, dropout=0.5)
     tokens = torch.randn(2, 7, 15)
     assert not torch.equal(layer(tokens), layer(tokens))
     layer.eval()
@@ -98,7 +98,7 @@ def test_bad_input_is_an_error_that_names_it(arguments: dict[str, Any], message:
 )
 def test_a_layer_refuses_what_does_not_fit_it(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        Attention(15, 3, **arguments)
+        Attention(15, 3, **{"relative": None, **arguments})
 
 
 def test_the_joint_form_is_refused_for_it_estimates_no_exponential():

@@ -16,7 +16,7 @@ def draw(heads: int = 3, tokens: int = 7, dim: int = 5, seed: int = 1) -> Tensor
 
 def build(**options: Any) -> Attention:
     torch.manual_seed(0)
-    return Attention(12, 3, **options).double().eval()
+    return Attention(12, 3, **{"relative": None, **options}).double().eval()
 
 
 @pytest.mark.parametrize("query_key", QUERY_KEYS)

@@ -49,7 +49,7 @@ def test_redrawing_leaves_torchs_global_generator_alone():
 
 def test_nothing_is_redrawn_in_forward():
     torch.manual_seed(0)
-    layer = Attention(8, 2, kernel="positive")
+    layer = Attention(8, 2, kernel="positive", relative=None)
     assert isinstance(layer.kernel, RandomFeatures)
     before = layer.kernel.projection.clone()
     for _ in range(3):

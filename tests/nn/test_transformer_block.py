@@ -1,3 +1,4 @@
+import inspect
 from typing import Any
 
 import pytest
@@ -6,14 +7,14 @@ from tests.contracts.cases import PAIRS, Case
 from torch import nn
 
 from teka import Grid
-from teka.nn import RandomFeatures, TransformerBlock
+from teka.nn import Attention, RandomFeatures, TransformerBlock
 
 GRID = Grid((3, 5))
 
 
 def build(**options: Any) -> TransformerBlock:
     torch.manual_seed(0)
-    return TransformerBlock(8, 2, **options)
+    return TransformerBlock(8, 2, **{"relative": None, **options})
 
 
 def test_it_is_attention_then_an_mlp_each_normalised_before_and_added_after():
@@ -91,3 +92,10 @@ def test_positions_and_lengths_reach_the_attention():
     alone = block(tokens[1:, :4], positions=positions[1:, :4])
     assert torch.allclose(together[1:, :4], alone, atol=1e-12)
     assert not torch.allclose(block(tokens, positions=2 * positions), block(tokens, positions=positions))
+
+
+def test_its_defaults_are_those_of_its_attention():
+    block, layer = inspect.signature(TransformerBlock).parameters, inspect.signature(Attention).parameters
+    shared = block.keys() & layer.keys() - {"dim", "heads"}
+    assert {"kernel", "relative", "causal", "gate"} < shared
+    assert {name: block[name].default for name in shared} == {name: layer[name].default for name in shared}

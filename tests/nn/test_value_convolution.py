@@ -67,7 +67,10 @@ def test_at_first_the_layer_is_the_plain_one():
 
 def test_a_layer_adds_it_to_what_its_heads_give_before_the_output():
     torch.manual_seed(0)
-    layer, tokens = Attention(12, 3, value_convolution=3).double(), torch.randn(2, 15, 12, dtype=torch.float64)
+    layer, tokens = (
+        Attention(12, 3, value_convolution=3, relative=None).double(),
+        torch.randn(2, 15, 12, dtype=torch.float64),
+    )
     assert layer.value_convolution is not None
     plain = layer(tokens, Grid((3, 5)))
     nn.init.normal_(layer.value_convolution.weight)
@@ -89,7 +92,7 @@ def test_a_layer_adds_it_to_what_its_heads_give_before_the_output():
 )
 def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        Attention(12, 3, **options)
+        Attention(12, 3, **{"relative": None, **options})
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: s
 )
 def test_tokens_that_lie_on_no_grid_are_refused(arguments: dict[str, Any], message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
-        Attention(12, 3, value_convolution=3)(torch.zeros(2, 15, 12), **arguments)
+        Attention(12, 3, value_convolution=3, relative=None)(torch.zeros(2, 15, 12), **arguments)
 
 
 def test_a_mask_of_another_shape_is_refused(as_users_run_it: None):

@@ -5,6 +5,7 @@ import pytest
 from teka.files import read_json, write_json
 from teka.study import read_study, repeat_cell
 
+pytestmark = pytest.mark.xdist_group("study")
 NAME = "squared-relu--none--seed-3"
 
 

@@ -5,6 +5,8 @@ from teka.study import read_study
 from teka.study.run_cell import flops_per_image, run_cell
 from teka.training.train import load_data
 
+pytestmark = pytest.mark.xdist_group("study")
+
 
 @pytest.fixture(scope="module")
 def cells(finished):

@@ -13,6 +13,7 @@ import pytest
 from teka.files import write_json
 from teka.study import Progress, read_study, run_study
 
+pytestmark = pytest.mark.xdist_group("study")
 # What the run alone decides; times are the machine's.
 DECIDED = ("labels", "run", "accuracy", "accuracy_by_shift", "steps", "parameters", "backend", "equivariance_error")
 CELLS = {

@@ -7,7 +7,7 @@ from teka.training import restore
 
 def test_a_restored_model_is_ready_to_evaluate(trained):
     assert not trained.model.training
-    assert trained.name == "rotation, positive"
+    assert trained.name == "rotary, positive"
 
 
 def test_an_unfinished_run_is_an_error(trained, tmp_path):

@@ -1,9 +1,11 @@
 import dataclasses
+import inspect
 import json
 
 import pytest
 
 from teka.functional import SquaredRelu
+from teka.models import Performer
 from teka.training import Run
 
 
@@ -89,12 +91,20 @@ def test_the_options_of_a_layer_reach_the_model():
     assert layer.get_parameter("relative.frequency").shape == (1, 3, 2)
     assert {"query_key.key_gain", "gate.projection.weight", "value_convolution.weight"} < names
     assert layer.kernel == SquaredRelu(0.25)
-    rotation = Run(rotation_weight_scale=0.0).make_model(image_size=(6, 6), in_channels=1, num_classes=3)
-    assert (rotation.get_parameter("blocks.0.attention.relative.sine_weight") == 0).all()
-    rotary = Run(position="rotary", rotary_normalizer="lengths").make_model(
+    rotation = Run(position="rotation", rotation_weight_scale=0.0).make_model(
         image_size=(6, 6), in_channels=1, num_classes=3
     )
+    assert (rotation.get_parameter("blocks.0.attention.relative.sine_weight") == 0).all()
+    rotary = Run(rotary_normalizer="lengths").make_model(image_size=(6, 6), in_channels=1, num_classes=3)
     assert rotary.blocks[0].get_submodule("attention.relative").normalizer == "lengths"
+
+
+def test_the_models_options_have_the_models_defaults():
+    run = {field.name: field.default for field in dataclasses.fields(Run)}
+    model = inspect.signature(Performer).parameters
+    shared = {name for name in run.keys() & model.keys() if model[name].default is not inspect.Parameter.empty}
+    assert {"position", "kernel", "backend", "query_key"} < shared
+    assert {name: run[name] for name in shared} == {name: model[name].default for name in shared}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def _attention(kernel: str, relative: str | None, backend: str) -> Layer:
 
 def _causal(kernel: str, backend: str) -> Layer:
     def make(dim: int, heads: int) -> Attention:
-        return Attention(dim, heads, kernel=kernel, causal=True, backend=backend, num_axes=1)
+        return Attention(dim, heads, kernel=kernel, relative=None, causal=True, backend=backend, num_axes=1)
 
     return Layer(f"{kernel}-causal", backend, make, num_axes=1)
 

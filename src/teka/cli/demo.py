@@ -22,22 +22,21 @@ BASE = Run(
     depth=3,
     epochs=14,
     batch_size=32,
-    learning_rate=3e-3,
     validation_size=0,
 )
 RUNS = (
     dataclasses.replace(BASE, position="absolute", backend="linear"),
-    dataclasses.replace(BASE, position="rotation", backend="toeplitz"),
-    dataclasses.replace(BASE, position="rotation", kernel="softmax", backend="dense"),
+    dataclasses.replace(BASE, position="rotary", backend="linear"),
+    dataclasses.replace(BASE, position="rotary", kernel="softmax", backend="dense"),
 )
 
 
 def make_parser() -> Parser:
     """Options of the command."""
     description = (
-        "Train one small model on scikit-learn's digits with absolute positions, with the exact rotation kernel at "
-        "linear cost, and with softmax as the reference; then shift the test images and compare. Interrupted, it goes "
-        "on where it was."
+        "Train one small model on scikit-learn's digits with absolute positions, with the default's relative positions "
+        "at linear cost, and with softmax as the reference; then shift the test images and compare. Interrupted, it "
+        "goes on where it was."
     )
     parser = Parser("teka demo", description, EXAMPLES)
     parser.add_argument("--out", type=str, default="runs/demo", help="Folder for the runs and the report.")

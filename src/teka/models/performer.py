@@ -36,8 +36,9 @@ class Performer(nn.Module):
         depth: Number of blocks.
         heads: Number of heads.
         dim_head: Size of a head, dim / heads by default.
-        position: "none"; "absolute" (sinusoids added once); or a relative kernel: "rotation", "clipped", or one in the
-            paper's form, "rotation_joint", "clipped_features".
+        position: "none"; "absolute" (sinusoids added once); or a relative kernel: "rotary", "rotation", "fourier",
+            "clipped" or another that `teka.nn.Attention` takes, or one in the paper's form, "rotation_joint" or
+            "clipped_features".
         kernel: Content kernel, a name ("squared_relu", "softmax", "positive", "hedgehog", …) or an instance.
         num_features: Number of random features of the kernels that have them.
         backend: Backend of the attention.
@@ -80,7 +81,7 @@ class Performer(nn.Module):
         depth: int,
         heads: int,
         dim_head: int | None = None,
-        position: str = "rotation",
+        position: str = "rotary",
         kernel: str | Kernel = "squared_relu",
         num_features: int | None = None,
         backend: str = "auto",

@@ -33,6 +33,9 @@ class Attention(nn.Module):
     half of the heads unless told otherwise. A kernel that does not look at content has no queries and keys at all, and
     the softmax kernel, in which a key's bias cancels, has keys without bias.
 
+    The defaults, squared relu × rotary, cost O(L) and reached the accuracy of softmax in this library's study of
+    kernels (docs/which_kernel.md). Like every relative kernel, rotary needs to know where the tokens are.
+
     Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
 
     Args:
@@ -40,7 +43,7 @@ class Attention(nn.Module):
         heads: Number of heads.
         dim_head: Size of a head, dim / heads by default.
         kernel: Content kernel, a name, an instance, a `RandomFeatures` or a `LearnedFeatures`.
-        relative: Relative kernel, a name, a module such as `teka.nn.Rotation`, or None.
+        relative: Relative kernel, a name, a module such as `teka.nn.Rotation`, or None for attention by content alone.
         num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
         causal: Whether no token sees a later one, by their order.
         context_dim: Size of the tokens that are attended to where they are others (`context`), dim by default.
@@ -68,7 +71,7 @@ class Attention(nn.Module):
         *,
         dim_head: int | None = None,
         kernel: str | ContentKernel = "squared_relu",
-        relative: str | RelativeModule | None = None,
+        relative: str | RelativeModule | None = "rotary",
         num_features: int | None = None,
         causal: bool = False,
         context_dim: int | None = None,

@@ -45,7 +45,7 @@ class TransformerBlock(nn.Module):
         dim_head: int | None = None,
         mlp_ratio: float = 4.0,
         kernel: str | ContentKernel = "squared_relu",
-        relative: str | RelativeModule | None = None,
+        relative: str | RelativeModule | None = "rotary",
         num_features: int | None = None,
         causal: bool = False,
         qkv_bias: bool = True,

@@ -28,8 +28,8 @@ class Run:
         image_size: Side of the images in pixels: the canvas of digits, a bilinear resize of the others.
         train_size: Number of training images, all by default.
         validation_size: Number of training images held out, 137 of digits and 5,000 of the others by default.
-        position: What the model knows of positions: "none", "absolute", "rotation", "clipped", "rotation_joint" or
-            "clipped_features".
+        position: What the model knows of positions: "none", "absolute", or a relative kernel: "rotary", "rotation",
+            "fourier", "clipped", "rotation_joint", "clipped_features" or another that `teka.nn.Attention` takes.
         kernel: Content kernel: "squared_relu", "softmax", "positive", "hedgehog" or any other
             name that `teka.nn.Attention` takes.
         num_features: Number of random features of the kernels that have them.
@@ -76,7 +76,7 @@ class Run:
     image_size: int | None = None
     train_size: int | None = None
     validation_size: int | None = None
-    position: str = "rotation"
+    position: str = "rotary"
     kernel: str = "squared_relu"
     num_features: int | None = None
     backend: str = "auto"
