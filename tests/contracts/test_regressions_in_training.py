@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +15,15 @@ from teka.nn import RandomFeatures
 from teka.report.model_result import ModelResult
 from teka.report.seed_group import SeedGroup
 from teka.training import Run
-from teka.training.batches import batches, train_batches
+from teka.training.batches import TrainBatch, batches, train_batches
 from teka.training.classifier import Classifier
 
 
 class AtStep(Classifier):
-    """A classifier that is told the step and has no trainer."""
+    """A classifier that is told the step, of a trainer with one process and one part a step."""
 
     step = 0
+    trainer = SimpleNamespace(accumulate_grad_batches=1, world_size=1)
 
     @property
     def global_step(self) -> int:
@@ -44,7 +46,7 @@ def test_projections_are_redrawn_at_the_steps_named(kind: type[AtStep], sound: b
     draws = []
     for step in range(10):
         classifier.step = step
-        classifier.on_train_batch_start((), step)
+        classifier.on_train_batch_start(TrainBatch(torch.zeros(1), torch.zeros(1), 1.0), step)
         draws.append(int(features.num_draws))
     assert (draws == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4]) == sound
 
@@ -54,7 +56,7 @@ def split(num_images: int) -> Split:
 
 
 def labels(loader: DataLoader) -> list[int]:
-    return torch.cat([label for _, label in loader]).tolist()
+    return torch.cat([label for _, label, *_ in loader]).tolist()
 
 
 def without_the_last_batch(split: Split, *, batch_size: int) -> DataLoader:

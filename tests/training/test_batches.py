@@ -1,7 +1,8 @@
+import pytest
 import torch
 
 from teka.data import Split
-from teka.training.batches import ShuffledByEpoch, batches, train_batches
+from teka.training.batches import Parts, batches, train_batches
 
 
 def split(num_images):
@@ -9,7 +10,7 @@ def split(num_images):
 
 
 def labels(loader):
-    return torch.cat([label for _, label in loader]).tolist()
+    return torch.cat([label for _, label, *_ in loader]).tolist()
 
 
 def test_every_image_comes_once_an_epoch_the_last_batch_too():
@@ -24,10 +25,42 @@ def test_the_order_is_decided_by_seed_and_epoch_alone():
     torch.manual_seed(1)
     assert labels(train_batches(split(37), batch_size=8, seed=3)) == order
     assert labels(train_batches(split(37), batch_size=8, seed=4)) != order
-    sampler = ShuffledByEpoch(37, seed=3)
-    assert list(sampler) == order
-    sampler.set_epoch(1)
-    assert list(sampler) != order
+    parts = Parts(37, batch_size=8, seed=3)
+    assert [index for part in parts for index in part.indices] == order
+    parts.set_epoch(1)
+    assert [index for part in parts for index in part.indices] != order
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("num_images", [7, 8, 11, 37])
+def test_parts_have_the_images_of_each_step_between_them_and_weights_that_make_their_mean_the_steps(
+    num_images, world_size, accumulate
+):
+    whole = list(Parts(num_images, batch_size=7, seed=5))
+    shares = [
+        list(Parts(num_images, batch_size=7, seed=5, accumulate=accumulate, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    assert [part.weight for part in whole] == [1.0] * len(whole)
+    assert {len(share) for share in shares} == {accumulate * len(whole)}
+    for step, (indices, _) in enumerate(whole):
+        parts = [share[accumulate * step + turn] for share in shares for turn in range(accumulate)]
+        counted = [index for part in parts if part.weight for index in part.indices]
+        assert sorted(counted) == sorted(indices)
+        # Lightning takes the mean over parts and processes of weight × mean loss.
+        means = [part.weight * sum(part.indices) / len(part.indices) for part in parts]
+        assert sum(means) / len(means) == pytest.approx(sum(indices) / len(indices))
+
+
+def test_more_parts_than_images_in_a_step_are_an_error():
+    with pytest.raises(ValueError, match="accumulate × processes is 9, expected at most batch_size = 8"):
+        train_batches(split(37), batch_size=8, seed=0, accumulate=3, world_size=3)
+
+
+def test_processes_share_the_images_of_an_evaluation():
+    assert labels(batches(split(11), batch_size=4, rank=0, world_size=2)) == list(range(0, 11, 2))
+    assert labels(batches(split(11), batch_size=4, rank=1, world_size=2)) == list(range(1, 11, 2))
 
 
 def test_evaluation_takes_every_image_in_order():

@@ -11,6 +11,7 @@ from teka.errors import unknown_name
 
 COMMANDS = {
     "demo": "train three small models on digits, shift the images and compare",
+    "download": "fetch published data sets and check them",
     "train": "train a model on a data set",
     "evaluate": "accuracy of a trained run on its test images",
     "shift": "accuracy of trained runs at every shift",
@@ -29,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line after `teka`, the process's own by default.
 
     Returns:
-        Exit code: 0; 1 when training diverged or one of its processes was killed; 130 when interrupted. Bad input exits
-        with 2 and one line on standard error.
+        Exit code: 0; 1 when training diverged, ran out of memory or lost a process, or a download failed; 130 when
+        interrupted. Bad input exits with 2 and one line on standard error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
-    except (FloatingPointError, ChildProcessError) as error:
+    except (FloatingPointError, ChildProcessError, MemoryError, ConnectionError) as error:
         sys.stderr.write(f"teka {name}: {error}\n")
         return FAILED
     except (ValueError, ImportError) as error:

@@ -1,30 +1,35 @@
 """`teka train`: train a run, or go on with one."""
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
-from teka.training import Run, train
+from teka.training import Execution, Run, train
 
 EXAMPLES = """\
   teka train --position rotation --seed 1
   teka train --data mnist --data-dir data --image-size 32 --position absolute --kernel positive
+  teka train --data pictures --image-size 32 --out runs/pictures
   teka train --config run.yaml --epochs 50 --out runs/long
   teka train --resume runs/long
 """
 
 
 def make_parser() -> Parser:
-    """Options: the fields of a run, a file of them, and where to write."""
+    """Options: the fields of a run and of its execution, a file of them, and where to write."""
     description = "Train a model on a data set; Ctrl-C leaves a run that --resume goes on with."
     parser = Parser("teka train", description, EXAMPLES)
     parser.add_argument("--config", action="config", help="YAML or JSON file with any of the options below.")
     parser.add_argument("--out", type=str | None, help="Folder of the run, named after it under runs/ by default.")
     parser.add_argument(
-        "--resume", type=str | None, help="Folder of a run to go on with; its own options are used, and no others."
+        "--resume",
+        type=str | None,
+        help="Folder of a run to go on with, by its own options; those of devices and parts may be others.",
     )
     parser.add_class_arguments(Run)
+    parser.add_class_arguments(Execution)
     return parser
 
 
@@ -33,14 +38,15 @@ def main(options: argparse.Namespace, command: str) -> None:
     fields = vars(options)
     out, resume = fields.pop("out"), fields.pop("resume")
     fields.pop("config", None)
+    execution = Execution(**{field.name: fields.pop(field.name) for field in dataclasses.fields(Execution)})
     run = Run.from_dict(fields)
     if resume is not None:
         if out is not None or run != Run():
-            raise wrong_value("resume", resume, "no other option beside it; the run's own are used")
+            raise wrong_value("resume", resume, "no option of a run beside it; its own are used")
         out, run = resume, Run.load(Path(resume))
     folder = Path(out or default_folder(run))
     try:
-        result = train(run, folder, resume=resume is not None, command=command)
+        result = train(run, folder, resume=resume is not None, command=command, execution=execution)
     except KeyboardInterrupt:
         print(f"interrupted; go on with: teka train --resume {folder}")
         raise
@@ -52,4 +58,5 @@ def main(options: argparse.Namespace, command: str) -> None:
 
 def default_folder(run: Run) -> Path:
     """Folder of a run that was given none."""
-    return Path("runs") / f"{run.data}-{run.position}-{run.kernel}-{run.seed}"
+    data = Path(run.data).resolve().stem  # of a name, or a path
+    return Path("runs") / f"{data}-{run.position}-{run.kernel}-{run.seed}"

@@ -1,9 +1,20 @@
 """Training runs, reading them back, and measuring them."""
 
 from teka.training.evaluate import evaluate
+from teka.training.execution import Execution
 from teka.training.restore import TrainedRun, restore
 from teka.training.run import Run
 from teka.training.shift import ShiftSettings, measure, write_shift_report
 from teka.training.train import train
 
-__all__ = ["Run", "ShiftSettings", "TrainedRun", "evaluate", "measure", "restore", "train", "write_shift_report"]
+__all__ = [
+    "Execution",
+    "Run",
+    "ShiftSettings",
+    "TrainedRun",
+    "evaluate",
+    "measure",
+    "restore",
+    "train",
+    "write_shift_report",
+]

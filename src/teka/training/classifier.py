@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 
 from teka.nn import redraw_projections
+from teka.training.batches import TrainBatch
 from teka.training.run import Run
 
 Batch = Sequence[Tensor]  # images (B, C, H, W) and labels (B,)
@@ -44,29 +45,43 @@ class Classifier(LightningModule):
         """Logits."""
         return self.model(images)
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
         """Seed dropout for this step, and redraw random projections on schedule."""
-        torch.manual_seed(self.run.seed * 1_000_003 + self.global_step)
-        every = self.run.redraw_every
-        if every and self.global_step and self.global_step % every == 0:
+        seed = self.run.seed * 1_000_003 + self.global_step
+        torch.manual_seed(seed)
+        every, turn = self.run.redraw_every, batch_idx % self.trainer.accumulate_grad_batches
+        if every and self.global_step and self.global_step % every == 0 and turn == 0:
             redraw_projections(self.model)
+        # Every part of a step drops by a draw of its own, and all processes have the same projections.
+        part = turn * self.trainer.world_size + self.global_rank
+        if part:
+            torch.manual_seed(seed + part * 1_000_000_007)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, ""]:
-        """Loss of one batch."""
-        images, labels = batch
+    def training_step(self, batch: TrainBatch, batch_idx: int) -> Float[Tensor, ""]:
+        """Loss of one batch, times what it counts for."""
+        images, labels, weight = batch
         logits = self.model(images)
-        loss = cross_entropy(logits, labels)
-        self.train_accuracy(logits, labels)
-        self.log("train_loss", loss, prog_bar=True, on_step=False, on_epoch=True)
+        loss = cross_entropy(logits, labels, label_smoothing=self.run.label_smoothing)
+        if weight:
+            self.train_accuracy(logits, labels)
+        several = self.trainer.world_size > 1
+        self.log(
+            *("train_loss", loss),
+            prog_bar=True,
+            on_step=False,
+            on_epoch=True,
+            sync_dist=several,
+            batch_size=len(labels),
+        )
         self.log("train_accuracy", self.train_accuracy, prog_bar=True, on_step=False, on_epoch=True)
-        return loss
+        return weight * loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and accuracy of one batch."""
         images, labels = batch
         logits = self.model(images)
         self.validation_accuracy(logits, labels)
-        self.log("validation_loss", cross_entropy(logits, labels))
+        self.log("validation_loss", cross_entropy(logits, labels), sync_dist=self.trainer.world_size > 1)
         self.log("validation_accuracy", self.validation_accuracy, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

@@ -15,6 +15,7 @@ from teka.models import Performer
 
 OPTIMIZERS = ("adam", "adamw")
 SCHEDULES = ("constant", "cosine")
+PRECISIONS = ("float32", "bfloat16", "float16")
 RUN_FILE = "run.json"
 
 
@@ -23,11 +24,13 @@ class Run:
     """Everything that decides what a training run computes.
 
     Args:
-        data: Data set: "digits", "mnist", "fashion-mnist" or "cifar10".
-        data_dir: Folder with the data set's published files; digits need none.
+        data: Data set: "digits", "mnist", "fashion-mnist" or "cifar10"; or the path of a folder with a sub-folder of
+            pictures for each class, or of an .npz file of images and labels.
+        data_dir: Folder with the data set's files; digits need none. A path in `data` is looked for in it first.
         image_size: Side of the images in pixels: the canvas of digits, a bilinear resize of the others.
         train_size: Number of training images, all by default.
-        validation_size: Number of training images held out, 137 of digits and 5,000 of the others by default.
+        validation_size: Number of training images held out; by default 137 of digits, 5,000 of the other published
+            ones and a tenth of one's own.
         position: What the model knows of positions: "none", "absolute", or a relative kernel: "rotary", "rotation",
             "fourier", "clipped", "rotation_joint", "clipped_features" or another that `teka.nn.Attention` takes.
         kernel: Content kernel: "squared_relu", "softmax", "positive", "hedgehog" or any other
@@ -58,6 +61,9 @@ class Run:
         batch_size: Images a step.
         optimizer: "adamw" or "adam".
         learning_rate: Peak learning rate.
+        label_smoothing: Share of the target that is spread over all classes in training; the loss of held-out images
+            is without it.
+        precision: "float32", or "bfloat16" or "float16" for products under autocast with weights in float32.
         betas: Decay rates of Adam's moments.
         weight_decay: Decoupled weight decay of AdamW; 0 with "adam".
         schedule: "cosine" (to 0 over the epochs) or "constant".
@@ -103,6 +109,8 @@ class Run:
     batch_size: int = 64
     optimizer: str = "adamw"
     learning_rate: float = 2e-3
+    label_smoothing: float = 0.0
+    precision: str = "float32"
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.05
     schedule: str = "cosine"
@@ -118,6 +126,10 @@ class Run:
             raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
         if self.schedule not in SCHEDULES:
             raise unknown_name("schedule", self.schedule, SCHEDULES)
+        if self.precision not in PRECISIONS:
+            raise unknown_name("precision", self.precision, PRECISIONS)
+        if not 0 <= self.label_smoothing < 1:
+            raise wrong_value("label_smoothing", self.label_smoothing, "a share of at least 0 and below 1")
         for argument in ("epochs", "batch_size"):
             if getattr(self, argument) < 1:
                 raise wrong_value(argument, getattr(self, argument), "at least 1")

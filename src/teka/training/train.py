@@ -1,10 +1,10 @@
 """Training a run: from nothing, or on from where it was."""
 
 import shutil
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -12,19 +12,27 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerStatus
-from lightning.pytorch.utilities.types import STEP_OUTPUT
+from lightning.pytorch.utilities import rank_zero_only
 
 from teka import data
 from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_json
 from teka.provenance import provenance
-from teka.training.batches import batches, train_batches
-from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state
+from teka.training.batch_source import BatchSource
+from teka.training.checkpoint import BEST, CHECKPOINTS, LAST
 from teka.training.classifier import Classifier
+from teka.training.clock import Clock, seconds_so_far
+from teka.training.execution import Execution
 from teka.training.run import RUN_FILE, Run
 
 RESULT_FILE = "result.json"
+# Lightning's words for a run's precision.
+PRECISION: Mapping[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
+    "float32": "32-true",
+    "bfloat16": "bf16-mixed",
+    "float16": "16-mixed",
+}
 
 
 def load_data(run: Run) -> Dataset:
@@ -47,6 +55,7 @@ def train(
     dataset: Dataset | None = None,
     callbacks: Sequence[Callback] = (),
     progress_bar: bool = True,
+    execution: Execution | None = None,
 ) -> dict[str, object]:
     """Train a run and write into its folder what it was, how it went and what came of it.
 
@@ -62,6 +71,8 @@ def train(
         dataset: What `load_data(run)` gives, for a caller that has it already.
         callbacks: Lightning's callbacks besides those of every run; what they keep in their state is resumed too.
         progress_bar: Whether to show a bar.
+        execution: On what it is trained and in how many parts, one device and one part by default. Of several
+            processes each calls this function, and the first writes.
 
     Returns:
         What `result.json` holds.
@@ -70,9 +81,15 @@ def train(
         ValueError: The folder is a file, or holds a run already and `resume` is False, or a different run.
         KeyboardInterrupt: Interrupted; the folder can be resumed.
         FloatingPointError: The loss became NaN or infinite; the folder holds the last sound epoch.
+        MemoryError: A step did not fit into memory; the folder holds the last whole epoch.
     """
     folder = make_directory("out", out)
-    _check_folder(folder, run, resume=resume)
+    execution = Execution() if execution is None else execution
+    if run.precision == "float16" and (execution.accelerator == "cpu" or not torch.cuda.is_available()):
+        raise wrong_value("precision", run.precision, "'float32' or 'bfloat16' on a CPU")
+    is_first = getattr(rank_zero_only, "rank", 0) == 0
+    if is_first:  # which has written into the folder before the others begin
+        _check_folder(folder, run, resume=resume)
     if resume and (folder / RESULT_FILE).is_file():
         return read_json(folder / RESULT_FILE)
     dataset = load_data(run) if dataset is None else dataset
@@ -80,18 +97,24 @@ def train(
     model = run.make_model(
         image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
     )
-    run.save(folder)
-    loader = train_batches(dataset.train, batch_size=run.batch_size, seed=run.seed)
-    classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=run.epochs * len(loader))
+    execution.prepare(model)
+    if is_first:
+        run.save(folder)
+    steps = run.epochs * -(-len(dataset.train) // run.batch_size)
+    classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=steps)
     last = folder / CHECKPOINTS / LAST
     # Each start of a run logs to a folder of its own, so that resuming keeps what was logged.
     table = CSVLogger(folder, name="logs")
     held_out = len(dataset.validation) > 0
-    clock = _Clock(seconds_so_far(last) if resume and last.is_file() else 0.0)
+    clock = Clock(seconds_so_far(last) if resume and last.is_file() else 0.0)
     trainer = Trainer(
         max_epochs=run.epochs,
-        accelerator="auto",
-        devices=1,
+        accelerator=execution.accelerator,
+        devices=execution.devices,
+        num_nodes=execution.num_nodes,
+        accumulate_grad_batches=execution.accumulate,
+        precision=PRECISION[run.precision],
+        use_distributed_sampler=False,
         callbacks=[
             clock,
             *([_ProgressBar()] if progress_bar else []),
@@ -109,7 +132,7 @@ def train(
         # The images are tensors in memory: processes to load them would only cost.
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         # Holding nothing out is a choice of the run's.
-        warnings.filterwarnings("ignore", message=".*have no `val_dataloader`.*")
+        warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")
         # The folder is the run's own, and is there when a run goes on.
         warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
         # Lightning's own use of torch's pytrees.
@@ -117,17 +140,25 @@ def train(
         try:
             trainer.fit(
                 classifier,
-                loader,
-                batches(dataset.validation, batch_size=run.batch_size) if held_out else None,
+                datamodule=BatchSource(dataset, run, execution),
                 ckpt_path=last if resume and last.is_file() else None,
                 weights_only=True,
             )
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise MemoryError(
+                f"a step did not fit into memory in epoch {trainer.current_epoch}, step {trainer.global_step}: "
+                f"{_first_line(error)}; take accumulate above {execution.accumulate}, activation_checkpointing or a "
+                "smaller batch_size; "
+                + (f"{last} keeps the last whole epoch" if last.is_file() else "no epoch was whole yet")
+            ) from error
         except SystemExit as error:
             # Lightning turns Ctrl-C into an exit; the caller is to know what it was.
             if trainer.state.status == TrainerStatus.INTERRUPTED:
                 raise KeyboardInterrupt from error
             raise
-    if not held_out:
+    if not held_out and is_first:
         shutil.copyfile(folder / CHECKPOINTS / LAST, folder / CHECKPOINTS / BEST)
     result: dict[str, object] = {
         **provenance(command),
@@ -138,14 +169,9 @@ def train(
         "validation_images": len(dataset.validation),
         "validation_accuracy": clock.best_validation_accuracy,
     }
-    write_json(folder / RESULT_FILE, result)
+    if is_first:
+        write_json(folder / RESULT_FILE, result)
     return result
-
-
-def seconds_so_far(checkpoint: Path) -> float:
-    """Seconds of training that a checkpoint counts, 0 if it does not say."""
-    seconds = callback_state(checkpoint, _Clock.__name__).get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 class _ProgressBar(TQDMProgressBar):
@@ -160,43 +186,6 @@ class _ProgressBar(TQDMProgressBar):
 
     def init_validation_tqdm(self) -> Tqdm:
         return Tqdm(disable=True)
-
-
-class _Clock(Callback):
-    """Seconds trained, carried over a resume, and a stop when the loss is not a number."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.best_validation_accuracy: float | None = None
-        self._since = time.perf_counter()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._since = time.perf_counter()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: object, batch_idx: int
-    ) -> None:
-        loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
-        if loss is not None and not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss is {loss.item()} in epoch {trainer.current_epoch}, step {trainer.global_step}; "
-                "take a smaller learning_rate or gradient_clip; the last whole epoch's checkpoint is kept"
-            )
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        now = time.perf_counter()
-        self.seconds += now - self._since
-        self._since = now
-        accuracy = trainer.callback_metrics.get("validation_accuracy")
-        if accuracy is not None:
-            self.best_validation_accuracy = max(float(accuracy), self.best_validation_accuracy or 0.0)
-
-    def state_dict(self) -> dict[str, object]:
-        return {"seconds": self.seconds, "best_validation_accuracy": self.best_validation_accuracy}
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        self.seconds = state_dict["seconds"]
-        self.best_validation_accuracy = state_dict["best_validation_accuracy"]
 
 
 def _callbacks(run: Run, folder: Path, *, held_out: bool) -> list[Callback]:
@@ -231,3 +220,12 @@ def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
     if found != run:
         fields = [name for name, value in run.to_dict().items() if found.to_dict()[name] != value]
         raise wrong_value("out", str(folder), f"the same run to resume; it differs in {', '.join(fields)}")
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # The allocator of a CPU has no class of error of its own.
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,114 @@
+import csv
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from teka.training import Execution, train
+from teka.training.checkpoint import read_weights
+
+
+@pytest.fixture(scope="module")
+def run(tiny):
+    """96 images in steps of 20, so that the last step of an epoch has fewer."""
+    return dataclasses.replace(tiny, batch_size=20, kernel="squared_relu", learning_rate=1e-3)
+
+
+@pytest.fixture(scope="module")
+def whole(run, tmp_path_factory):
+    """The folder of the run on one device and in one part."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(run, folder)
+    return folder
+
+
+def losses(folder):
+    with (folder / "logs" / "version_0" / "metrics.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("train_loss")]
+    return [float(row["train_loss"]) for row in rows]
+
+
+def weights(folder):
+    return read_weights(folder / "checkpoints" / "last.ckpt")
+
+
+def assert_the_same(folder, whole):
+    assert losses(folder) == pytest.approx(losses(whole), rel=1e-5)
+    found, expected = weights(folder), weights(whole)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        # Adam divides by the gradient's size, so that the rounding of a small gradient shows.
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=5e-4)
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [
+        pytest.param(Execution(accumulate=2), id="two parts"),
+        pytest.param(Execution(accumulate=3), id="three parts, of unequal sizes"),
+        pytest.param(Execution(activation_checkpointing=True), id="activations computed again"),
+    ],
+)
+def test_the_numbers_are_those_of_one_device_and_one_part(run, whole, tmp_path, execution):
+    train(run, tmp_path / "run", execution=execution)
+    assert_the_same(tmp_path / "run", whole)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from teka.training import Execution, Run, train
+if __name__ == "__main__":
+    train(Run.load(Path(sys.argv[1])), sys.argv[2], execution=Execution(accelerator="cpu", devices=2))
+"""
+
+
+def test_two_processes_compute_what_one_does(run, whole, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, str(script), str(whole), str(tmp_path / "run")]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert finished.returncode == 0, finished.stderr
+    assert_the_same(tmp_path / "run", whole)
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(run, whole, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(model))
+    train(dataclasses.replace(run, epochs=1), tmp_path / "run", execution=Execution(compile=True))
+    assert len(compiled) == 1
+    assert weights(tmp_path / "run").keys() == weights(whole).keys()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(run, whole, tmp_path, precision):
+    if precision == "float16" and not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="precision is 'float16', expected 'float32' or 'bfloat16' on a CPU"):
+            train(dataclasses.replace(run, precision=precision), tmp_path / "run")
+        return
+    train(dataclasses.replace(run, precision=precision), tmp_path / "run")
+    assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
+    assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=0.03)
+    assert losses(tmp_path / "run") != losses(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accelerator": "tpu"}, "accelerator"),
+        ({"devices": 0}, "devices is 0, expected a whole number of at least 1"),
+        ({"num_nodes": 1.5}, "num_nodes is 1.5"),
+        ({"accumulate": True}, "accumulate is True"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_names_it(options, message, as_users_run_it):
+    with pytest.raises(ValueError, match=message):
+        Execution(**options)
+
+
+def test_a_model_without_blocks_has_none_to_compute_again():
+    with pytest.raises(ValueError, match="activation_checkpointing is True, expected False for Linear"):
+        Execution(activation_checkpointing=True).prepare(torch.nn.Linear(3, 5))
