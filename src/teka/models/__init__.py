@@ -1,5 +1,22 @@
-"""Models made of teka's layers."""
+"""Models made of teka's layers, and the baselines that they are compared with."""
 
+from torch import nn
+
+from teka.models.alexnet import AlexNet
+from teka.models.linformer import Linformer
 from teka.models.performer import Performer
+from teka.models.resnet18 import ResNet18
+from teka.models.routing_transformer import RoutingTransformer
+from teka.models.vgg16 import VGG16
 
-__all__ = ["Performer"]
+# Every model takes (image_size, in_channels, num_classes) and its own options by name.
+MODELS: dict[str, type[nn.Module]] = {
+    "performer": Performer,
+    "alexnet": AlexNet,
+    "vgg16": VGG16,
+    "resnet18": ResNet18,
+    "linformer": Linformer,
+    "routing_transformer": RoutingTransformer,
+}
+
+__all__ = ["MODELS", "VGG16", "AlexNet", "Linformer", "Performer", "ResNet18", "RoutingTransformer"]

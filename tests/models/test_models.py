@@ -1,0 +1,131 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from teka.models import MODELS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
+TRANSFORMER = {"dim": 8, "depth": 2, "heads": 2}
+# Each model small enough to test in milliseconds, where it has such sizes.
+SMALL: dict[str, dict[str, Any]] = {
+    "performer": TRANSFORMER,
+    "alexnet": {},
+    "vgg16": {"width": 4, "hidden": 8},
+    "resnet18": {"width": 4},
+    "linformer": {**TRANSFORMER, "num_projected": 5},
+    "routing_transformer": TRANSFORMER,
+}
+# Sides that poolings without padding need.
+SMALLEST_SIDE = {"alexnet": 29, "vgg16": 32}
+
+
+def build(
+    name: str, image_size: int | tuple[int, int] = 32, in_channels: int = 3, *, seed: int = 0, **options: Any
+) -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[name](image_size, in_channels, 5, **{**SMALL[name], **options})
+
+
+def draw_images(batch: int = 4, channels: int = 3, height: int = 32, width: int = 32) -> Tensor:
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "size", [(32, 32), (32, 37), (28, 28), (16, 16), (14, 14)], ids=lambda size: "{}x{}".format(*size)
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_images_of_every_size_that_the_poolings_allow_become_logits(name: str, size: tuple[int, int], channels: int):
+    if min(size) < SMALLEST_SIDE.get(name, 1):
+        with pytest.raises(ValueError, match=f"image_size is .*, expected .* at least {SMALLEST_SIDE[name]} pixels"):
+            build(name, size, channels)
+        return
+    assert build(name, size, channels)(draw_images(2, channels, *size)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", SMALLEST_SIDE)
+def test_the_smallest_side_is_the_smallest_that_leaves_a_place(name: str):
+    side = SMALLEST_SIDE[name]
+    model = build(name, side)
+    assert model(draw_images(2, 3, side, side)).shape == (2, 5)
+    with pytest.raises(RuntimeError, match="too small"):
+        model.get_submodule("features")(draw_images(2, 3, side - 1, side - 1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(name: str):
+    model, images, labels = build(name), draw_images(), torch.tensor([0, 1, 4, 1])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        if step == 0:
+            optimizer.step()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert torch.isfinite(parameter.grad).all(), parameter_name
+        assert parameter.grad.abs().max() > 1e-9, parameter_name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_in_evaluation_logits_are_repeated_and_do_not_depend_on_the_rest_of_the_batch(name: str):
+    model, images = build(name).double(), draw_images().double()
+    model(images)  # statistics and centroids move
+    model.eval()
+    logits = model(images)
+    assert torch.equal(model(images), logits)
+    torch.testing.assert_close(model(images[2:3]), logits[2:3], rtol=1e-8, atol=0)
+    assert not torch.allclose(logits[:1], logits[2:3], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_and_buffers_that_are_loaded_give_the_same_logits(name: str):
+    model, other, images = build(name), build(name, seed=1), draw_images()
+    model(images)  # statistics and centroids move
+    assert not torch.allclose(other.eval()(images), model.eval()(images), rtol=1e-4, atol=0)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(images), model(images))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_under_autocast_logits_and_gradients_stay_finite(name: str):
+    model = build(name)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(30 * draw_images()).float().square().mean()
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_images_of_another_shape_are_an_error(name: str):
+    model = build(name)
+    for shape in ((2, 1, 32, 32), (2, 3, 33, 32), (2, 3, 32, 31)):
+        with pytest.raises(ValueError, match=r"images has shape .*, expected \(batch, 3, 32, 32\)"):
+            model(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_that_are_not_positive_are_an_error(name: str):
+    for argument, sizes in (("image_size", (0, 3, 5)), ("in_channels", (32, 0, 5)), ("num_classes", (32, 3, 0))):
+        with pytest.raises(ValueError, match=f"{argument} is 0"):
+            MODELS[name](*sizes, **SMALL[name])
+    for argument, size in SMALL[name].items():
+        if isinstance(size, int):
+            with pytest.raises(ValueError, match=f"{argument} is 0"):
+                build(name, **{argument: 0})
+
+
+def test_the_table_of_the_baselines_is_what_its_code_prints(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    exec(compile(block, "baselines.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    rows = re.findall(r"^\| `.*$", PAGE, flags=re.MULTILINE)
+    assert len(printed) == len(rows)
+    for line, row in zip(printed, rows, strict=True):
+        assert row.startswith(line), f"{line} is not the beginning of {row}"
+    assert {re.split("[`, ]", line)[2] for line in printed} == set(MODELS)

@@ -1,0 +1,41 @@
+import pytest
+import torch
+from tests.contracts.cases import relative_change
+from torch import nn
+
+from teka.models.pre_norm_block import PreNormBlock
+from teka.nn import Attention, TransformerBlock
+
+
+class PlainAttention(nn.Module):
+    """teka's attention without positions, tokens to tokens."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.attention(tokens)
+
+
+def test_it_computes_what_a_transformer_block_does_around_the_same_attention():
+    torch.manual_seed(0)
+    block = TransformerBlock(6, 2, kernel="softmax", relative=None, mlp_ratio=3.0).double()
+    other = PreNormBlock(PlainAttention(block.attention), 6, mlp_ratio=3.0).double()
+    for part in ("attention_norm", "mlp_norm", "mlp"):
+        other.get_submodule(part).load_state_dict(block.get_submodule(part).state_dict())
+    tokens = torch.randn(2, 7, 6, dtype=torch.float64)
+    assert relative_change(other(tokens), block(tokens)) < 1e-12
+
+
+def test_dropout_acts_after_the_attention_the_gelu_and_the_mlp():
+    block = PreNormBlock(nn.Identity(), 6, dropout=0.25)
+    assert [module.p for module in block.modules() if isinstance(module, nn.Dropout)] == [0.25] * 3
+    everything = PreNormBlock(nn.Identity(), 6, dropout=1.0)
+    tokens = torch.randn(2, 7, 6)
+    assert torch.equal(everything(tokens), tokens)
+
+
+def test_an_mlp_without_width_is_an_error():
+    with pytest.raises(ValueError, match=r"mlp_ratio is 0.1, expected at least 1 / dim = 1 / 6"):
+        PreNormBlock(nn.Identity(), 6, mlp_ratio=0.1)
