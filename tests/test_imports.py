@@ -35,6 +35,9 @@ NOT_IMPORTED = (
     "scipy",
     "torchvision",
     "tensorboard",
+    "pooch",
+    "requests",
+    "PIL",
 )
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 

@@ -1,11 +1,18 @@
 import gzip
 import hashlib
+import io
+import re
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from teka.data.fetch import PublishedFile
 from teka.data.idx_dataset import IdxDataset, IdxFiles
 from teka.data.record_dataset import RecordDataset
 
@@ -13,6 +20,85 @@ from teka.data.record_dataset import RecordDataset
 def idx_bytes(values: Tensor) -> bytes:
     header = bytes([0, 0, 8, values.ndim]) + b"".join(side.to_bytes(4, "big") for side in values.shape)
     return header + values.to(torch.uint8).numpy().tobytes()
+
+
+def tar_bytes(members: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return gzip.compress(packed.getvalue(), mtime=0)
+
+
+class FileServer:
+    """Files at http://127.0.0.1, with a fault for each of the coming requests; what was asked for is kept.
+
+    Args:
+        files: Contents by path, without the first slash.
+    """
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.faults: list[str] = []
+        self.knows_ranges = True
+        self.encoding: str | None = None
+        self.requests: list[tuple[str, str | None]] = []
+        self.closing = threading.Event()
+        files_and_faults = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                files_and_faults.answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        asked = handler.headers.get("Range")
+        self.requests.append((handler.path.removeprefix("/"), asked))
+        fault = self.faults.pop(0) if self.faults else "none"
+        content = self.files.get(handler.path.removeprefix("/"))
+        if fault.isdecimal() or content is None:
+            handler.send_response(int(fault) if fault.isdecimal() else 404)
+            handler.end_headers()
+            return
+        found = re.fullmatch(r"bytes=(\d+)-", asked or "") if self.knows_ranges else None
+        start = int(found[1]) if found else 0
+        if found and start >= len(content):
+            handler.send_response(416)
+            handler.send_header("Content-Range", f"bytes */{len(content)}")
+            handler.end_headers()
+            return
+        body = content[start:]
+        handler.send_response(206 if found else 200)
+        if found:
+            first = start + 1 if fault == "other range" else start
+            handler.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        if fault != "ends unannounced":
+            handler.send_header("Content-Length", str(len(body)))
+        if self.encoding is not None:
+            handler.send_header("Content-Encoding", self.encoding)
+        handler.end_headers()
+        half = len(body) // 2
+        if fault == "corrupts":
+            body = body[:half] + bytes([body[half] ^ 255]) + body[half + 1 :]
+        handler.wfile.write(body[:half] if fault in ("truncates", "stalls", "ends unannounced") else body)
+        handler.wfile.flush()
+        if fault == "stalls":
+            self.closing.wait(timeout=60)
+
+    def close(self) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 class SyntheticIdx:
@@ -38,7 +124,7 @@ class SyntheticIdx:
         images[:, 0, 0] = torch.arange(num_images)
         return images, torch.arange(num_images) % self.num_classes
 
-    def dataset(self, system_folder: Path | None = None) -> IdxDataset:
+    def dataset(self, system_folder: Path | None = None, addresses: tuple[str, ...] = ()) -> IdxDataset:
         hashes = {file: hashlib.sha256(content).hexdigest() for file, content in self.contents.items()}
         return IdxDataset(
             name="synthetic",
@@ -46,6 +132,7 @@ class SyntheticIdx:
             test=IdxFiles("test-images", hashes["test-images"], "test-labels", hashes["test-labels"]),
             num_classes=self.num_classes,
             remedy="Ask the author.",
+            addresses=addresses,
             system_folder=system_folder,
         )
 
@@ -81,7 +168,7 @@ class SyntheticRecords:
         images = torch.randint(0, 256, (num_images, *self.image_shape), generator=generator, dtype=torch.uint8)
         return images, torch.randint(0, self.num_classes, (num_images,), generator=generator)
 
-    def dataset(self) -> RecordDataset:
+    def dataset(self, addresses: tuple[str, ...] = ()) -> RecordDataset:
         return RecordDataset(
             name="synthetic",
             published_folder="synthetic-bin",
@@ -91,7 +178,18 @@ class SyntheticRecords:
             image_shape=self.image_shape,
             num_classes=self.num_classes,
             remedy="Ask the author.",
+            archive=PublishedFile(
+                name="synthetic.tar.gz",
+                addresses=tuple(f"{address}synthetic.tar.gz" for address in addresses),
+                known_hash=f"md5:{hashlib.md5(self.archive()).hexdigest()}",
+                packing="none",
+            ),
         )
+
+    def archive(self) -> bytes:
+        """The published archive, which holds more than the files."""
+        members = {f"synthetic-bin/{name}": content for name, content in self.contents.items()}
+        return tar_bytes(members | {"synthetic-bin/readme.html": b"<html>", "../batch-1": b"outside"})
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,3 +211,16 @@ def synthetic() -> SyntheticIdx:
 @pytest.fixture
 def to_idx():
     return idx_bytes
+
+
+@pytest.fixture
+def to_tar():
+    return tar_bytes
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    running = FileServer({})
+    yield running
+    running.close()

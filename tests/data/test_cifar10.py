@@ -16,6 +16,11 @@ def test_no_file_is_a_pickle():
     assert all(file.endswith(".bin") for file in CIFAR10.train + CIFAR10.test)
 
 
+def test_the_archive_is_the_binary_version_with_the_published_md5():
+    assert CIFAR10.archive.addresses == ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)
+    assert CIFAR10.archive.known_hash == "md5:c32a1d4ab5d03f1284b67883e8d87530"
+
+
 def test_the_remedy_says_where_the_files_are():
     assert "http" in CIFAR10.remedy
     assert "data_dir" in CIFAR10.remedy

@@ -53,6 +53,13 @@ def test_packed_and_plain_files_may_be_mixed(synthetic, tmp_path: Path):
     assert_is_synthetic(synthetic, synthetic.dataset().read(tmp_path))
 
 
+def test_of_a_packed_and_a_plain_file_the_plain_one_is_read(synthetic, tmp_path: Path):
+    synthetic.write(tmp_path, packed=True)
+    synthetic.write(tmp_path, packed=False)
+    (tmp_path / "train-images.gz").write_bytes(b"damaged")
+    assert_is_synthetic(synthetic, synthetic.dataset().read(tmp_path))
+
+
 def test_missing_files_are_an_error_that_names_every_place_and_what_to_do(synthetic, tmp_path: Path):
     synthetic.write(tmp_path)
     (tmp_path / "test-images.gz").unlink()
@@ -63,11 +70,11 @@ def test_missing_files_are_an_error_that_names_every_place_and_what_to_do(synthe
     assert f"{tmp_path / 'synthetic'} (no train-images, no train-labels, no test-images, no test-labels)" in message
     assert f"{tmp_path} (no test-images)" in message
     assert str(system) in message
-    assert message.endswith("Ask the author.")
+    assert message.endswith(f"Run `teka download synthetic --data-dir {tmp_path}`. Ask the author.")
 
 
 def test_no_folder_at_all_is_an_error_that_says_so(synthetic):
-    with pytest.raises(ValueError, match=r"no data_dir was given\. Ask the author\."):
+    with pytest.raises(ValueError, match=r"no data_dir was given\. Run `teka download synthetic --data-dir data`"):
         synthetic.dataset().read()
 
 

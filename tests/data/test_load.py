@@ -105,14 +105,21 @@ def test_missing_files_are_an_error_that_says_what_to_do(name: str, tmp_path: Pa
     monkeypatch.setitem(PUBLISHED_DATASETS, name, replace(PUBLISHED_DATASETS[name], system_folder=tmp_path / "system"))
     with pytest.raises(ValueError, match=f"the files of {name} were not found") as caught:
         load(name, data_dir=tmp_path)
-    for part in (str(tmp_path / name), f"{tmp_path} (no train-images-idx3-ubyte", "ownload the four files"):
+    for part in (
+        str(tmp_path / name),
+        f"{tmp_path} (no train-images-idx3-ubyte",
+        f"Run `teka download {name} --data-dir {tmp_path}`",
+    ):
         assert part in str(caught.value)
 
 
 def test_missing_files_of_cifar10_are_an_error_that_says_what_to_do(tmp_path: Path):
     with pytest.raises(ValueError, match="the files of cifar10 were not found") as caught:
         load("cifar10", data_dir=tmp_path)
-    for part in (f"{tmp_path / 'cifar-10-batches-bin'} (no data_batch_1.bin", "Download http"):
+    for part in (
+        f"{tmp_path / 'cifar-10-batches-bin'} (no data_batch_1.bin",
+        f"Run `teka download cifar10 --data-dir {tmp_path}`",
+    ):
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -176,3 +183,27 @@ def test_a_size_that_does_not_fit_is_an_error(options: dict, message: str):
 def test_an_image_size_of_nothing_is_an_error(synthetic_mnist):
     with pytest.raises(ValueError, match="image_size is 0"):
         synthetic_mnist(image_size=0)
+
+
+def test_a_path_is_looked_for_in_data_dir_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for folder, level in ((tmp_path, 3), (tmp_path / "data", 5)):
+        folder.mkdir(exist_ok=True)
+        images = np.full((5, 3, 7), level, dtype=np.uint8)
+        np.savez(folder / "arrays.npz", images=images, labels=np.arange(5))
+    monkeypatch.chdir(tmp_path)
+    for data_dir, level in ((None, 3), ("elsewhere", 3), ("data", 5)):
+        assert (load("arrays.npz", data_dir=data_dir).test.images * 255).round().unique().tolist() == [level]
+    assert (load(str(tmp_path / "arrays.npz"), data_dir="data").test.images * 255).round().unique().tolist() == [3]
+
+
+def test_the_name_of_a_data_set_is_not_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load("digits").num_classes == 10
+    with pytest.raises(ValueError, match="the classes of digits is 'none'"):
+        load("./digits")
+
+
+def test_a_path_to_nothing_is_an_error_that_names_every_place(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"no folder of images or \.npz file is at .*/some/pictures or pictures"):
+        load("pictures", data_dir=tmp_path / "some")

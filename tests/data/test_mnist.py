@@ -17,6 +17,12 @@ def test_the_two_data_sets_share_file_names_but_no_content():
 
 
 @pytest.mark.parametrize("dataset", [MNIST, FASHION_MNIST])
+def test_the_addresses_are_folders_on_the_web(dataset):
+    assert dataset.addresses
+    assert all(address.startswith(("http://", "https://")) and address.endswith("/") for address in dataset.addresses)
+
+
+@pytest.mark.parametrize("dataset", [MNIST, FASHION_MNIST])
 def test_the_remedy_says_where_the_files_are(dataset):
     assert "http" in dataset.remedy
     assert "data_dir" in dataset.remedy

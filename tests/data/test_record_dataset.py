@@ -47,7 +47,7 @@ def test_a_record_by_hand_is_a_label_then_whole_channels_row_by_row(synthetic_re
 
 
 def test_no_folder_at_all_is_an_error_that_says_so(synthetic_records):
-    with pytest.raises(ValueError, match=r"no data_dir was given\. Ask the author\."):
+    with pytest.raises(ValueError, match=r"no data_dir was given\. Run `teka download synthetic --data-dir data`"):
         synthetic_records.dataset().read()
 
 
@@ -71,7 +71,7 @@ def test_a_file_of_another_size_is_an_error_with_both_sizes(
         synthetic_records.dataset().read(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path / file} is {state}: it has {size + change} bytes, expected {size} for 5 images of one label "
-        "byte and 3 × 7 × 11 levels. Ask the author."
+        "byte and 3 × 7 × 11 levels; `teka download synthetic` replaces it"
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from teka.data.sizes import height_and_width, whole_number
@@ -42,6 +43,10 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
+        """The images at these indices, in this order."""
+        return Split(self.images[indices], self.labels[indices])
 
 
 @dataclass(frozen=True)

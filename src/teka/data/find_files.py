@@ -1,7 +1,10 @@
 """Where the files of a data set lie: the first folder that has them all."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+
+DATA_DIR = "data"
 
 
 def find_files(
@@ -29,3 +32,15 @@ def find_files(
         looked.append(f"{folder} (no {', no '.join(absent)})")
     places = "; looked in " + " and ".join(looked) if looked else ": no data_dir was given"
     raise ValueError(f"the files of {name} were not found{places}. {remedy}")
+
+
+def download_advice(name: str, data_dir: str | Path | None) -> str:
+    """How to get the files, as an instruction to the user.
+
+    Args:
+        name: Name of the data set.
+        data_dir: Folder that they were looked for in, if any.
+    """
+    folder = shlex.quote(str(DATA_DIR if data_dir is None else data_dir))
+    told = f" and give {folder} as data_dir" if data_dir is None else ""
+    return f"Run `teka download {name} --data-dir {folder}`{told}."

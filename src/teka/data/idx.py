@@ -57,6 +57,23 @@ def read_idx(path: Path, *, num_axes: int, sha256: str | None = None) -> UInt8[T
     return torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8, offset=start).reshape(sizes))
 
 
+def has_content(path: Path, sha256: str) -> bool:
+    """Whether the unpacked content of a file has this hash.
+
+    Args:
+        path: The file, packed by gzip or not.
+        sha256: The hash, in hexadecimal.
+
+    Raises:
+        OSError: The file cannot be opened or read.
+    """
+    try:
+        _check_hash(path, _unpack(path), sha256)
+    except ValueError:
+        return False
+    return True
+
+
 def _unpack(path: Path) -> bytes:
     content = path.read_bytes()
     if not content.startswith(_GZIP):

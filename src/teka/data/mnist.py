@@ -25,8 +25,10 @@ MNIST = IdxDataset(
         labels_sha256="ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
     num_classes=10,
-    remedy="Download the four files from https://ossci-datasets.s3.amazonaws.com/mnist/ into a folder and pass it "
-    "as data_dir.",
+    remedy="By hand: download the four files from https://ossci-datasets.s3.amazonaws.com/mnist/ into a folder and "
+    "pass it as data_dir.",
+    # The authors' own server often refuses, so that the copy that PyTorch keeps comes first.
+    addresses=("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
 )
 
 FASHION_MNIST = IdxDataset(
@@ -44,7 +46,8 @@ FASHION_MNIST = IdxDataset(
         labels_sha256="0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     ),
     num_classes=10,
-    remedy="Run `apt-get install dataset-fashion-mnist` on Debian or Ubuntu, or download the four files from "
+    remedy="By hand: run `apt-get install dataset-fashion-mnist` on Debian or Ubuntu, or download the four files from "
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/ into a folder and pass it as data_dir.",
+    addresses=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     system_folder=Path("/usr/share/datasets/fashion-mnist"),
 )

@@ -9,8 +9,11 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from teka.data.find_files import find_files
+from teka.data.archive import take_files
+from teka.data.fetch import Fetcher, PublishedFile
+from teka.data.find_files import download_advice, find_files
 from teka.data.levels import Levels
+from teka.files import make_directory
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class RecordDataset:
         images_per_file: Number of records in each file.
         image_shape: (C, H, W) of an image.
         num_classes: Number of classes; labels are 0 … num_classes − 1.
-        remedy: What to do when the files are missing or wrong, as an instruction to the user.
+        remedy: How to get the files without `teka download`, as an instruction to the user.
+        archive: The published archive; it holds the files in `published_folder`.
     """
 
     name: str
@@ -39,6 +43,7 @@ class RecordDataset:
     image_shape: tuple[int, int, int]
     num_classes: int
     remedy: str
+    archive: PublishedFile
 
     def read(self, data_dir: str | Path | None = None) -> tuple[Levels, Levels]:
         """Training and test images with levels 0 … 255, shapes (N, C, H, W), from the first folder that has all files.
@@ -51,13 +56,54 @@ class RecordDataset:
                 size than its records take, or a label is not a class.
             OSError: A file cannot be opened or read.
         """
-        folders = []
-        if data_dir is not None:
-            given = Path(data_dir).expanduser()
-            folders += [given / self.published_folder, given / self.name, given]
-        paths = find_files(self.name, folders, [*self.train, *self.test], remedy=self.remedy)
+        folders = [] if data_dir is None else self._folders(Path(data_dir).expanduser())
+        remedy = f"{download_advice(self.name, data_dir)} {self.remedy}"
+        paths = find_files(self.name, folders, [*self.train, *self.test], remedy=remedy)
         train, test = ([paths[file] for file in part] for part in (self.train, self.test))
         return self._read_part(train), self._read_part(test)
+
+    def download(self, data_dir: Path, fetcher: Fetcher) -> Path:
+        """The folder in `data_dir` that has all files; if there is none, the archive is fetched and unpacked.
+
+        The archive is removed again, unless it was there before.
+
+        Raises:
+            ImportError: The archive is to be fetched, and pooch is not installed.
+            ValueError: The archive lacks a file, or has one of another size than its records take.
+            ConnectionError: No address gave the archive.
+        """
+        for folder in self._folders(data_dir):
+            paths = [folder / file for file in (*self.train, *self.test)]
+            if all(map(self._is_whole, paths)):
+                return folder
+            if all(path.is_file() for path in paths):
+                break  # damaged, but it would be read before a later one
+        kept = (data_dir / self.archive.name).is_file()
+        archive = fetcher.fetch(self.archive, data_dir)
+        folder = make_directory("data_dir", data_dir / self.published_folder)
+        places = {f"{self.published_folder}/{file}": folder / file for file in (*self.train, *self.test)}
+        take_files(archive, places, num_bytes=self._file_size)
+        if not kept:
+            archive.unlink()
+        return folder
+
+    def _folders(self, data_dir: Path) -> list[Path]:
+        return [data_dir / self.published_folder, data_dir / self.name, data_dir]
+
+    @property
+    def _record_size(self) -> int:
+        return 1 + math.prod(self.image_shape)
+
+    @property
+    def _file_size(self) -> int:
+        return self.images_per_file * self._record_size
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            self._read_records(path)
+        except (ValueError, FileNotFoundError):
+            return False
+        return True
 
     def _read_part(self, paths: list[Path]) -> Levels:
         num_images = len(paths) * self.images_per_file
@@ -72,15 +118,15 @@ class RecordDataset:
         return Levels(images, labels, highest=255)
 
     def _read_records(self, path: Path) -> UInt8[Tensor, "images bytes"]:
-        record = 1 + math.prod(self.image_shape)
-        size, expected = path.stat().st_size, self.images_per_file * record
+        size, expected = path.stat().st_size, self._file_size
         if size != expected:
             state = "truncated" if size < expected else "too long"
             raise ValueError(
                 f"{path} is {state}: it has {size} bytes, expected {expected} for {self.images_per_file} images of one "
-                f"label byte and {' × '.join(map(str, self.image_shape))} levels. {self.remedy}"
+                f"label byte and {' × '.join(map(str, self.image_shape))} levels; "
+                f"`teka download {self.name}` replaces it"
             )
-        records = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).view(-1, record)
+        records = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).view(-1, self._record_size)
         outside = records[:, 0] >= self.num_classes
         if outside.any():
             index = int(outside.int().argmax())

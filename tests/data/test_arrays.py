@@ -1,0 +1,225 @@
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from teka.data import from_arrays, load
+from teka.data.arrays import read_arrays, read_npz
+from teka.data.dataset import Split
+from teka.data.hold_out import hold_out_test
+from teka.data.levels import Levels
+
+GENERATOR = np.random.default_rng(0)
+BYTES = GENERATOR.integers(0, 256, (23, 3, 5, 7), dtype=np.uint8)  # N, C, H, W
+LABELS = np.arange(23) % 4
+TEST_BYTES, TEST_LABELS = BYTES[:6][:, :, ::-1], np.arange(6) % 5
+OF_AXES = {"NCHW": BYTES, "NHWC": BYTES.transpose(0, 2, 3, 1), "NHW": BYTES[:, 0]}
+
+
+def read(images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options):
+    return read_arrays(images, labels, **options)
+
+
+@pytest.mark.parametrize("axes", OF_AXES)
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "told by the shape"])
+@pytest.mark.parametrize("as_tensor", [True, False], ids=["tensors", "arrays"])
+def test_axes_are_put_in_order(axes: str, declared: bool, as_tensor: bool):
+    images = OF_AXES[axes]
+    given = (torch.from_numpy(images.copy()), torch.from_numpy(LABELS)) if as_tensor else (images, LABELS)
+    train, test, num_classes = read(*given, axes=axes if declared else None)
+    expected = torch.from_numpy(BYTES[:, :1] if axes == "NHW" else BYTES)
+    assert num_classes == 4
+    for part, indices in zip((train, test), hold_out_test(23), strict=True):
+        assert isinstance(part, Levels)
+        assert part.highest == 255
+        assert torch.equal(part.images, expected[indices])
+        assert torch.equal(part.labels, torch.from_numpy(LABELS)[indices])
+
+
+def test_test_images_that_are_given_are_all_used_in_their_order():
+    train, test, num_classes = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
+    assert torch.equal(train.images, torch.from_numpy(BYTES))
+    assert torch.equal(test.images, torch.from_numpy(TEST_BYTES.copy()))
+    assert test.labels.tolist() == TEST_LABELS.tolist()
+    assert num_classes == 5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
+def test_floating_point_is_intensities(dtype: str):
+    images = (BYTES / 255).astype(dtype)
+    train, test, _ = read(images)
+    for part, indices in zip((train, test), hold_out_test(23), strict=True):
+        assert isinstance(part, Split)
+        assert part.images.dtype == torch.float32
+        assert torch.equal(part.images, torch.from_numpy(images.astype(np.float32))[indices])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", ">i8", "uint64"])
+def test_labels_of_any_whole_number_type_will_do(dtype: str):
+    train, _, _ = read(labels=LABELS.astype(dtype))
+    assert train.labels.dtype == torch.int64
+    assert torch.equal(train.labels, torch.from_numpy(LABELS)[hold_out_test(23)[0]])
+
+
+@pytest.mark.parametrize("factor", [1, 1 / 255], ids=["bytes", "floats"])
+def test_later_changes_of_the_arrays_do_not_matter(factor: float):
+    images, labels = (BYTES if factor == 1 else (BYTES * factor).astype(np.float32)).copy(), LABELS.copy()
+    train, test, _ = read(images, labels)
+    before = train.images.clone(), train.labels.clone(), test.images.clone()
+    images[:], labels[:] = 0, 0
+    for tensor, expected in zip((train.images, train.labels, test.images), before, strict=True):
+        assert torch.equal(tensor, expected)
+
+
+@pytest.mark.parametrize("shape", [(23, 3, 5, 3), (23, 1, 5, 1), (23, 4, 5, 7), (23, 1, 5, 3)])
+def test_axes_that_the_shape_does_not_tell_must_be_declared(shape: tuple[int, ...]):
+    images = np.zeros(shape, dtype=np.uint8)
+    with pytest.raises(ValueError, match=r"axes is None, expected 'NHWC' or 'NCHW': the shape of images, .* not tell"):
+        read(images)
+    for axes in ("NHWC", "NCHW"):
+        train, _, _ = read(images, axes=axes)
+        assert tuple(train.images.shape[1:]) == (shape[1:] if axes == "NCHW" else (shape[3], *shape[1:3]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"images": BYTES[0, 0]}, r"images has shape \(5, 7\), expected \(N, H, W\)"),
+        ({"axes": "NHW"}, r"images has shape \(23, 3, 5, 7\), expected \(N, H, W\)"),
+        ({"axes": "NWH"}, "axes is 'NWH', expected one of .*did you mean 'NHW'"),
+        ({"labels": LABELS[:-1]}, r"labels has shape \(22,\), expected \(23,\)"),
+        ({"labels": LABELS[:, None]}, r"labels has shape \(23, 1\)"),
+        ({"labels": LABELS / 1}, r"labels\.dtype is 'float64', expected a whole number type"),
+        ({"labels": LABELS == 0}, r"labels\.dtype is 'bool'"),
+        ({"labels": LABELS - 1}, "labels is 'from -1', expected classes from 0"),
+        ({"images": BYTES.astype(np.int64)}, r"images\.dtype is 'int64', expected uint8"),
+        ({"images": BYTES > 3}, r"images\.dtype is 'bool'"),
+        ({"images": BYTES.astype(np.float32)}, r"images is 'from 0\.0 to 255\.0', expected intensities from 0 to 1"),
+        ({"images": BYTES / 255 - 0.5}, "intensities from 0 to 1"),
+        ({"images": np.full(BYTES.shape, np.nan)}, "images is 'from nan to nan'"),
+        ({"test_images": TEST_BYTES}, "test_labels is None, expected given just when test_images are"),
+        ({"test_labels": TEST_LABELS}, "test_labels is 'given', expected given just when test_images are"),
+        ({"test_images": TEST_BYTES, "test_labels": LABELS}, r"test_labels has shape \(23,\), expected \(6,\)"),
+        ({"images": BYTES[:4], "labels": LABELS[:4]}, "images is '4 in all', expected at least 5"),
+    ],
+)
+def test_malformed_arrays_are_an_error_that_names_them(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        read(**options)
+
+
+def test_from_arrays_parts_as_load_does():
+    dataset = from_arrays(BYTES, LABELS, test_images=TEST_BYTES, test_labels=TEST_LABELS, validation_size=5, seed=3)
+    order = np.random.default_rng(3).permutation(23)
+    assert torch.equal(dataset.train.images, torch.from_numpy(BYTES[order[:18]]) / 255)
+    assert torch.equal(dataset.validation.images, torch.from_numpy(BYTES[order[18:]]) / 255)
+    assert torch.equal(dataset.test.images, torch.from_numpy(TEST_BYTES / np.float32(255)))
+    assert (dataset.name, dataset.num_classes, dataset.image_size, dataset.in_channels) == ("arrays", 5, (5, 7), 3)
+
+
+def test_the_test_part_does_not_depend_on_the_seed_or_the_sizes():
+    first = from_arrays(BYTES, LABELS).test
+    other = from_arrays(BYTES, LABELS, seed=5, validation_size=7, train_size=3).test
+    assert torch.equal(first.images, other.images)
+    assert torch.equal(first.labels, other.labels)
+
+
+def test_a_tenth_is_for_validation_by_default():
+    dataset = from_arrays(BYTES, LABELS)
+    assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [18, 1, 4]
+
+
+def test_bytes_are_resized_and_floating_point_is_not():
+    assert from_arrays(BYTES, LABELS, image_size=(11, 2)).image_size == (11, 2)
+    with pytest.raises(
+        ValueError, match=r"image_size is \(11, 11\), expected None: images of floating point are not resized"
+    ):
+        from_arrays(BYTES / 255, LABELS, image_size=11)
+    with pytest.raises(ValueError, match="image_size is 0"):
+        from_arrays(BYTES, LABELS, image_size=0)
+
+
+def test_test_images_of_another_size_are_an_error():
+    with pytest.raises(ValueError, match=r"test\.images has shape \(6, 3, 5, 6\), expected \(images, 3, 5, 7\)"):
+        from_arrays(BYTES, LABELS, test_images=TEST_BYTES[..., :6], test_labels=TEST_LABELS)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_file_holds_the_arguments(tmp_path: Path, save):
+    path = tmp_path / "arrays.npz"
+    save(path, images=OF_AXES["NHWC"], labels=LABELS, test_images=TEST_BYTES.transpose(0, 2, 3, 1),
+         test_labels=TEST_LABELS, axes="NHWC")  # fmt: skip
+    found = read_npz(path)
+    expected = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
+    assert found[2] == expected[2]
+    for part, expected_part in zip(found[:2], expected[:2], strict=True):
+        assert torch.equal(part.images, expected_part.images)
+        assert torch.equal(part.labels, expected_part.labels)
+
+
+def test_a_file_is_loaded_by_its_path(tmp_path: Path):
+    np.savez(tmp_path / "arrays.npz", images=BYTES, labels=LABELS)
+    dataset = load(str(tmp_path / "arrays.npz"), validation_size=3)
+    expected = from_arrays(BYTES, LABELS, validation_size=3)
+    for part in ("train", "validation", "test"):
+        assert torch.equal(getattr(dataset, part).images, getattr(expected, part).images)
+        assert torch.equal(getattr(dataset, part).labels, getattr(expected, part).labels)
+
+
+def write_single(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, BYTES)
+
+
+class Dangerous:
+    """What would be run if it were ever unpickled."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("it was unpickled",))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda path: np.savez(path, images=np.array([Dangerous()]), labels=LABELS), id="array of objects"),
+        pytest.param(lambda path: path.write_bytes(pickle.dumps(Dangerous())), id="bare pickle"),
+        pytest.param(lambda path: path.write_bytes(b""), id="nothing"),
+        pytest.param(lambda path: path.write_text("no arrays"), id="text"),
+        pytest.param(write_single, id="single array"),
+        pytest.param(lambda path: np.savez(path, images=BYTES), id="no labels"),
+        pytest.param(lambda path: np.savez(path, images=BYTES, labels=LABELS, x_test=BYTES), id="unknown key"),
+        pytest.param(lambda path: np.savez(path, images=BYTES, labels=LABELS[:3]), id="wrong shape"),
+    ],
+)
+def test_a_file_of_anything_else_is_an_error_that_names_it(tmp_path: Path, write):
+    path = tmp_path / "arrays.npz"
+    write(path)
+    with pytest.raises(ValueError, match=rf"{path} is not an \.npz file of images and labels: "):
+        read_npz(path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path: Path, save):
+    path = tmp_path / "arrays.npz"
+    save(path, images=BYTES, labels=LABELS)
+    content = path.read_bytes()
+    for kept in range(0, len(content), 1 + len(content) // 40):
+        path.write_bytes(content[:kept])
+        with pytest.raises(ValueError, match=str(path)):
+            read_npz(path)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_file_with_a_changed_byte_is_an_error_or_unchanged(tmp_path: Path, seed: int):
+    path = tmp_path / "arrays.npz"
+    np.savez_compressed(path, images=BYTES, labels=LABELS)
+    content = bytearray(path.read_bytes())
+    content[int(np.random.default_rng(seed).integers(len(content)))] ^= 255
+    path.write_bytes(bytes(content))
+    try:
+        found = read_npz(path)[0].images
+    except ValueError as error:
+        found = str(error)
+    assert str(path) in found if isinstance(found, str) else torch.equal(found, read()[0].images)
