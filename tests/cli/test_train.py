@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import yaml
 
@@ -72,3 +73,37 @@ def test_bad_options_are_one_line_that_names_them(options, named, fails, tmp_pat
 def test_an_output_folder_that_is_a_file_is_an_error(tmp_path, fails):
     (tmp_path / "file").write_text("")
     assert "out" in fails("train", *OPTIONS, "--out", tmp_path / "file")
+
+
+def test_a_run_on_a_file_of_ones_own_is_named_after_it_and_evaluated(tmp_path, monkeypatch, capsys):
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (50, 8, 8), dtype=np.uint8)
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "noise.npz", images=images, labels=np.arange(50) % 3)
+    monkeypatch.chdir(tmp_path)
+    options = [option for option in OPTIONS if "size=" not in option or "batch" in option]
+    assert main(["train", "--data", "data/noise.npz", *options]) == 0
+    folder = tmp_path / "runs" / "noise-rotary-squared_relu-0"
+    assert Run.load(folder).data == "data/noise.npz"
+    assert main(["evaluate", str(folder)]) == 0
+    assert "on 10 test images of data/noise.npz" in capsys.readouterr().out
+
+
+def test_a_recipe_decides_how_it_is_trained_and_other_options_go_before_it(tmp_path):
+    out = tmp_path / "run"
+    assert main(["train", *OPTIONS, "--recipe", "horn2021", "--epochs", "1", "--out", str(out)]) == 0
+    run = Run.load(out)
+    assert (run.optimizer, run.learning_rate, run.patience, run.epochs) == ("adam", 5e-5, 20, 1)
+
+
+def test_an_unknown_recipe_is_an_error_of_one_line(fails):
+    assert "did you mean 'horn2021'" in fails("train", "--recipe", "horn2012")
+
+
+def test_a_baseline_is_trained_in_two_parts_a_step_and_named_after_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--image-size", "8", "--train-size", "40", "--validation-size", "20", "--epochs", "1", "--dim", "8"]
+    assert main(["train", "--model", "linformer", *options, "--accumulate", "2", "--batch-size", "16"]) == 0
+    folder = tmp_path / "runs" / "digits-linformer-0"
+    assert Run.load(folder).model == "linformer"
+    assert main(["evaluate", str(folder)]) == 0

@@ -1,10 +1,13 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from teka.data.augment import HorizontalFlip, RandomShift
 from teka.training import Run
-from teka.training.classifier import learning_rate_factor, make_optimizer
+from teka.training.batches import TrainBatch
+from teka.training.classifier import Classifier, learning_rate_factor, make_augmentations, make_optimizer
 
 
 def model_of(run):
@@ -46,3 +49,56 @@ def test_adam_takes_every_parameter_once():
     optimizer = make_optimizer(model, dataclasses.replace(RUN, optimizer="adam", weight_decay=0.0))
     assert isinstance(optimizer, torch.optim.Adam)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "made"),
+    [
+        ({}, ()),
+        ({"random_shift": 2}, (RandomShift(2, mode="zero"),)),
+        ({"random_shift": 2, "periodic": True}, (RandomShift(2, mode="circular"),)),
+        ({"random_shift": 1, "random_flip": True}, (RandomShift(1), HorizontalFlip())),
+    ],
+    ids=str,
+)
+def test_training_images_are_changed_as_the_run_says(fields, made):
+    assert make_augmentations(Run(**fields)) == made
+
+
+class AtStep(Classifier):
+    """A classifier that is told the step, of two processes that take a step in three parts each."""
+
+    step, global_rank = 0, 0
+    trainer = SimpleNamespace(accumulate_grad_batches=3, world_size=2, optimizers=[])
+
+    @property
+    def global_step(self):
+        return self.step
+
+    def log(self, *arguments, **options):
+        """Nothing."""
+
+
+def images_seen(step, rank, batch_idx):
+    """What the model is given of the same image."""
+    seen = []
+
+    class Seeing(torch.nn.Module):
+        def forward(self, images):
+            seen.append(images)
+            return torch.zeros(len(images), 3)
+
+    classifier = AtStep(Seeing(), Run(random_shift=3), num_classes=3, num_steps=10)
+    classifier.step, classifier.global_rank = step, rank
+    batch = TrainBatch(torch.arange(1.0, 36.0).reshape(1, 1, 5, 7).repeat(8, 1, 1, 1), torch.zeros(8).long(), 1.0)
+    classifier.on_train_batch_start(batch, batch_idx)
+    classifier.training_step(batch, batch_idx)
+    return seen[0]
+
+
+def test_every_image_of_every_part_of_every_step_is_moved_by_a_draw_of_its_own_that_is_the_same_again():
+    draws = [images_seen(*place) for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 2))]
+    for index, draw in enumerate(draws):
+        assert len({tuple(image.flatten().tolist()) for image in draw}) >= 5
+        assert not any(torch.equal(draw, other) for other in draws[:index])
+    assert torch.equal(images_seen(0, 1, 2), draws[-1])

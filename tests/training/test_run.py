@@ -3,9 +3,11 @@ import inspect
 import json
 
 import pytest
+import torch
+from torch import nn
 
 from teka.functional import SquaredRelu
-from teka.models import Performer
+from teka.models import MODELS, Performer
 from teka.training import Run
 
 
@@ -103,6 +105,7 @@ def test_the_models_options_have_the_models_defaults():
     run = {field.name: field.default for field in dataclasses.fields(Run)}
     model = inspect.signature(Performer).parameters
     shared = {name for name in run.keys() & model.keys() if model[name].default is not inspect.Parameter.empty}
+    shared -= {"dropout"}  # None is the model's own
     assert {"position", "kernel", "backend", "query_key"} < shared
     assert {name: run[name] for name in shared} == {name: model[name].default for name in shared}
 
@@ -114,3 +117,33 @@ def test_the_models_options_have_the_models_defaults():
 def test_an_option_of_another_type_is_an_error_that_names_the_field(field, value, as_users_run_it):
     with pytest.raises(ValueError, match=field):
         Run.from_dict({field: value})
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_is_made_with_its_own_options(name):
+    size = 32 if name in ("alexnet", "vgg16") else 8
+    sizes = {} if name in ("alexnet", "vgg16", "resnet18") else {"dim": 8, "depth": 1, "heads": 2, "dropout": 0.25}
+    with torch.device("meta"):
+        model = Run(model=name, **sizes, **({"pool": "mean"} if name == "performer" else {})).make_model(
+            image_size=(size, size), in_channels=1, num_classes=3
+        )
+    assert isinstance(model, MODELS[name])
+    dropped = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+    assert dropped - {0.0} == ({0.25} if sizes else {"resnet18": set()}.get(name, {0.5}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "resnet"}, "model is 'resnet', expected .*did you mean 'resnet18'"),
+        ({"model": "resnet18", "dim": 8}, "dim is 8, expected 64 with model='resnet18', without it"),
+        ({"model": "vgg16", "position": "none"}, "position is 'none', expected 'rotary' with model='vgg16'"),
+        ({"model": "linformer", "tokens": "image", "kernel": "elu"}, "kernel is 'elu'"),
+        ({"random_shift": -1}, "random_shift is -1"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        ({"precision": "half"}, "precision is 'half'"),
+    ],
+)
+def test_a_field_that_would_have_no_effect_or_is_out_of_range_is_an_error(fields, message, as_users_run_it):
+    with pytest.raises(ValueError, match=message):
+        Run(**fields)

@@ -1,26 +1,49 @@
 """`teka train`: train a run, or go on with one."""
 
 import argparse
+import contextlib
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
-from teka.training import Execution, Run, train
+from teka.training import Execution, Run, read_recipe, recipe_names, train
 
 EXAMPLES = """\
   teka train --position rotation --seed 1
   teka train --data mnist --data-dir data --image-size 32 --position absolute --kernel positive
+  teka train --recipe teka --model resnet18 --data mnist --data-dir data --image-size 32 --epochs 5
   teka train --data pictures --image-size 32 --out runs/pictures
   teka train --config run.yaml --epochs 50 --out runs/long
   teka train --resume runs/long
 """
 
 
+class _TrainParser(Parser):
+    """A parser whose defaults are the fields of the recipe that is asked for, so that other options go before them."""
+
+    def parse_args(self, *arguments: Any, **options: Any) -> Any:
+        """Read the command line."""
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        first.add_argument("--recipe")
+        recipe = None
+        with contextlib.suppress(argparse.ArgumentError):  # which the whole parser puts into words
+            recipe = first.parse_known_args(*arguments[:1])[0].recipe
+        if recipe is not None:
+            self.set_defaults(read_recipe(recipe).fields())
+        return super().parse_args(*arguments, **options)
+
+
 def make_parser() -> Parser:
-    """Options: the fields of a run and of its execution, a file of them, and where to write."""
+    """Options: the fields of a run and of its execution, a recipe or file of them, and where to write."""
     description = "Train a model on a data set; Ctrl-C leaves a run that --resume goes on with."
-    parser = Parser("teka train", description, EXAMPLES)
+    parser = _TrainParser("teka train", description, EXAMPLES)
+    parser.add_argument(
+        "--recipe",
+        type=str | None,
+        help=f"How it is trained: {', '.join(recipe_names())}, or a YAML file; other options go before its fields.",
+    )
     parser.add_argument("--config", action="config", help="YAML or JSON file with any of the options below.")
     parser.add_argument("--out", type=str | None, help="Folder of the run, named after it under runs/ by default.")
     parser.add_argument(
@@ -38,6 +61,7 @@ def main(options: argparse.Namespace, command: str) -> None:
     fields = vars(options)
     out, resume = fields.pop("out"), fields.pop("resume")
     fields.pop("config", None)
+    fields.pop("recipe")
     execution = Execution(**{field.name: fields.pop(field.name) for field in dataclasses.fields(Execution)})
     run = Run.from_dict(fields)
     if resume is not None:
@@ -59,4 +83,5 @@ def main(options: argparse.Namespace, command: str) -> None:
 def default_folder(run: Run) -> Path:
     """Folder of a run that was given none."""
     data = Path(run.data).resolve().stem  # of a name, or a path
-    return Path("runs") / f"{data}-{run.position}-{run.kernel}-{run.seed}"
+    model = f"{run.position}-{run.kernel}" if run.model == "performer" else run.model
+    return Path("runs") / f"{data}-{model}-{run.seed}"

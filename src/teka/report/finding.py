@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from teka.report.model_result import AXES
+from teka.report.model_result import AXES, BUILT_IN
 from teka.report.notation import averaged, percent, signed
 from teka.report.results import Report
 from teka.report.seed_group import SeedGroup
@@ -19,7 +19,7 @@ def _is_linear(group: SeedGroup) -> bool:
 
 
 def _is_relative(group: SeedGroup) -> bool:
-    return group.position not in ("none", "absolute")
+    return group.position not in ("none", "absolute", BUILT_IN)
 
 
 def _points(share: float) -> float:
@@ -32,6 +32,8 @@ def _best(groups: Sequence[SeedGroup]) -> SeedGroup:
 
 
 def _description(group: SeedGroup, candidates: Sequence[SeedGroup]) -> str:
+    if group.position == BUILT_IN:
+        return group.name if len(candidates) == 1 else f"{group.name} (best of {len(candidates)})"
     words = "without positions" if group.position == "none" else f"with {group.position} positions"
     if _is_relative(group):
         words += " at linear cost" if _is_linear(group) else f" and {group.kernel.replace('_', ' ')} attention"
@@ -78,7 +80,7 @@ def finding(report: Report) -> str:
     relative = [group for group in groups if _is_relative(group)]
     at_linear_cost = [group for group in relative if _is_linear(group)]
     kinds = [absolute or without, at_linear_cost or relative or (without if absolute else [])]
-    told = [(_best(kind), kind) for kind in kinds if kind]
+    told = [(_best(kind), kind) for kind in kinds if kind] or [(_best(groups), groups)]
 
     clauses = []
     for group, kind in told:

@@ -7,13 +7,18 @@ AXES = ("dx", "dy")
 """The shifts' axes: dx counts pixels to the right, dy pixels downwards, as `Grid` shifts."""
 
 
+BUILT_IN = "built in"
+"""Position and kernel of a model that is not made of such parts."""
+
+
 @dataclass(frozen=True)
 class ModelResult:
     """The result of one model trained with one seed.
 
     Args:
         name: The model's name; models that share it are the same model under different seeds.
-        position: How it knows positions: "none", "absolute", or the name of a relative kernel.
+        position: How it knows positions: "none", "absolute", the name of a relative kernel, or "built in" for a model
+            that is not made of such parts.
         kernel: Its content kernel.
         backend: How its attention was evaluated.
         parameters: Number of trainable parameters.

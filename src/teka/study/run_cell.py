@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from teka.audit import accuracy_by_shift, equivariance_error
 from teka.data import Dataset, Split
@@ -98,7 +99,7 @@ def _load_data(
     return load_data(run)
 
 
-def run_model(cell: Cell, dataset: Dataset, place: Path) -> Performer:
+def run_model(cell: Cell, dataset: Dataset, place: Path) -> nn.Module:
     """The model of a finished training after its last step, in evaluation mode.
 
     Args:
@@ -113,7 +114,7 @@ def run_model(cell: Cell, dataset: Dataset, place: Path) -> Performer:
     return model.eval()
 
 
-def _measured(model: Performer, cell: Cell, dataset: Dataset, measure: Measure) -> dict[str, object]:
+def _measured(model: nn.Module, cell: Cell, dataset: Dataset, measure: Measure) -> dict[str, object]:
     test = _some(dataset.test, measure.images)
     right = 0
     with torch.inference_mode():
@@ -125,7 +126,7 @@ def _measured(model: Performer, cell: Cell, dataset: Dataset, measure: Measure) 
     )
     forward_flops, training_flops = flops_per_image(model, dataset)
     return {
-        "backend": ", ".join(model.chosen_backends()),
+        "backend": ", ".join(model.chosen_backends()) if isinstance(model, Performer) else "torch",
         "forward_flops": forward_flops,
         "training_flops": training_flops,
         "test_images": len(test),
@@ -148,7 +149,7 @@ def _some(split: Split, count: int | None) -> Split:
     return Split(split.images[chosen], split.labels[chosen])
 
 
-def _equivariance(model: Performer, split: Split, measure: Measure) -> dict[str, object]:
+def _equivariance(model: nn.Module, split: Split, measure: Measure) -> dict[str, object]:
     """Largest relative change of the logits under the shifts, and two floors below which it says nothing."""
     images = split.images[:EQUIVARIANCE_IMAGES]
     error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
@@ -164,7 +165,7 @@ def _equivariance(model: Performer, split: Split, measure: Measure) -> dict[str,
     }
 
 
-def flops_per_image(model: Performer, dataset: Dataset) -> tuple[int, int]:
+def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
     """Operations of the matrix products for one image: forward, and forward with backward.
 
     Args:

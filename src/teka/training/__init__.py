@@ -2,6 +2,7 @@
 
 from teka.training.evaluate import evaluate
 from teka.training.execution import Execution
+from teka.training.recipe import Recipe, read_recipe, recipe_names
 from teka.training.restore import TrainedRun, restore
 from teka.training.run import Run
 from teka.training.shift import ShiftSettings, measure, write_shift_report
@@ -9,11 +10,14 @@ from teka.training.train import train
 
 __all__ = [
     "Execution",
+    "Recipe",
     "Run",
     "ShiftSettings",
     "TrainedRun",
     "evaluate",
     "measure",
+    "read_recipe",
+    "recipe_names",
     "restore",
     "train",
     "write_shift_report",

@@ -7,17 +7,21 @@ import torch
 from jaxtyping import Float
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 
+from teka.data.augment import HorizontalFlip, RandomShift
 from teka.nn import redraw_projections
 from teka.training.batches import TrainBatch
 from teka.training.run import Run
 
 Batch = Sequence[Tensor]  # images (B, C, H, W) and labels (B,)
+
+
+PART = 1_000_000_007  # between the seeds of two parts of a step, more than a training has steps
 
 
 class Classifier(LightningModule):
@@ -38,6 +42,7 @@ class Classifier(LightningModule):
         self.model = model
         self.run = run
         self.num_steps = num_steps
+        self.augmentations = make_augmentations(run)
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.validation_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
@@ -47,34 +52,44 @@ class Classifier(LightningModule):
 
     def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
         """Seed dropout for this step, and redraw random projections on schedule."""
-        seed = self.run.seed * 1_000_003 + self.global_step
+        seed, part = self._seed(), self._part(batch_idx)
         torch.manual_seed(seed)
-        every, turn = self.run.redraw_every, batch_idx % self.trainer.accumulate_grad_batches
+        every, turn = self.run.redraw_every, part // self.trainer.world_size
         if every and self.global_step and self.global_step % every == 0 and turn == 0:
             redraw_projections(self.model)
         # Every part of a step drops by a draw of its own, and all processes have the same projections.
-        part = turn * self.trainer.world_size + self.global_rank
         if part:
-            torch.manual_seed(seed + part * 1_000_000_007)
+            torch.manual_seed(seed + part * PART)
 
     def training_step(self, batch: TrainBatch, batch_idx: int) -> Float[Tensor, ""]:
         """Loss of one batch, times what it counts for."""
         images, labels, weight = batch
-        logits = self.model(images)
+        logits = self.model(self._augment(images, batch_idx))
         loss = cross_entropy(logits, labels, label_smoothing=self.run.label_smoothing)
         if weight:
             self.train_accuracy(logits, labels)
         several = self.trainer.world_size > 1
-        self.log(
-            *("train_loss", loss),
-            prog_bar=True,
-            on_step=False,
-            on_epoch=True,
-            sync_dist=several,
-            batch_size=len(labels),
-        )
+        size = len(labels)
+        self.log("train_loss", loss, prog_bar=True, on_step=False, on_epoch=True, sync_dist=several, batch_size=size)
         self.log("train_accuracy", self.train_accuracy, prog_bar=True, on_step=False, on_epoch=True)
         return weight * loss
+
+    def _seed(self) -> int:
+        return self.run.seed * 1_000_003 + self.global_step
+
+    def _part(self, batch_idx: int) -> int:
+        """Which part of its step a batch is."""
+        turn = batch_idx % self.trainer.accumulate_grad_batches
+        return turn * self.trainer.world_size + self.global_rank
+
+    def _augment(self, images: Tensor, batch_idx: int) -> Tensor:
+        """The images as they are trained on, by a draw that neither the model nor the device has a part in."""
+        if not self.augmentations:
+            return images
+        generator = Generator().manual_seed(self._seed() + (self._part(batch_idx) + 1) * PART)
+        for augmentation in self.augmentations:
+            images = augmentation(images, generator)
+        return images
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and accuracy of one batch."""
@@ -90,6 +105,20 @@ class Classifier(LightningModule):
         # A plain function: LambdaLR would put the state of a bound method into the checkpoint.
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.run, self.num_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def make_augmentations(run: Run) -> tuple[RandomShift | HorizontalFlip, ...]:
+    """What is done to training images, in this order.
+
+    Args:
+        run: Which of them, and whether edges meet.
+    """
+    made: list[RandomShift | HorizontalFlip] = []
+    if run.random_shift:
+        made.append(RandomShift(run.random_shift, mode="circular" if run.periodic else "zero"))
+    if run.random_flip:
+        made.append(HorizontalFlip())
+    return tuple(made)
 
 
 def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import read_json
-from teka.models import Performer
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
 from teka.training.run import Run
 from teka.training.train import RESULT_FILE, load_data
@@ -28,14 +28,14 @@ class TrainedRun:
 
     folder: Path
     run: Run
-    model: Performer
+    model: nn.Module
     dataset: Dataset
     result: dict[str, object]
 
     @property
     def name(self) -> str:
-        """What to call the model in tables: its position, and the content kernel."""
-        return f"{self.run.position}, {self.run.kernel}"
+        """What to call the model in tables: a Performer by its position and its content kernel."""
+        return f"{self.run.position}, {self.run.kernel}" if self.run.model == "performer" else self.run.model
 
 
 def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:

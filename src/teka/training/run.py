@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
-from teka.models import Performer
+from teka.models import MODELS
 
 OPTIMIZERS = ("adam", "adamw")
 SCHEDULES = ("constant", "cosine")
@@ -31,7 +34,9 @@ class Run:
         train_size: Number of training images, all by default.
         validation_size: Number of training images held out; by default 137 of digits, 5,000 of the other published
             ones and a tenth of one's own.
-        position: What the model knows of positions: "none", "absolute", or a relative kernel: "rotary", "rotation",
+        model: "performer", or a baseline: "alexnet", "vgg16", "resnet18", "linformer" or "routing_transformer". Options
+            of a model that another does not have stay at their defaults with it.
+        position: What the Performer knows of positions: "none", "absolute", or a relative kernel: "rotary", "rotation",
             "fourier", "clipped", "rotation_joint", "clipped_features" or another that `teka.nn.Attention` takes.
         kernel: Content kernel: "squared_relu", "softmax", "positive", "hedgehog" or any other
             name that `teka.nn.Attention` takes.
@@ -45,7 +50,8 @@ class Run:
         stem: How images become tokens: "patch" or "convolution".
         periodic: Whether the images' opposite edges meet.
         pool: What the logits are made from: "class", "mean" or "attention".
-        dropout: Probability of dropping in attention outputs and MLPs.
+        tokens: What a token of the Linformer is: "pixel" or "image".
+        dropout: Probability of dropping a number in training, by default the model's own: 0 of "performer".
         position_heads: Number of last heads of a block that attend by position alone, the others by content alone; with
             0 both act in every head. By default half of the heads of "clipped" and 0 of the others'.
         num_waves: Number of waves of position "fourier", 4 by default.
@@ -63,6 +69,9 @@ class Run:
         learning_rate: Peak learning rate.
         label_smoothing: Share of the target that is spread over all classes in training; the loss of held-out images
             is without it.
+        random_shift: Largest number of pixels that a training image is moved by along each axis, at random; over the
+            edge if the images' edges meet, and filled with background if not.
+        random_flip: Whether training images are mirrored left to right at random.
         precision: "float32", or "bfloat16" or "float16" for products under autocast with weights in float32.
         betas: Decay rates of Adam's moments.
         weight_decay: Decoupled weight decay of AdamW; 0 with "adam".
@@ -82,6 +91,7 @@ class Run:
     image_size: int | None = None
     train_size: int | None = None
     validation_size: int | None = None
+    model: str = "performer"
     position: str = "rotary"
     kernel: str = "squared_relu"
     num_features: int | None = None
@@ -94,7 +104,8 @@ class Run:
     stem: str = "patch"
     periodic: bool = False
     pool: str = "class"
-    dropout: float = 0.0
+    tokens: str = "pixel"
+    dropout: float | None = None
     position_heads: int | None = None
     num_waves: int | None = None
     longest_wave: float | None = None
@@ -110,6 +121,8 @@ class Run:
     optimizer: str = "adamw"
     learning_rate: float = 2e-3
     label_smoothing: float = 0.0
+    random_shift: int = 0
+    random_flip: bool = False
     precision: str = "float32"
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.05
@@ -122,6 +135,7 @@ class Run:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        _check_model(self)
         if self.optimizer not in OPTIMIZERS:
             raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
         if self.schedule not in SCHEDULES:
@@ -133,7 +147,7 @@ class Run:
         for argument in ("epochs", "batch_size"):
             if getattr(self, argument) < 1:
                 raise wrong_value(argument, getattr(self, argument), "at least 1")
-        for argument in ("gradient_clip", "redraw_every", "seed", "weight_decay"):
+        for argument in ("gradient_clip", "random_shift", "redraw_every", "seed", "weight_decay"):
             if not getattr(self, argument) >= 0:
                 raise wrong_value(argument, getattr(self, argument), "at least 0")
         if not 0 < self.learning_rate < float("inf"):
@@ -183,7 +197,7 @@ class Run:
             raise wrong_value("run", str(directory), f"a folder that holds {RUN_FILE}")
         return cls.from_dict(read_json(directory / RUN_FILE))
 
-    def make_model(self, *, image_size: tuple[int, int], in_channels: int, num_classes: int) -> Performer:
+    def make_model(self, *, image_size: tuple[int, int], in_channels: int, num_classes: int) -> nn.Module:
         """The model of this run, with new weights from torch's global generator.
 
         Args:
@@ -191,34 +205,29 @@ class Run:
             in_channels: Channels of the images.
             num_classes: Number of classes.
         """
-        return Performer(
-            image_size,
-            in_channels,
-            num_classes,
-            dim=self.dim,
-            depth=self.depth,
-            heads=self.heads,
-            dim_head=self.dim_head,
-            position=self.position,
-            kernel=self.kernel,
-            num_features=self.num_features,
-            backend=self.backend,
-            patch_size=self.patch_size,
-            stem=self.stem,
-            periodic=self.periodic,
-            pool=self.pool,
-            dropout=self.dropout,
-            position_heads=self.position_heads,
-            num_waves=self.num_waves,
-            longest_wave=self.longest_wave,
-            wave_weight=self.wave_weight,
-            rotation_weight_scale=self.rotation_weight_scale,
-            rotary_normalizer=self.rotary_normalizer,
-            epsilon=self.epsilon,
-            query_key=self.query_key,
-            gate=self.gate,
-            value_convolution=self.value_convolution,
-        )
+        kind = MODELS[self.model]
+        options = {name: getattr(self, name) for name in _model_fields(kind)}
+        if self.dropout is None:
+            options.pop("dropout", None)
+        return kind(image_size, in_channels, num_classes, **options)
+
+
+def _model_fields(kind: type[nn.Module]) -> list[str]:
+    """The fields of a run that are options of a model."""
+    options = inspect.signature(kind).parameters.keys() - {"image_size", "in_channels", "num_classes"}
+    return [field.name for field in dataclasses.fields(Run) if field.name in options]
+
+
+def _check_model(run: Run) -> None:
+    """Hold that no option of a model is given that this one does not have."""
+    if run.model not in MODELS:
+        raise unknown_name("model", run.model, MODELS)
+    fields = {field.name: field.default for field in dataclasses.fields(Run)}
+    taken = _model_fields(MODELS[run.model])
+    for other in MODELS.values():
+        for name in _model_fields(other):
+            if name not in taken and getattr(run, name) != fields[name]:
+                raise wrong_value(name, getattr(run, name), f"{fields[name]!r} with model={run.model!r}, without it")
 
 
 def _check_types(run: Run) -> None:

@@ -14,6 +14,7 @@ from teka.audit import ShiftAccuracy, accuracy_by_shift, axis_shifts, translate
 from teka.data import Split, lossless_selection
 from teka.errors import unknown_name, wrong_value
 from teka.files import write_bytes, write_json
+from teka.models import Performer
 from teka.provenance import provenance
 from teka.training.restore import TrainedRun
 
@@ -21,6 +22,7 @@ MODES = ("lossless", "canvas")
 SELECTIONS = ("all", "figure1")
 FIGURE1_CLASS = 1
 NUM_EXAMPLES = 10
+BUILT_IN = "built in"  # position and kernel of a model that is not made of such parts
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,10 @@ def measure(
     """
     split = settings.images(trained.dataset.test)
     size = _canvas_size(trained, settings)
-    trained.model.resize(size or trained.dataset.image_size)
+    if isinstance(trained.model, Performer):
+        trained.model.resize(size or trained.dataset.image_size)
+    elif size is not None:
+        raise wrong_value("mode", settings.mode, f"another with model={trained.run.model!r}, which has one image size")
     return accuracy_by_shift(
         trained.model,
         split.images,
@@ -105,6 +110,17 @@ def _canvas_size(trained: TrainedRun, settings: ShiftSettings) -> tuple[int, int
     return height, width
 
 
+def _kind(trained: TrainedRun) -> dict[str, str]:
+    model = trained.model
+    if not isinstance(model, Performer):
+        return {"position": BUILT_IN, "kernel": BUILT_IN, "backend": "torch"}
+    return {
+        "position": trained.run.position,
+        "kernel": trained.run.kernel,
+        "backend": ", ".join(model.chosen_backends()),
+    }
+
+
 def model_entry(trained: TrainedRun, accuracy: ShiftAccuracy) -> dict[str, object]:
     """One entry of `report.json`'s "models"."""
     low, high = accuracy.interval()
@@ -117,9 +133,7 @@ def model_entry(trained: TrainedRun, accuracy: ShiftAccuracy) -> dict[str, objec
                 intervals[axis][str(step)] = [float(low[index]), float(high[index])]
     return {
         "name": trained.name,
-        "position": trained.run.position,
-        "kernel": trained.run.kernel,
-        "backend": ", ".join(trained.model.chosen_backends()),
+        **_kind(trained),
         "parameters": trained.result["parameters"],
         "seed": trained.run.seed,
         "epochs": trained.result["epochs"],

@@ -1,0 +1,62 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from teka.training import Recipe, Run, read_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_changes_how_a_run_is_trained_and_nothing_else(name):
+    recipe = read_recipe(name)
+    run = Run(data="mnist", position="clipped", dim=8, dropout=0.25, seed=3)
+    changed = recipe.apply(run).to_dict()
+    assert {key: changed[key] for key in recipe.fields()} == recipe.fields()
+    assert {key: value for key, value in changed.items() if key not in recipe.fields()} == {
+        key: value for key, value in run.to_dict().items() if key not in recipe.fields()
+    }
+
+
+def test_the_papers_two_recipes_differ_in_the_learning_rate_alone():
+    results, text = read_recipe("horn2021"), read_recipe("horn2021-text")
+    assert (results.learning_rate, text.learning_rate) == (5e-5, 5e-4)
+    assert dataclasses.replace(text, learning_rate=5e-5) == results
+    assert (results.optimizer, results.betas, results.schedule) == ("adam", (0.9, 0.98), "constant")
+    assert (results.batch_size, results.gradient_clip, results.patience, results.redraw_every) == (22, 0.5, 20, 1000)
+    assert (results.random_shift, results.random_flip, results.label_smoothing) == (0, False, 0.0)
+
+
+def test_a_recipe_of_ones_own_is_read_from_its_file(tmp_path):
+    fields = {**read_recipe("teka").fields(), "epochs": 3}
+    fields["betas"] = list(fields["betas"])
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(fields), encoding="utf-8")
+    assert read_recipe(tmp_path / "own.yaml") == dataclasses.replace(read_recipe("teka"), epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(
+            "optimizer: adam\n", "expected every field; without learning_rate, betas", id="fields are missing"
+        ),
+        pytest.param("optimiser: adam\n", "did you mean 'optimizer'", id="an unknown field"),
+        pytest.param("- adam\n", "expected a YAML file of fields and values", id="a list"),
+        pytest.param("a: [\n", "expected a YAML file", id="no YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_an_error(tmp_path, content, message):
+    (tmp_path / "own.yaml").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_recipe(tmp_path / "own.yaml")
+
+
+def test_an_unknown_recipe_is_an_error_that_offers_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'horn2021'"):
+        read_recipe("horn2012")
+    with pytest.raises(ValueError, match="expected a YAML file, or one of horn2021"):
+        read_recipe(tmp_path / "none.yaml")
+
+
+def test_a_value_that_no_run_takes_is_an_error():
+    with pytest.raises(ValueError, match="epochs is 0"):
+        Recipe(**{**read_recipe("teka").fields(), "epochs": 0})
