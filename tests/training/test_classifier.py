@@ -1,5 +1,6 @@
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -65,20 +66,6 @@ def test_training_images_are_changed_as_the_run_says(fields, made):
     assert make_augmentations(Run(**fields)) == made
 
 
-class AtStep(Classifier):
-    """A classifier that is told the step, of two processes that take a step in three parts each."""
-
-    step, global_rank = 0, 0
-    trainer = SimpleNamespace(accumulate_grad_batches=3, world_size=2, optimizers=[])
-
-    @property
-    def global_step(self):
-        return self.step
-
-    def log(self, *arguments, **options):
-        """Nothing."""
-
-
 def images_seen(step, rank, batch_idx):
     """What the model is given of the same image."""
     seen = []
@@ -88,8 +75,10 @@ def images_seen(step, rank, batch_idx):
             seen.append(images)
             return torch.zeros(len(images), 3)
 
-    classifier = AtStep(Seeing(), Run(random_shift=3), num_classes=3, num_steps=10)
-    classifier.step, classifier.global_rank = step, rank
+    classifier = Classifier(Seeing(), Run(random_shift=3), num_classes=3, num_steps=10)
+    # Of two processes that take a step in three parts each.
+    trainer: Any = SimpleNamespace(global_step=step, global_rank=rank, accumulate_grad_batches=3, world_size=2)
+    classifier._trainer, classifier.log = trainer, lambda *arguments, **options: None
     batch = TrainBatch(torch.arange(1.0, 36.0).reshape(1, 1, 5, 7).repeat(8, 1, 1, 1), torch.zeros(8).long(), 1.0)
     classifier.on_train_batch_start(batch, batch_idx)
     classifier.training_step(batch, batch_idx)

@@ -88,7 +88,7 @@ def test_the_options_of_a_layer_reach_the_model():
         gate=True,
         value_convolution=3,
     )
-    layer = run.make_model(image_size=(6, 6), in_channels=1, num_classes=3).blocks[0].get_submodule("attention")
+    layer = run.make_model(image_size=(6, 6), in_channels=1, num_classes=3).get_submodule("blocks.0.attention")
     names = set(layer.state_dict())
     assert layer.get_parameter("relative.frequency").shape == (1, 3, 2)
     assert {"query_key.key_gain", "gate.projection.weight", "value_convolution.weight"} < names
@@ -98,7 +98,7 @@ def test_the_options_of_a_layer_reach_the_model():
     )
     assert (rotation.get_parameter("blocks.0.attention.relative.sine_weight") == 0).all()
     rotary = Run(rotary_normalizer="lengths").make_model(image_size=(6, 6), in_channels=1, num_classes=3)
-    assert rotary.blocks[0].get_submodule("attention.relative").normalizer == "lengths"
+    assert rotary.get_submodule("blocks.0.attention.relative").normalizer == "lengths"
 
 
 def test_the_models_options_have_the_models_defaults():
@@ -123,10 +123,9 @@ def test_an_option_of_another_type_is_an_error_that_names_the_field(field, value
 def test_every_model_is_made_with_its_own_options(name):
     size = 32 if name in ("alexnet", "vgg16") else 8
     sizes = {} if name in ("alexnet", "vgg16", "resnet18") else {"dim": 8, "depth": 1, "heads": 2, "dropout": 0.25}
+    fields = {"model": name, **sizes, **({"pool": "mean"} if name == "performer" else {})}
     with torch.device("meta"):
-        model = Run(model=name, **sizes, **({"pool": "mean"} if name == "performer" else {})).make_model(
-            image_size=(size, size), in_channels=1, num_classes=3
-        )
+        model = Run.from_dict(fields).make_model(image_size=(size, size), in_channels=1, num_classes=3)
     assert isinstance(model, MODELS[name])
     dropped = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
     assert dropped - {0.0} == ({0.25} if sizes else {"resnet18": set()}.get(name, {0.5}))
@@ -146,4 +145,4 @@ def test_every_model_is_made_with_its_own_options(name):
 )
 def test_a_field_that_would_have_no_effect_or_is_out_of_range_is_an_error(fields, message, as_users_run_it):
     with pytest.raises(ValueError, match=message):
-        Run(**fields)
+        Run.from_dict(fields)
