@@ -10,14 +10,16 @@ import teka
 PACKAGE = Path(teka.__file__).parent
 # A module imports from its own group and from groups before it.
 ORDER = (
-    ("errors", "files", "flops", "grid", "provenance"),
+    ("errors", "files", "flops", "grid", "provenance", "reference"),
     ("functional",),
     ("nn",),
     ("models",),
     ("data",),
     ("audit",),
+    ("prediction",),
     ("training",),
     ("study",),
+    ("reproduce",),
     ("report",),
     ("bench",),
     ("cli",),
@@ -38,6 +40,7 @@ NOT_IMPORTED = (
     "pooch",
     "requests",
     "PIL",
+    "safetensors",
 )
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 

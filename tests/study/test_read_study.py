@@ -57,6 +57,8 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
         pytest.param({"measure": {"shifts": [[1]]}}, "measure.shifts is \\[1\\], expected pairs", id="half a shift"),
         pytest.param({"measure": {"mode": "canvas"}}, "measure.mode is 'canvas'", id="a mode that asks for a canvas"),
         pytest.param({"measure": {"images": 0}}, "measure.images is 0", id="no images"),
+        pytest.param({"measure": {"weights": "first"}}, "measure.weights is 'first'", id="unknown weights"),
+        pytest.param({"measure": {"classes": [-1]}}, "measure.classes is \\[-1\\]", id="a negative class"),
         pytest.param({"measure": {"image": 3}}, "measure key is 'image'", id="an unknown key of measure"),
         pytest.param({"tune": {"field": "learning_rate"}}, "expected the key 'values'", id="tune without values"),
         pytest.param(
@@ -86,3 +88,20 @@ def test_a_file_that_is_no_yaml_is_an_error(tmp_path):
     path.write_text("a: [1", encoding="utf-8")
     with pytest.raises(ValueError, match="expected a YAML file"):
         read_study(path)
+
+
+def test_a_recipe_stands_for_its_fields_and_those_beside_it_go_before(tiny_fields, write):
+    tiny_fields["base"].pop("batch_size")
+    tiny_fields["base"] |= {"recipe": "horn2021", "learning_rate": 0.25}
+    tiny_fields["factors"]["position"]["none"] |= {"recipe": "teka", "dropout": 0.5}
+    study = read_study(write(tiny_fields))
+    absolute = study.make_cell({"kernel": "squared relu", "position": "absolute"}, 0).run
+    assert (absolute.optimizer, absolute.batch_size, absolute.learning_rate) == ("adam", 22, 0.25)
+    none = study.make_cell({"kernel": "squared relu", "position": "none"}, 0).run
+    assert (none.optimizer, none.learning_rate, none.dropout, none.dim) == ("adamw", 0.001, 0.5, 8)
+
+
+def test_an_unknown_recipe_is_an_error(tiny_fields, write):
+    tiny_fields["base"]["recipe"] = "grandmother"
+    with pytest.raises(ValueError, match="recipe is 'grandmother', expected one of"):
+        read_study(write(tiny_fields))

@@ -2,7 +2,8 @@ import pytest
 
 from teka.files import read_json
 from teka.study import read_study
-from teka.study.run_cell import flops_per_image, run_cell
+from teka.study.measure_model import flops_per_image
+from teka.study.run_cell import run_cell
 from teka.training.train import load_data
 
 pytestmark = pytest.mark.xdist_group("study")
@@ -61,3 +62,17 @@ def test_without_held_out_images_there_is_no_curve_and_that_is_an_error(tiny_fie
     cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
     with pytest.raises(ValueError, match="validation_size is 0, expected 1 or more"):
         run_cell(cell, study.measure, tmp_path / "cells", data_dir=None, command="")
+
+
+def test_a_run_that_may_stop_early_has_a_point_of_the_curve_after_every_epoch(tiny_fields, write, tmp_path):
+    tiny_fields["base"] |= {"epochs": 30, "patience": 1, "learning_rate": 1e-9, "warmup": 0.0}
+    study = read_study(write(tiny_fields))
+    cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
+    run_cell(cell, study.measure, tmp_path / "cells", data_dir=None, command="")
+    content = read_json(tmp_path / "cells" / f"{cell.name}.json")
+    curve = content["learning_curve"]
+    assert isinstance(curve, list)
+    steps = [point["step"] for point in curve]
+    assert 1 < len(steps) < 30
+    assert steps == list(range(4, 4 * len(steps) + 1, 4))
+    assert (content["steps"], content["epochs"]) == (steps[-1], len(steps))

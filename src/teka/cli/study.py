@@ -1,8 +1,13 @@
 """`teka study`: a grid of runs from one YAML file, trained side by side and compared."""
 
+from __future__ import annotations
+
 import argparse
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -61,17 +66,7 @@ def main(options: argparse.Namespace, command: str) -> None:
         repeat(study, folder, options.repeat, data_dir=options.data_dir)
         return
     if not options.summary:
-        with tqdm(unit="cell", file=sys.stdout, dynamic_ncols=True) as bar:
-
-            def show(progress: Progress) -> None:
-                if progress.cell is None:
-                    bar.initial = 0
-                    bar.reset(progress.total)
-                    bar.initial = bar.n = progress.done
-                    bar.set_description_str(progress.stage)
-                bar.set_postfix_str("" if progress.cell is None else progress.cell.name)
-                bar.update(progress.done - bar.n)
-
+        with progress_bar("cell") as show:
             run_study(
                 study,
                 folder,
@@ -85,6 +80,31 @@ def main(options: argparse.Namespace, command: str) -> None:
     written = report.write_study(folder, reference=study.reference, planned=planned)
     print(written.terminal)
     print(f"written: {', '.join(map(str, written.files))}")
+
+
+@contextlib.contextmanager
+def progress_bar(unit: str) -> Iterator[Callable[[Progress], None]]:
+    """A bar on the terminal for as long as the block runs; it gives what `run_study` takes as `progress`.
+
+    Args:
+        unit: What is counted.
+    """
+    with contextlib.ExitStack() as stack:
+        bars: list[tqdm[NoReturn]] = []
+
+        def show(progress: Progress) -> None:
+            if not bars:  # only now, so that none stands above an error of what was asked for
+                bars.append(stack.enter_context(tqdm(unit=unit, file=sys.stdout, dynamic_ncols=True)))
+            (bar,) = bars
+            if progress.cell is None:
+                bar.initial = 0
+                bar.reset(progress.total)
+                bar.initial = bar.n = progress.done
+                bar.set_description_str(progress.stage)
+            bar.set_postfix_str("" if progress.cell is None else progress.cell.name)
+            bar.update(progress.done - bar.n)
+
+        yield show
 
 
 def repeat(study: Study, folder: Path, cell: str, *, data_dir: str | None) -> None:

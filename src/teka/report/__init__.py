@@ -5,6 +5,7 @@ from teka.report.finding import finding
 from teka.report.html import render_html
 from teka.report.load import load_report
 from teka.report.model_result import ModelResult
+from teka.report.reproduction import ReproductionFiles, write_reproduction
 from teka.report.results import Report
 from teka.report.shift_curve import draw_shift_curve, write_shift_curve
 from teka.report.study_results import StudyResults, read_study_results
@@ -16,6 +17,7 @@ __all__ = [
     "Examples",
     "ModelResult",
     "Report",
+    "ReproductionFiles",
     "StudyFiles",
     "StudyResults",
     "Written",
@@ -28,6 +30,7 @@ __all__ = [
     "read_study_results",
     "render_html",
     "write",
+    "write_reproduction",
     "write_shift_curve",
     "write_study",
 ]

@@ -1,9 +1,7 @@
 """The page: everything about a run in one self-contained HTML file."""
 
-import base64
 import io
 from dataclasses import dataclass
-from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +9,7 @@ from numpy.typing import NDArray
 from teka.report.examples import Examples
 from teka.report.finding import finding
 from teka.report.notation import averaged, listed, signed
+from teka.report.page import data_uri, render_page
 from teka.report.require import require
 from teka.report.results import Report
 from teka.report.shift_curve import draw_shift_curve, encode_png
@@ -30,10 +29,6 @@ class _Example:
     predictions: tuple[_Prediction, ...]
 
 
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
-
-
 def _picture(image: NDArray[np.uint8]) -> str:
     require("matplotlib")
     from matplotlib.image import imsave
@@ -41,7 +36,7 @@ def _picture(image: NDArray[np.uint8]) -> str:
     buffer = io.BytesIO()
     # As three equal channels, which are kept as they are; a colour map would move some values by one.
     imsave(buffer, np.repeat(image[..., None], 3, axis=-1), format="png", metadata={"Software": "teka"})
-    return _data_uri(buffer.getvalue())
+    return data_uri(buffer.getvalue())
 
 
 def _shift_in_words(shift: NDArray[np.integer]) -> str:
@@ -103,23 +98,19 @@ def render_html(report: Report, examples: Examples | None = None) -> str:
     Raises:
         ImportError: jinja2 or matplotlib is not installed.
     """
-    require("jinja2")
-    from jinja2 import Environment, StrictUndefined
-
-    template = files("teka.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(
-        report=report,
-        finding=report.finding or finding(report),
-        averaged=averaged([len(group.results) for group in report.groups]),
-        bands=_bands_in_words(report),
-        curve_beside=_data_uri(encode_png(draw_shift_curve(report))),
-        curve_stacked=_data_uri(encode_png(draw_shift_curve(report, layout="stacked"))),
-        shifts=[signed(shift) for shift in table_shifts(report)],
-        rows=table_rows(report),
-        note=table_note(report),
-        example_shifts=[_shift_in_words(shift) for shift in examples.shifts] if examples else [],
-        examples=_rows_of_examples(examples) if examples else [],
-        settings=_settings(report),
-        listed=listed,
-    )
+    content = {
+        "report": report,
+        "finding": report.finding or finding(report),
+        "averaged": averaged([len(group.results) for group in report.groups]),
+        "bands": _bands_in_words(report),
+        "curve_beside": data_uri(encode_png(draw_shift_curve(report))),
+        "curve_stacked": data_uri(encode_png(draw_shift_curve(report, layout="stacked"))),
+        "shifts": [signed(shift) for shift in table_shifts(report)],
+        "rows": table_rows(report),
+        "note": table_note(report),
+        "example_shifts": [_shift_in_words(shift) for shift in examples.shifts] if examples else [],
+        "examples": _rows_of_examples(examples) if examples else [],
+        "settings": _settings(report),
+        "listed": listed,
+    }
+    return render_page("report.html.j2", content)

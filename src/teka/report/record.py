@@ -102,6 +102,13 @@ class Record:
             raise wrong_value(where, value, "[low, high] with low ≤ high")
         return low, high
 
+    def whole_keys(self) -> dict[str, int]:
+        """The keys, each of which is a whole number of at least 0, with their numbers."""
+        for key in self.values:
+            if not (key.isascii() and key.isdecimal()) or str(int(key)) != key:
+                raise wrong_value(self.where(key), key, "a whole number of at least 0 as key")
+        return {key: int(key) for key in self.values}
+
     def shifts(self) -> dict[str, int]:
         """The keys, each of which is a shift in whole pixels, with their numbers."""
         for key in self.values:

@@ -3,11 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from teka.errors import wrong_value
 from teka.files import read_json
 from teka.report.record import Record, check_accuracy
 from teka.report.study_learning_curve import LearningCurve
+
+
+class ShiftedClass(NamedTuple):
+    """The images of one class that were shifted, and the accuracy on them for each shift (dy, dx)."""
+
+    images: int
+    accuracy_by_shift: Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -18,49 +26,59 @@ class CellResult:
         labels: The level of every factor.
         seed: Seed of the run.
         batch_size: Images a step.
+        image_size: Side of the images in pixels, where the run says so.
         parameters: Number of trainable parameters.
         backend: How the attention was evaluated.
         forward_flops: Floating-point operations of the model for one image.
         training_flops: The same of a training step, for one image: forward and backward.
         steps: Optimizer steps.
+        epochs: Passes over the training images, where kept.
+        seconds: Seconds of the training steps alone.
         process_seconds: CPU seconds of the training steps alone.
         learning_curve: What was measured on held-out images on the way.
         test_images: Number of test images.
         accuracy: Share of these classified right.
         accuracy_by_shift: Accuracy on the shifted images for each shift (dy, dx).
         shifted_images: Number of test images that were shifted.
-        minimum_accuracy: Lowest accuracy at any shift.
-        worst_shift_accuracy: Share of the shifted images right at every shift.
+        minimum_accuracy: Lowest accuracy at any shift, where images were shifted.
+        worst_shift_accuracy: Share of the shifted images right at every shift, likewise.
+        classes: For each class that is kept apart the number of its shifted images and their accuracy by shift.
         equivariance_error: How much the output changes under a shift, relative to its size, where measured.
         noise_floor: The same change from rounding alone, where measured.
         teka: Version of teka.
         torch: Version of PyTorch.
         hardware: What it ran on.
         date: When it ran.
+        command: What it was run by.
     """
 
     labels: Mapping[str, str]
     seed: int
     batch_size: int
+    image_size: int | None
     parameters: int
     backend: str
     forward_flops: float
     training_flops: float
     steps: int
+    epochs: int | None
+    seconds: float
     process_seconds: float
     learning_curve: LearningCurve
     test_images: int
     accuracy: float
     accuracy_by_shift: Mapping[tuple[int, int], float]
     shifted_images: int
-    minimum_accuracy: float
-    worst_shift_accuracy: float
+    minimum_accuracy: float | None
+    worst_shift_accuracy: float | None
+    classes: Mapping[int, ShiftedClass]
     equivariance_error: float | None
     noise_floor: float | None
     teka: str
     torch: str
     hardware: str
     date: str
+    command: str
 
     @property
     def unshifted_accuracy(self) -> float | None:
@@ -100,29 +118,35 @@ def read_cell(path: Path) -> CellResult | FailedCell:
     seed = record.whole("seed")
     if record.has("failed"):
         return FailedCell(labels, seed, record.text("failed"))
+    run = record.record("run")
     return CellResult(
         labels=labels,
         seed=seed,
-        batch_size=record.record("run").whole("batch_size"),
+        batch_size=run.whole("batch_size"),
+        image_size=run.whole("image_size") if run.has("image_size") else None,
         parameters=record.whole("parameters"),
         backend=record.text("backend"),
         forward_flops=record.number("forward_flops"),
         training_flops=record.number("training_flops"),
         steps=record.whole("steps"),
+        epochs=record.whole("epochs") if record.has("epochs") else None,
+        seconds=record.number("seconds"),
         process_seconds=record.number("process_seconds"),
         learning_curve=_learning_curve(record),
         test_images=record.whole("test_images"),
         accuracy=record.accuracy("accuracy"),
         accuracy_by_shift=_accuracy_by_shift(record),
         shifted_images=record.whole("shifted_images"),
-        minimum_accuracy=record.accuracy("minimum_accuracy"),
-        worst_shift_accuracy=record.accuracy("worst_shift_accuracy"),
+        minimum_accuracy=record.accuracy("minimum_accuracy") if record.has("minimum_accuracy") else None,
+        worst_shift_accuracy=record.accuracy("worst_shift_accuracy") if record.has("worst_shift_accuracy") else None,
+        classes=_classes(record) if record.has("classes") else {},
         equivariance_error=record.number("equivariance_error") if record.has("equivariance_error") else None,
         noise_floor=record.number("noise_floor") if record.has("noise_floor") else None,
         teka=record.text("teka"),
         torch=record.text("torch"),
         hardware=record.text("hardware"),
         date=record.text("date"),
+        command=record.text("command"),
     )
 
 
@@ -139,10 +163,28 @@ def _learning_curve(record: Record) -> LearningCurve:
     return LearningCurve(steps, seconds, accuracy, tuple(point.number("loss") for point in points))
 
 
+def _classes(record: Record) -> dict[int, ShiftedClass]:
+    classes = record.record("classes")
+    found = {}
+    for label, index in classes.whole_keys().items():
+        one = classes.record(label)
+        found[index] = ShiftedClass(one.whole("shifted_images"), _accuracies(_shifts(record), one))
+    return found
+
+
 def _accuracy_by_shift(record: Record) -> dict[tuple[int, int], float]:
-    shifts, values = record.get("shifts"), record.get("accuracy_by_shift")
-    if not isinstance(shifts, list) or not shifts or not all(_is_shift(shift) for shift in shifts):
-        raise wrong_value(record.where("shifts"), shifts, "a list of one shift [dy, dx] or more in whole pixels")
+    return _accuracies(_shifts(record), record)
+
+
+def _shifts(record: Record) -> list[list[int]]:
+    shifts = record.get("shifts")
+    if not isinstance(shifts, list) or not all(_is_shift(shift) for shift in shifts):
+        raise wrong_value(record.where("shifts"), shifts, "a list of shifts [dy, dx] in whole pixels")
+    return shifts
+
+
+def _accuracies(shifts: list[list[int]], record: Record) -> dict[tuple[int, int], float]:
+    values = record.get("accuracy_by_shift")
     if not isinstance(values, list) or len(values) != len(shifts):
         raise wrong_value(record.where("accuracy_by_shift"), values, f"a list of {len(shifts)}, one for each shift")
     where = record.where("accuracy_by_shift")

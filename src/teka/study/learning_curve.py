@@ -39,11 +39,12 @@ class LearningCurve(Callback):
 
     Args:
         split: The held-out images.
-        num_points: Number of points, at equal distances in steps, the last one after the last step.
+        num_points: Number of points, at equal distances in steps, the last one after the last step; None for one after
+            every epoch, of a run that may stop before its last.
         batch_size: Images at a time.
     """
 
-    def __init__(self, split: Split, *, num_points: int, batch_size: int) -> None:
+    def __init__(self, split: Split, *, num_points: int | None, batch_size: int) -> None:
         self.split = split
         self.num_points = num_points
         self.batch_size = batch_size
@@ -64,10 +65,8 @@ class LearningCurve(Callback):
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - self._since[0]
         self.process_seconds += time.process_time() - self._since[1]
-        total, step = int(trainer.estimated_stepping_batches), trainer.global_step
-        # The first step at or after each of the equal shares.
-        if step * self.num_points // total > (step - 1) * self.num_points // total:
-            self.points.append(self._measure(pl_module, step))
+        if self._is_due(trainer):
+            self.points.append(self._measure(pl_module, trainer.global_step))
 
     def state_dict(self) -> dict[str, object]:
         """The curve so far."""
@@ -82,6 +81,13 @@ class LearningCurve(Callback):
         self.points = [CurvePoint(**point) for point in state_dict["points"]]
         self.seconds = state_dict["seconds_of_steps"]
         self.process_seconds = state_dict["process_seconds"]
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        if self.num_points is None:
+            return trainer.is_last_batch
+        total, step = int(trainer.estimated_stepping_batches), trainer.global_step
+        # The first step at or after each of the equal shares.
+        return step * self.num_points // total > (step - 1) * self.num_points // total
 
     def _measure(self, module: LightningModule, step: int) -> CurvePoint:
         module.eval()

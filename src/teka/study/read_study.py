@@ -1,5 +1,6 @@
 """Read a study from its YAML file."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from teka.errors import unknown_name, wrong_value
 from teka.study.measure import Measure
 from teka.study.study import Study
 from teka.study.tune import Tune
+from teka.training import read_recipe
 
 KEYS = ("name", "description", "base", "factors", "leave_out", "seeds", "measure", "tune", "reference")
 
@@ -17,10 +19,11 @@ def read_study(path: str | Path) -> Study:
     """Read a study's YAML file.
 
     Args:
-        path: The file; its keys are the arguments of `Study`, `Measure` and `Tune`.
+        path: The file; its keys are the arguments of `Study`, `Measure` and `Tune`. Among the fields of a run, `recipe`
+            stands for all that the recipe of this name decides; fields beside it go before it.
 
     Raises:
-        ValueError: No such file, not YAML, an unknown key or a value of the wrong kind.
+        ValueError: No such file, not YAML, an unknown key or recipe, or a value of the wrong kind.
     """
     path = Path(path)
     if not path.is_file():
@@ -36,7 +39,7 @@ def read_study(path: str | Path) -> Study:
             raise wrong_value("study", str(path), f"the key {key!r}")
     factors = {
         str(factor): {
-            str(level): _mapping(f"factors.{factor}.{level}", run)
+            str(level): _run_fields(f"factors.{factor}.{level}", run)
             for level, run in _mapping(f"factors.{factor}", levels).items()
         }
         for factor, levels in _mapping("factors", fields["factors"]).items()
@@ -48,7 +51,7 @@ def read_study(path: str | Path) -> Study:
     return Study(
         name=str(fields["name"]),
         factors=factors,
-        base=_mapping("base", fields.get("base", {})),
+        base=_run_fields("base", fields.get("base", {})),
         leave_out=leave_out,
         seeds=tuple(_whole("seeds", seed) for seed in _sequence("seeds", fields.get("seeds", [0]))),
         measure=_read_measure(_mapping("measure", fields.get("measure", {}))),
@@ -59,8 +62,8 @@ def read_study(path: str | Path) -> Study:
 
 
 def _read_measure(fields: Mapping[str, object]) -> Measure:
-    _check_keys("measure key", fields, ("images", "shifted_images", "shifts", "mode", "curve_points"))
-    known = {key: value for key, value in fields.items() if key != "shifts"}
+    _check_keys("measure key", fields, [field.name for field in dataclasses.fields(Measure)])
+    known = {key: value for key, value in fields.items() if key not in ("shifts", "classes")}
     shifts: list[tuple[int, int]] = [(0, 0)]
     for shift in _sequence("measure.shifts", fields.get("shifts", [])):
         steps = tuple(_whole("measure.shifts", step) for step in _sequence("measure.shifts", shift))
@@ -68,7 +71,10 @@ def _read_measure(fields: Mapping[str, object]) -> Measure:
             raise wrong_value("measure.shifts", shift, "pairs [dy, dx]")
         if steps not in shifts:
             shifts.append(steps)
-    return Measure(**known, shifts=tuple(shifts))  # pyright: ignore[reportArgumentType]  checked by Measure
+    labels = _sequence("measure.classes", fields.get("classes", []))
+    classes = tuple(_whole("measure.classes", label) for label in labels)
+    # Measure checks the types of the others.
+    return Measure(**known, shifts=tuple(shifts), classes=classes)  # pyright: ignore[reportArgumentType]
 
 
 def _read_tune(fields: Mapping[str, object]) -> Tune:
@@ -86,6 +92,12 @@ def _read_tune(fields: Mapping[str, object]) -> Tune:
         ),
         seed=_whole("tune.seed", fields.get("seed", 0)),
     )
+
+
+def _run_fields(argument: str, value: object) -> dict[str, object]:
+    fields = _mapping(argument, value)
+    recipe = fields.pop("recipe", None)
+    return fields if recipe is None else {**read_recipe(str(recipe)).fields(), **fields}
 
 
 def _check_keys(argument: str, fields: Mapping[str, object], known: Sequence[str]) -> None:

@@ -8,25 +8,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from teka.audit import accuracy_by_shift, equivariance_error
-from teka.data import Dataset, Split
+from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import make_directory, write_json
-from teka.flops import flop_counter
-from teka.models import Performer
 from teka.provenance import provenance
 from teka.study.cell import Cell
 from teka.study.learning_curve import LearningCurve
 from teka.study.measure import Measure
+from teka.study.measure_model import EVALUATION_BATCH, measure_model
 from teka.training import Run
-from teka.training.batches import batches
-from teka.training.checkpoint import CHECKPOINTS, LAST, callback_state, load_weights
+from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state, load_weights
 from teka.training.train import load_data, train
 
 CELLS = "cells"
 TRAINING = "training"
-EVALUATION_BATCH = 250
-EQUIVARIANCE_IMAGES = 16
+WEIGHT_FILES = {"last": LAST, "best": BEST}
 
 
 def cell_file(folder: Path, cell: Cell) -> Path:
@@ -42,9 +38,8 @@ def cell_file(folder: Path, cell: Cell) -> Path:
 def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None, command: str) -> None:
     """Train a cell, measure it and write its JSON file; a training that was cut off goes on from its last epoch.
 
-    The weights measured are those after the last step, so that all cells are measured after equally many. While a cell
-    is trained its run lies in a folder of its own, which is removed when the JSON file is there. A cell whose loss
-    became NaN or infinite is written too, with the message as "failed".
+    While a cell is trained its run lies in a folder of its own, which is removed when the JSON file is there. A cell
+    whose loss became NaN or infinite is written too, with the message as "failed".
 
     Args:
         cell: The cell.
@@ -61,7 +56,9 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
     dataset = _load_data(run.data, data_dir, run.image_size, run.train_size, run.validation_size)
     if not len(dataset.validation):
         raise wrong_value("validation_size", 0, "1 or more: the learning curve is that of held-out images")
-    curve = LearningCurve(dataset.validation, num_points=measure.curve_points, batch_size=EVALUATION_BATCH)
+    # The last step of a run that may stop early is not known before.
+    num_points = measure.curve_points if run.patience is None else None
+    curve = LearningCurve(dataset.validation, num_points=num_points, batch_size=EVALUATION_BATCH)
     about: dict[str, object] = {
         "labels": dict(cell.labels),
         "seed": run.seed,
@@ -76,10 +73,11 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
     else:
         if not curve.points:  # trained to its end before, and cut off in what comes now
             curve.load_state_dict(callback_state(place / CHECKPOINTS / LAST, LearningCurve.__name__))
-        about |= _measured(run_model(cell, dataset, place), cell, dataset, measure)
+        about |= measure_model(run_model(cell, dataset, place, measure), dataset, measure)
         about |= {
             "parameters": result["parameters"],
             "steps": curve.points[-1].step,
+            "epochs": result["epochs"],
             "seconds": round(curve.seconds, 3),
             "process_seconds": round(curve.process_seconds, 3),
             "learning_curve": [dataclasses.asdict(point) for point in curve.points],
@@ -99,83 +97,17 @@ def _load_data(
     return load_data(run)
 
 
-def run_model(cell: Cell, dataset: Dataset, place: Path) -> nn.Module:
-    """The model of a finished training after its last step, in evaluation mode.
+def run_model(cell: Cell, dataset: Dataset, place: Path, measure: Measure) -> nn.Module:
+    """The model of a finished training with the weights that are measured, in evaluation mode.
 
     Args:
         cell: The cell.
         dataset: Its data.
         place: Folder of the training.
+        measure: Says which weights.
     """
     model = cell.run.make_model(
         image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
     )
-    load_weights(model, place / CHECKPOINTS / LAST)
+    load_weights(model, place / CHECKPOINTS / WEIGHT_FILES[measure.weights])
     return model.eval()
-
-
-def _measured(model: nn.Module, cell: Cell, dataset: Dataset, measure: Measure) -> dict[str, object]:
-    test = _some(dataset.test, measure.images)
-    right = 0
-    with torch.inference_mode():
-        for images, labels in batches(test, batch_size=EVALUATION_BATCH):
-            right += int((model(images).argmax(dim=1) == labels).sum())
-    shifted = Split(test.images[: measure.shifted_images], test.labels[: measure.shifted_images])
-    moved = accuracy_by_shift(
-        model, shifted.images, shifted.labels, measure.shifts, mode=measure.mode, batch_size=EVALUATION_BATCH
-    )
-    forward_flops, training_flops = flops_per_image(model, dataset)
-    return {
-        "backend": ", ".join(model.chosen_backends()) if isinstance(model, Performer) else "torch",
-        "forward_flops": forward_flops,
-        "training_flops": training_flops,
-        "test_images": len(test),
-        "accuracy": right / len(test),
-        "mode": measure.mode,
-        "shifts": [list(shift) for shift in moved.shifts],
-        "shifted_images": moved.num_images,
-        "accuracy_by_shift": moved.accuracy.tolist(),
-        "minimum_accuracy": moved.minimum_accuracy,
-        "worst_shift_accuracy": moved.worst_shift_accuracy,
-        **_equivariance(model, shifted, measure),
-    }
-
-
-def _some(split: Split, count: int | None) -> Split:
-    """Some images of a split, the same for every cell: published test images need not be in a random order."""
-    if count is None or count >= len(split):
-        return split
-    chosen = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:count]
-    return Split(split.images[chosen], split.labels[chosen])
-
-
-def _equivariance(model: nn.Module, split: Split, measure: Measure) -> dict[str, object]:
-    """Largest relative change of the logits under the shifts, and two floors below which it says nothing."""
-    images = split.images[:EQUIVARIANCE_IMAGES]
-    error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
-    with torch.inference_mode():
-        single = model(images).double()
-        exact = model.double()(images.double())
-        model.float()
-    rounding = ((single - exact).norm() / exact.norm()).item()
-    return {
-        "equivariance_error": error.maximum,
-        "repeat_floor": error.noise_floor,
-        "noise_floor": max(error.noise_floor, rounding),
-    }
-
-
-def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
-    """Operations of the matrix products for one image: forward, and forward with backward.
-
-    Args:
-        model: The model.
-        dataset: Its data.
-    """
-    image, label = dataset.test.images[:1], dataset.test.labels[:1]
-    with flop_counter() as forward, torch.no_grad():
-        model(image)
-    with flop_counter() as training:
-        torch.nn.functional.cross_entropy(model(image), label).backward()
-    model.zero_grad()
-    return forward.get_total_flops(), training.get_total_flops()

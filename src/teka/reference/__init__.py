@@ -1,0 +1,5 @@
+"""Numbers of the literature that results are compared with."""
+
+from teka.reference.horn2021 import PIXELS, PaperCurve, PaperRow, figure1, paper_row, table1
+
+__all__ = ["PIXELS", "PaperCurve", "PaperRow", "figure1", "paper_row", "table1"]

@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from teka.data import Dataset, Split
+from teka.models import MODELS
+from teka.training import Run, train
+
+# The sizes of the published data sets at the paper's resolution, and of digits.
+SIZES = {"digits": (1, 32), "mnist": (1, 32), "fashion-mnist": (1, 32), "cifar10": (3, 32)}
+SMALL = {"dim": 8, "depth": 2, "heads": 2}
+OPTIONS = {"performer": SMALL, "linformer": SMALL, "routing_transformer": SMALL, "alexnet": {}, "resnet18": {}}
+
+
+def dataset_like(name: str) -> Dataset:
+    """Images of a data set's size, and labels that are one of ten."""
+    channels, size = SIZES[name]
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(6, channels, size, size, generator=generator)
+    split = Split(images, torch.tensor([0, 1, 2, 7, 8, 9]))
+    validation = split.take(torch.arange(2))
+    return Dataset(name, split, validation, split, num_classes=10, image_size=(size, size), in_channels=channels)
+
+
+@pytest.mark.parametrize("data", [name for name in SIZES if name != "digits"] + ["digits"])
+@pytest.mark.parametrize("model", OPTIONS)
+def test_a_model_trains_a_step_on_a_data_set_and_its_weights_move(model, data, tmp_path):
+    run = Run(data=data, model=model, batch_size=6, epochs=1, warmup=0.0, **OPTIONS[model])
+    dataset = dataset_like(data)
+    torch.manual_seed(0)
+    before = run.make_model(image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=10)
+    result = train(run, tmp_path / "run", dataset=dataset, progress_bar=False)
+    assert result["epochs"] == 1
+    state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    moved = [name for name, weight in before.named_parameters() if not torch.equal(state[f"model.{name}"], weight)]
+    assert len(moved) >= 0.9 * len(list(before.parameters()))
+
+
+def test_vgg_of_its_whole_size_trains_a_step():
+    run = Run(data="cifar10", model="vgg16")
+    model = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    images, labels = dataset_like("cifar10").train.images[:2], torch.tensor([3, 7])
+    loss = torch.nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+    optimizer.step()
+    assert loss.isfinite()
+
+
+def test_every_model_is_tried():
+    assert {*OPTIONS, "vgg16"} == set(MODELS)
