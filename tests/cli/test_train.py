@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -63,6 +65,8 @@ def test_resume_takes_no_other_options(trained_folder, fails):
         (["--dim", "10", "--heads", "3"], "heads"),
         (["--data", "mnist"], "data_dir"),
         (["--data", "mnist", "--data-dir", "/nowhere"], "/nowhere"),
+        (["--loggers", "mlfow"], "did you mean 'mlflow'"),
+        (["--devices", "0"], "devices"),
     ],
 )
 def test_bad_options_are_one_line_that_names_them(options, named, fails, tmp_path, as_users_run_it):
@@ -107,3 +111,21 @@ def test_a_baseline_is_trained_in_two_parts_a_step_and_named_after_itself(tmp_pa
     folder = tmp_path / "runs" / "digits-linformer-0"
     assert Run.load(folder).model == "linformer"
     assert main(["evaluate", str(folder)]) == 0
+
+
+def test_a_service_that_is_not_installed_is_one_line_with_the_command_that_installs_it(fails, tmp_path, monkeypatch):
+    monkeypatch.setattr("teka.training.loggers.find_spec", lambda name: None)
+    assert "pip install mlflow-skinny" in fails("train", *OPTIONS, "--out", tmp_path / "r", "--loggers", "mlflow")
+
+
+def test_of_several_processes_that_torchrun_starts_the_first_prints(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    teka = [sys.executable, "-c", "import sys, teka.cli; sys.exit(teka.cli.main())"]
+    options = [*OPTIONS, "--accelerator", "cpu", "--out", str(tmp_path / "r")]
+    finished = subprocess.run([*command, *teka, "train", *options], capture_output=True, text=True, timeout=240)
+    assert finished.returncode == 0, finished.stderr
+    *_, row, last = finished.stdout.splitlines()
+    assert len(finished.stdout.splitlines()) == 4  # two are the table's heading
+    assert row.split()[0] == "1/1"
+    assert last.startswith(f"{tmp_path / 'r'}: ")
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["peak_source"].startswith("2 × ")

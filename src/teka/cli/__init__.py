@@ -15,7 +15,10 @@ COMMANDS = {
     "train": "train a model on a data set",
     "evaluate": "accuracy of a trained run on its test images",
     "shift": "accuracy of trained runs at every shift",
+    "export": "write a trained run's model as a model file",
+    "predict": "what a trained model says of pictures",
     "study": "train a grid of runs and compare them",
+    "reproduce": "the table and the figure of Horn et al. (2021)",
     "bench": "time and memory of the layers on this machine",
 }
 FAILED = 1
@@ -50,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         sys.stderr.write(f"teka: error: {error.name} is not installed; pip install 'teka[train,report]'\n")
         return USAGE_ERROR
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for part in ("pytorch", "fabric"):
+        logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     try:
         options = command.make_parser().parse_args(with_underscores(given[1:]))
         command.main(options, shlex.join(["teka", *given]))

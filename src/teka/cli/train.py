@@ -3,12 +3,14 @@
 import argparse
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
 from teka.training import Execution, Run, read_recipe, recipe_names, train
+from teka.training.processes import is_first_process
 
 EXAMPLES = """\
   teka train --position rotation --seed 1
@@ -17,6 +19,8 @@ EXAMPLES = """\
   teka train --data pictures --image-size 32 --out runs/pictures
   teka train --config run.yaml --epochs 50 --out runs/long
   teka train --resume runs/long
+  teka train --loggers wandb --out runs/shared
+  torchrun --standalone --nproc-per-node 4 --no-python teka train --batch-size 256
 """
 
 
@@ -51,6 +55,13 @@ def make_parser() -> Parser:
         type=str | None,
         help="Folder of a run to go on with, by its own options; those of devices and parts may be others.",
     )
+    parser.add_argument(
+        "--loggers",
+        nargs="+",
+        type=str,
+        default=[],
+        help="Services to log to besides CSV and TensorBoard: wandb, mlflow. Nothing is sent to one that is not named.",
+    )
     parser.add_class_arguments(Run)
     parser.add_class_arguments(Execution)
     return parser
@@ -59,7 +70,7 @@ def make_parser() -> Parser:
 def main(options: argparse.Namespace, command: str) -> None:
     """Train, and say where the run is."""
     fields = vars(options)
-    out, resume = fields.pop("out"), fields.pop("resume")
+    out, resume, loggers = fields.pop("out"), fields.pop("resume"), fields.pop("loggers")
     fields.pop("config", None)
     fields.pop("recipe")
     execution = Execution(**{field.name: fields.pop(field.name) for field in dataclasses.fields(Execution)})
@@ -70,14 +81,19 @@ def main(options: argparse.Namespace, command: str) -> None:
         out, run = resume, Run.load(Path(resume))
     folder = Path(out or default_folder(run))
     try:
-        result = train(run, folder, resume=resume is not None, command=command, execution=execution)
+        result = train(run, folder, resume=resume is not None, command=command, loggers=loggers, execution=execution)
     except KeyboardInterrupt:
-        print(f"interrupted; go on with: teka train --resume {folder}")
+        if is_first_process():
+            print(f"interrupted; go on with: teka train --resume {folder}")
         raise
+    if is_first_process():
+        print(f"{folder}: {_summary(result)}")
+
+
+def _summary(result: Mapping[str, Any]) -> str:
     accuracy = result["validation_accuracy"]
     held_out = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
-    size = f"{result['parameters']:,} parameters, {result['epochs']} epochs, {result['seconds']:.0f} s"
-    print(f"{folder}: {size}{held_out}")
+    return f"{result['parameters']:,} parameters, {result['epochs']} epochs, {result['seconds']:.0f} s{held_out}"
 
 
 def default_folder(run: Run) -> Path:

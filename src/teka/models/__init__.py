@@ -1,22 +1,26 @@
-"""Models made of teka's layers, and the baselines that they are compared with."""
-
-from torch import nn
+"""Models made of teka's layers, the baselines that they are compared with, and files of trained ones."""
 
 from teka.models.alexnet import AlexNet
 from teka.models.linformer import Linformer
+from teka.models.model_config import ModelConfig
+from teka.models.model_file import PRETRAINED, load, read_config, save
+from teka.models.models import MODELS
 from teka.models.performer import Performer
 from teka.models.resnet18 import ResNet18
 from teka.models.routing_transformer import RoutingTransformer
 from teka.models.vgg16 import VGG16
 
-# Every model takes (image_size, in_channels, num_classes) and its own options by name.
-MODELS: dict[str, type[nn.Module]] = {
-    "performer": Performer,
-    "alexnet": AlexNet,
-    "vgg16": VGG16,
-    "resnet18": ResNet18,
-    "linformer": Linformer,
-    "routing_transformer": RoutingTransformer,
-}
-
-__all__ = ["MODELS", "VGG16", "AlexNet", "Linformer", "Performer", "ResNet18", "RoutingTransformer"]
+__all__ = [
+    "MODELS",
+    "PRETRAINED",
+    "VGG16",
+    "AlexNet",
+    "Linformer",
+    "ModelConfig",
+    "Performer",
+    "ResNet18",
+    "RoutingTransformer",
+    "load",
+    "read_config",
+    "save",
+]

@@ -56,7 +56,7 @@ def figure1() -> list[PaperCurve]:
 
 
 def paper_row(model: str) -> str:
-    """The name in Table 1 of the model that another one takes after: its exact form is that of the row without the word.
+    """The name in Table 1 of what a model takes after: of an exact form, the row without that word.
 
     Args:
         model: A model's name.

@@ -67,7 +67,16 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
         **provenance(command),
     }
     try:
-        result = train(run, place, resume=True, command=command, dataset=dataset, callbacks=[curve], progress_bar=False)
+        result = train(
+            run,
+            place,
+            resume=True,
+            command=command,
+            dataset=dataset,
+            callbacks=[curve],
+            progress_bar=False,
+            throughput=False,
+        )
     except FloatingPointError as error:
         about["failed"] = str(error)
     else:

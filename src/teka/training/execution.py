@@ -22,8 +22,9 @@ class Execution:
 
     Args:
         accelerator: "auto", "cpu", "gpu" or "mps".
-        devices: Number of processes on a machine, each with a device of its own.
-        num_nodes: Number of machines, each of which is given the same command (by torchrun or SLURM).
+        devices: Number of processes on a machine, each with a device of its own; by default as many as torchrun or srun
+            started, and 1 without them.
+        num_nodes: Number of machines, each of which is given the same command by torchrun or srun; by default theirs.
         accumulate: Parts that a process takes its images of a step in, one after another, for less memory.
         activation_checkpointing: Whether what blocks compute is computed again in the backward pass instead of kept.
         compile: Whether the model is compiled with torch.compile.
@@ -33,8 +34,8 @@ class Execution:
     """
 
     accelerator: str = "auto"
-    devices: int = 1
-    num_nodes: int = 1
+    devices: int | None = None
+    num_nodes: int | None = None
     accumulate: int = 1
     activation_checkpointing: bool = False
     compile: bool = False
@@ -44,6 +45,8 @@ class Execution:
             raise unknown_name("accelerator", self.accelerator, ACCELERATORS)
         for argument in ("devices", "num_nodes", "accumulate"):
             value = getattr(self, argument)
+            if value is None and argument != "accumulate":
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise wrong_value(argument, value, "a whole number of at least 1")
 

@@ -1,18 +1,17 @@
 """Training a run: from nothing, or on from where it was."""
 
+import contextlib
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint, TQDMProgressBar
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerStatus
-from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
 
 from teka import data
 from teka.data import Dataset
@@ -23,8 +22,12 @@ from teka.training.batch_source import BatchSource
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST
 from teka.training.classifier import Classifier
 from teka.training.clock import Clock, seconds_so_far
+from teka.training.epoch_table import EpochTable
 from teka.training.execution import Execution
+from teka.training.loggers import check_loggers, open_loggers
+from teka.training.processes import Processes, is_first_process
 from teka.training.run import RUN_FILE, Run
+from teka.training.throughput import Throughput, training_flops_per_image
 
 RESULT_FILE = "result.json"
 # Lightning's words for a run's precision.
@@ -54,7 +57,9 @@ def train(
     command: str = "",
     dataset: Dataset | None = None,
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str] = (),
     progress_bar: bool = True,
+    throughput: bool = True,
     execution: Execution | None = None,
 ) -> dict[str, object]:
     """Train a run and write into its folder what it was, how it went and what came of it.
@@ -70,24 +75,29 @@ def train(
         command: The command to keep with the result.
         dataset: What `load_data(run)` gives, for a caller that has it already.
         callbacks: Lightning's callbacks besides those of every run; what they keep in their state is resumed too.
-        progress_bar: Whether to show a bar.
-        execution: On what it is trained and in how many parts, one device and one part by default. Of several
-            processes each calls this function, and the first writes.
+        loggers: Services to log to besides: "wandb", "mlflow"; nothing is sent to one that is not named.
+        progress_bar: Whether to print a row of a table for each epoch, and on a terminal a bar below it.
+        throughput: Whether to measure images and operations a second, for the table, the logs and the result.
+        execution: On what it is trained and in how many parts, by default one part and one device, or as many as
+            torchrun or srun started processes. Of several processes each calls this function, and the first writes.
 
     Returns:
         What `result.json` holds.
 
     Raises:
-        ValueError: The folder is a file, or holds a run already and `resume` is False, or a different run.
-        KeyboardInterrupt: Interrupted; the folder can be resumed.
+        ValueError: The folder is a file, or holds a run already and `resume` is False, or a different run; a service
+            that is unknown, not installed or refuses; other processes than the launcher started.
+        KeyboardInterrupt: Interrupted, or asked to end by SIGTERM; the folder can be resumed.
         FloatingPointError: The loss became NaN or infinite; the folder holds the last sound epoch.
         MemoryError: A step did not fit into memory; the folder holds the last whole epoch.
     """
-    folder = make_directory("out", out)
+    check_loggers(loggers)
     execution = Execution() if execution is None else execution
+    processes = Processes.of(execution.devices, execution.num_nodes)
+    folder = make_directory("out", out)
     if run.precision == "float16" and (execution.accelerator == "cpu" or not torch.cuda.is_available()):
         raise wrong_value("precision", run.precision, "'float32' or 'bfloat16' on a CPU")
-    is_first = getattr(rank_zero_only, "rank", 0) == 0
+    is_first = is_first_process()
     if is_first:  # which has written into the folder before the others begin
         _check_folder(folder, run, resume=resume)
     if resume and (folder / RESULT_FILE).is_file():
@@ -97,67 +107,42 @@ def train(
     model = run.make_model(
         image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
     )
+    measured = _throughput(model, dataset, run) if throughput else None
     execution.prepare(model)
     if is_first:
         run.save(folder)
     steps = run.epochs * -(-len(dataset.train) // run.batch_size)
     classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=steps)
     last = folder / CHECKPOINTS / LAST
-    # Each start of a run logs to a folder of its own, so that resuming keeps what was logged.
-    table = CSVLogger(folder, name="logs")
+    checkpoint = last if resume and last.is_file() else None
     held_out = len(dataset.validation) > 0
-    clock = Clock(seconds_so_far(last) if resume and last.is_file() else 0.0)
-    trainer = Trainer(
-        max_epochs=run.epochs,
-        accelerator=execution.accelerator,
-        devices=execution.devices,
-        num_nodes=execution.num_nodes,
-        accumulate_grad_batches=execution.accumulate,
-        precision=PRECISION[run.precision],
-        use_distributed_sampler=False,
-        callbacks=[
-            clock,
-            *([_ProgressBar()] if progress_bar else []),
-            *callbacks,
-            *_callbacks(run, folder, held_out=held_out),
-        ],
-        enable_progress_bar=progress_bar,
-        logger=[table, TensorBoardLogger(folder, name="logs", version=table.version)],
-        gradient_clip_val=run.gradient_clip or None,
-        log_every_n_steps=1,
-        num_sanity_val_steps=0,
-        enable_model_summary=False,
-    )
-    with warnings.catch_warnings():
-        # The images are tensors in memory: processes to load them would only cost.
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        # Holding nothing out is a choice of the run's.
-        warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")
-        # The folder is the run's own, and is there when a run goes on.
-        warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
-        # Lightning's own use of torch's pytrees.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        try:
-            trainer.fit(
-                classifier,
-                datamodule=BatchSource(dataset, run, execution),
-                ckpt_path=last if resume and last.is_file() else None,
-                weights_only=True,
-            )
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise MemoryError(
-                f"a step did not fit into memory in epoch {trainer.current_epoch}, step {trainer.global_step}: "
-                f"{_first_line(error)}; take accumulate above {execution.accumulate}, activation_checkpointing or a "
-                "smaller batch_size; "
-                + (f"{last} keeps the last whole epoch" if last.is_file() else "no epoch was whole yet")
-            ) from error
-        except SystemExit as error:
-            # Lightning turns Ctrl-C into an exit; the caller is to know what it was.
-            if trainer.state.status == TrainerStatus.INTERRUPTED:
-                raise KeyboardInterrupt from error
-            raise
+    clock = Clock(0.0 if checkpoint is None else seconds_so_far(checkpoint))
+    with _without_known_warnings(), open_loggers(loggers if is_first else (), folder, run) as opened:
+        trainer = Trainer(
+            default_root_dir=folder,
+            max_epochs=run.epochs,
+            accelerator=execution.accelerator,
+            devices=processes.devices,
+            num_nodes=processes.num_nodes,
+            plugins=[*processes.environments()],
+            accumulate_grad_batches=execution.accumulate,
+            precision=PRECISION[run.precision],
+            use_distributed_sampler=False,
+            callbacks=[
+                clock,
+                *([] if measured is None else [measured]),
+                *([EpochTable(clock)] if progress_bar else []),
+                *callbacks,
+                *_callbacks(run, folder, held_out=held_out),
+            ],
+            enable_progress_bar=False,
+            logger=opened,
+            gradient_clip_val=run.gradient_clip or None,
+            log_every_n_steps=1,
+            num_sanity_val_steps=0,
+            enable_model_summary=False,
+        )
+        _fit(trainer, classifier, BatchSource(dataset, run, execution), checkpoint, last)
     if not held_out and is_first:
         shutil.copyfile(folder / CHECKPOINTS / LAST, folder / CHECKPOINTS / BEST)
     result: dict[str, object] = {
@@ -165,6 +150,7 @@ def train(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "epochs": trainer.current_epoch,
         "seconds": round(clock.seconds, 2),
+        **({} if measured is None else measured.summary()),
         "train_images": len(dataset.train),
         "validation_images": len(dataset.validation),
         "validation_accuracy": clock.best_validation_accuracy,
@@ -174,18 +160,47 @@ def train(
     return result
 
 
-class _ProgressBar(TQDMProgressBar):
-    """Lightning's progress bar without the number of the log, and without a second bar for validation."""
+def _throughput(model: nn.Module, dataset: Dataset, run: Run) -> Throughput:
+    images = dataset.train.images[[0, -1]]  # which are two even of one
+    return Throughput(
+        training_flops_per_image(model, images),
+        num_images=len(dataset.train),
+        batch_size=run.batch_size,
+        dtype=getattr(torch, run.precision),
+    )
 
-    def get_metrics(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> dict[str, int | str | float | dict[str, float]]:
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return metrics
 
-    def init_validation_tqdm(self) -> Tqdm:
-        return Tqdm(disable=True)
+def _fit(trainer: Trainer, classifier: Classifier, source: BatchSource, checkpoint: Path | None, last: Path) -> None:
+    try:
+        trainer.fit(classifier, datamodule=source, ckpt_path=checkpoint, weights_only=True)
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise MemoryError(
+            f"a step did not fit into memory in epoch {trainer.current_epoch}, step {trainer.global_step}: "
+            f"{_first_line(error)}; take accumulate above {source.execution.accumulate}, activation_checkpointing or a "
+            "smaller batch_size; "
+            + (f"{last} keeps the last whole epoch" if last.is_file() else "no epoch was whole yet")
+        ) from error
+    except SystemExit as error:
+        # Lightning turns Ctrl-C into an exit; the caller is to know what it was.
+        if trainer.state.status == TrainerStatus.INTERRUPTED:
+            raise KeyboardInterrupt from error
+        raise
+
+
+@contextlib.contextmanager
+def _without_known_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # The images are tensors in memory: processes to load them would only cost.
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        # Holding nothing out is a choice of the run's.
+        warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")
+        # The folder is the run's own, and is there when a run goes on.
+        warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
+        # Lightning's own use of torch's pytrees.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        yield
 
 
 def _callbacks(run: Run, folder: Path, *, held_out: bool) -> list[Callback]:

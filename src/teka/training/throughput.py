@@ -1,0 +1,129 @@
+"""Images and operations a second of a training."""
+
+import copy
+import statistics
+import time
+
+import torch
+from jaxtyping import Float
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from teka.flops import flop_counter
+from teka.training.peak import Peak, peak, synchronize
+
+WARMUP_STEPS = 3
+
+
+class Throughput(Callback):
+    """Measures images and operations a second over the steps of each epoch, and logs them.
+
+    The first steps of each start are not measured, and validation is not. The operations are those of
+    `training_flops_per_image`, of all processes together, and their share of the peak that of as many devices. An epoch
+    without a measured step has no numbers.
+
+    Args:
+        flops_per_image: Operations of an image's forward and backward pass.
+        num_images: Number of training images.
+        batch_size: Images a step.
+        dtype: Type of the products' factors.
+    """
+
+    def __init__(self, flops_per_image: int, *, num_images: int, batch_size: int, dtype: torch.dtype) -> None:
+        self.flops_per_image = flops_per_image
+        self.num_images, self.batch_size, self.dtype = num_images, batch_size, dtype
+        self.peak: Peak | None = None
+        self.images_per_second: list[float] = []
+        self.flop_utilisation: list[float] = []
+        self._warmup = WARMUP_STEPS
+        self._since: float | None = None
+        self._images = 0
+        self._seconds = 0.0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the devices' peak."""
+        device = trainer.strategy.root_device
+        one = peak(device, self.dtype)
+        number = trainer.world_size
+        self.peak = Peak(number * one.flops, one.source if number == 1 else f"{number} × {one.source}")
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock, unless steps are to be left out first."""
+        self._images, self._seconds = 0, 0.0
+        self._since = None if self._warmup else self._now(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: object, batch_idx: int
+    ) -> None:
+        """Count the images of a step, of all processes; stop the clock after the last one."""
+        step, turn = divmod(batch_idx, trainer.accumulate_grad_batches)
+        if turn < trainer.accumulate_grad_batches - 1:
+            return
+        if self._since is None:
+            self._warmup -= 1
+            self._since = None if self._warmup else self._now(pl_module)
+            return
+        self._images += min(self.batch_size, self.num_images - step * self.batch_size)
+        if trainer.is_last_batch:
+            self._seconds = self._now(pl_module) - self._since
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the epoch's numbers."""
+        if not self._images or self.peak is None:
+            return
+        images_per_second = self._images / self._seconds
+        flops = images_per_second * self.flops_per_image
+        self.images_per_second.append(images_per_second)
+        self.flop_utilisation.append(flops / self.peak.flops)
+        numbers = {
+            "images_per_second": images_per_second,
+            "tflops_per_second": flops / 1e12,
+            "flop_utilisation": flops / self.peak.flops,
+        }
+        pl_module.log_dict(numbers, batch_size=1, sync_dist=trainer.world_size > 1)
+
+    def state_dict(self) -> dict[str, object]:
+        """The numbers of the epochs so far."""
+        return {"images_per_second": self.images_per_second, "flop_utilisation": self.flop_utilisation}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Go on from there."""
+        self.images_per_second = list(state_dict["images_per_second"])
+        self.flop_utilisation = list(state_dict["flop_utilisation"])
+
+    def summary(self) -> dict[str, object]:
+        """What is kept of a finished training: medians over the epochs, None if no epoch was measured."""
+        return {
+            "train_images_per_second": _median(self.images_per_second),
+            "training_flops_per_image": self.flops_per_image,
+            "flop_utilisation": _median(self.flop_utilisation),
+            "peak_tflops": None if self.peak is None else float(f"{self.peak.flops / 1e12:.4g}"),
+            "peak_source": None if self.peak is None else self.peak.source,
+        }
+
+    def _now(self, module: LightningModule) -> float:
+        synchronize(module.device)
+        return time.perf_counter()
+
+
+def training_flops_per_image(model: nn.Module, images: Float[Tensor, "2 channels height width"]) -> int:
+    """Operations of the matrix products and convolutions of one image's forward and backward pass.
+
+    They are counted on a copy of the model, on the CPU, so that weights, statistics and random state stay; a model that
+    is to be compiled or to compute activations again is copied before it is prepared for that.
+
+    Args:
+        model: Images to logits.
+        images: Two images, as batch norm needs more than one; what they share is counted for both.
+    """
+    copied = copy.deepcopy(model).train()
+    with torch.random.fork_rng(devices=[]), flop_counter() as counter:
+        cross_entropy(copied(images), torch.zeros(len(images), dtype=torch.long)).backward()
+    return counter.get_total_flops() // len(images)
+
+
+def _median(numbers: list[float]) -> float | None:
+    return float(f"{statistics.median(numbers):.4g}") if numbers else None

@@ -1,0 +1,74 @@
+from typing import Any
+
+import pytest
+import torch
+
+from teka.models import ModelConfig
+
+PERFORMER: dict[str, Any] = {
+    "model": "performer",
+    "image_size": (6, 10),
+    "in_channels": 2,
+    "num_classes": 3,
+    "options": {"dim": 8, "depth": 2, "heads": 2},
+}
+
+
+def test_what_is_written_is_read_back():
+    config = ModelConfig(**PERFORMER, class_names=("a", "b", "c"), pictures={"fit": "whole"}, facts={"seed": [0, None]})
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_model_is_made_without_a_trace_in_torchs_random_state():
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    model = ModelConfig(**PERFORMER).make_model()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+
+
+def test_a_model_is_made_in_float32_whatever_the_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = ModelConfig(**PERFORMER).make_model()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"model": "perfomer"}, "model is 'perfomer', expected .*did you mean 'performer'"),
+    ({"image_size": [6]}, "image_size is"),
+    ({"image_size": 6}, "image_size is 6"),
+    ({"image_size": [6, 0]}, "image_size is"),
+    ({"in_channels": True}, "in_channels is True"),
+    ({"num_classes": "3"}, "num_classes is '3'"),
+    ({"options": {"dim": 8, "depth": 2}}, "also heads, which performer needs"),
+    ({"options": {**PERFORMER["options"], "kernl": "relu"}}, "option of performer is 'kernl', .*did you mean 'kernel'"),
+    ({"options": {**PERFORMER["options"], "num_classes": 3}}, "option of performer is 'num_classes'"),
+    ({"options": {**PERFORMER["options"], "stem": torch.nn.Identity()}}, "options is .* plain JSON"),
+    ({"options": [8, 2, 2]}, "options is .* plain JSON"),
+    ({"facts": {"loss": float("nan")}}, "facts is .* plain JSON"),
+    ({"class_names": ["a", "b"]}, "class_names is .* 3 strings"),
+    ({"class_names": "abc"}, "class_names is 'abc'"),
+    ({"licence": "MIT"}, "config key is 'licence'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD, ids=[str(next(iter(fields.values()))) for fields, _ in BAD])
+def test_a_field_that_cannot_be_is_an_error_that_names_it(fields: dict[str, Any], message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_dict({**PERFORMER, **fields})
+
+
+def test_a_missing_size_is_an_error(as_users_run_it: None):
+    with pytest.raises(ValueError, match="also num_classes"):
+        ModelConfig.from_dict({key: value for key, value in PERFORMER.items() if key != "num_classes"})
+
+
+@pytest.mark.parametrize("options", [{"dim": "8"}, {"heads": None}, {"mlp_ratio": -1.0}, {"kernel": 3}], ids=str)
+def test_options_of_a_wrong_type_or_size_are_an_error_when_the_model_is_made(
+    options: dict[str, Any], as_users_run_it: None
+):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        ModelConfig(**{**PERFORMER, "options": {**PERFORMER["options"], **options}}).make_model()

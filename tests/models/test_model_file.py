@@ -1,0 +1,269 @@
+import builtins
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save as pack_tensors
+from tests.models.small_performer import SIZE, draw_images, kernel_for
+from tests.models.test_models import SMALL
+from torch import nn
+
+import teka.models
+from teka.errors import wrong_value
+from teka.files import read_json, write_json
+from teka.models import MODELS, PRETRAINED, ModelConfig, load, read_config, save
+from teka.models.model_file import CONFIG_FILE, WEIGHTS_FILE
+from teka.models.performer import POSITIONS
+
+TINY = {"dim": 8, "depth": 2, "heads": 2}
+# Options of a Performer, each of which changes the function or the tensors.
+OPTIONS: list[dict[str, Any]] = [
+    *({"position": position, "kernel": kernel_for(position)} for position in POSITIONS),
+    *({"kernel": kernel} for kernel in ("softmax", "hyperbolic", "taylor2", "hedgehog", "focused", "elu")),
+    {"kernel": "constant", "position": "fourier"},
+    {"kernel": "positive", "num_features": 7, "position": "fourier", "num_waves": 2, "longest_wave": 9.0},
+    {"stem": "convolution", "periodic": True, "pool": "mean"},
+    {"pool": "attention", "patch_size": 2, "mlp_ratio": 2.0, "qkv_bias": False, "dim_head": 3},
+    {"rotary_normalizer": "lengths", "query_key": "normalized", "gate": True, "value_convolution": 3, "dropout": 0.1},
+    {"position": "clipped", "position_heads": 1, "epsilon": 0.1, "query_key": "centred", "backend": "rings"},
+]
+
+
+def make(model: str = "performer", image_size: tuple[int, int] = SIZE, in_channels: int = 2, **options: Any):
+    """A model with numbers of its own in every tensor, and its config."""
+    torch.manual_seed(5)
+    options = {**(TINY if model == "performer" else {}), **options}
+    config = ModelConfig(model, image_size, in_channels, 3, options, facts={"seed": 5})
+    made = MODELS[model](image_size, in_channels, 3, **options)
+    with torch.no_grad():
+        made.train()(torch.rand(4, in_channels, *image_size))  # statistics and centroids move
+    return made.eval(), config
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model, config = make()
+    return save(model, tmp_path / "model", config)
+
+
+def check_same(saved: nn.Module, folder: Path, images: torch.Tensor) -> None:
+    """Every tensor and every logit is what was saved."""
+    loaded = load(folder)
+    assert not any(module.training for module in loaded.modules())
+    state = loaded.state_dict()
+    assert state.keys() == saved.state_dict().keys()
+    for name, tensor in saved.state_dict().items():
+        assert state[name].dtype == tensor.dtype
+        assert torch.equal(state[name], tensor), name
+    assert torch.equal(loaded(images), saved(images))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path):
+    model, config = make(name, (32, 32), 3, **SMALL[name])
+    save(model, tmp_path / "model", config)
+    assert read_config(tmp_path / "model") == config
+    check_same(model, tmp_path / "model", torch.rand(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_performer_of_every_option_is_loaded_as_it_was_saved(options: dict[str, Any], tmp_path: Path):
+    model, config = make(**options)
+    save(model, tmp_path / "model", config)
+    check_same(model, tmp_path / "model", draw_images())
+
+
+def test_half_precision_is_half_the_file_and_is_loaded_in_float32(tmp_path: Path):
+    model, config = make(dim=32)
+    sizes = {}
+    for dtype in ("float32", "float16"):
+        folder = save(model, tmp_path / dtype, config, dtype=dtype)
+        sizes[dtype] = (folder / WEIGHTS_FILE).stat().st_size
+        loaded = load(folder)
+        assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
+        torch.testing.assert_close(loaded(draw_images()), model(draw_images()), rtol=0, atol=5e-3)
+    assert sizes["float16"] < 0.7 * sizes["float32"]
+
+
+def test_saving_and_loading_leave_torchs_random_state_and_the_model_alone(tmp_path: Path):
+    model, config = make()
+    model.train()
+    state = torch.get_rng_state()
+    load(save(model, tmp_path / "model", config))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_the_models_that_come_with_the_library_know_digits(name: str):
+    config = read_config(name)
+    assert config.class_names == tuple("0123456789")
+    model = load(name)
+    with torch.inference_mode():
+        assert model(torch.rand(2, config.in_channels, *config.image_size)).shape == (2, 10)
+    facts: Any = config.facts
+    assert facts["evaluation"]["accuracy"] > 0.95
+
+
+def test_the_models_that_come_with_the_library_are_small():
+    folder = Path(teka.models.__file__).parent / "pretrained"
+    assert {path.name for path in folder.iterdir()} == set(PRETRAINED)
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < 2e6
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change the config; None takes a key away."""
+    content = {**read_json(folder / CONFIG_FILE), **changes}
+    write_json(folder / CONFIG_FILE, {key: value for key, value in content.items() if value is not None})
+
+
+def put_weights(folder: Path, content: bytes) -> None:
+    """Other weights, which the config says are its own."""
+    (folder / WEIGHTS_FILE).write_bytes(content)
+    edit(folder, weights={"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "dtype": "float32"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 2}, "format_version is 2, expected 1"),
+        ({"format_version": None}, "format_version is None"),
+        ({"weights": None}, "weights is None"),
+        ({"weights": {"sha256": 3, "bytes": 3}}, "weights is"),
+        ({"model": "performr"}, "did you mean 'performer'"),
+        ({"options": {**TINY, "widht": 3}}, "option of performer is 'widht'"),
+        ({"options": {**TINY, "kernel": "sofmax"}}, "did you mean 'softmax'"),
+        ({"options": {**TINY, "dim": 16}}, r"has shape \(8,\), expected \(16,\)"),
+        ({"options": {**TINY, "depth": 1, "pool": "mean"}}, "it has no "),
+        ({"options": {**TINY, "depth": 3}}, "is missing"),
+        ({"num_classes": 4}, r"head.bias of .* has shape \(3,\), expected \(4,\)"),
+    ],
+    ids=str,
+)
+def test_a_config_that_is_not_of_these_weights_is_an_error(
+    changes: dict[str, Any], message: str, folder: Path, as_users_run_it: None
+):
+    edit(folder, **changes)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_weights_that_are_cut_off_changed_or_of_another_config_are_an_error(folder: Path, tmp_path: Path):
+    whole = (folder / WEIGHTS_FILE).read_bytes()
+    (folder / WEIGHTS_FILE).write_bytes(whole[:-100])
+    with pytest.raises(
+        ValueError, match=f"number of bytes of .*{WEIGHTS_FILE} is {len(whole) - 100}, expected .*cut off"
+    ):
+        load(folder)
+    (folder / WEIGHTS_FILE).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match="SHA-256"):
+        load(folder)
+    torch.manual_seed(6)
+    save(MODELS["performer"](SIZE, 2, 3, **TINY), tmp_path / "other", read_config(folder))
+    (folder / WEIGHTS_FILE).write_bytes((tmp_path / "other" / WEIGHTS_FILE).read_bytes())
+    with pytest.raises(ValueError, match="SHA-256"):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip", pack_tensors({"a": torch.ones(50)})[:-60]], ids=range(3))
+def test_weights_that_are_no_safetensors_are_an_error(content: bytes, folder: Path):
+    put_weights(folder, content)
+    with pytest.raises(ValueError, match="expected a whole safetensors file"):
+        load(folder)
+
+
+def test_whole_numbers_in_place_of_floating_point_are_an_error(folder: Path):
+    put_weights(folder, pack_tensors({name: t.to(torch.int32) for name, t in load(folder).state_dict().items()}))
+    with pytest.raises(ValueError, match=r"is 'torch.int32', expected torch.float32"):
+        load(folder)
+
+
+def test_a_folder_or_file_that_is_missing_or_not_json_is_an_error(folder: Path, tmp_path: Path):
+    for path in (tmp_path / "none", folder / CONFIG_FILE):
+        with pytest.raises(ValueError, match="expected the folder of a model file, or one of digits, mnist"):
+            load(path)
+    (folder / WEIGHTS_FILE).unlink()
+    with pytest.raises(ValueError, match=f"a folder that holds {WEIGHTS_FILE}"):
+        load(folder)
+    (folder / CONFIG_FILE).write_text('{"model": ')
+    with pytest.raises(ValueError, match="is not JSON"):
+        load(folder)
+    (folder / CONFIG_FILE).unlink()
+    with pytest.raises(ValueError, match="is missing, expected a JSON file"):
+        read_config(folder)
+
+
+def test_without_safetensors_the_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    original = builtins.__import__
+
+    def without(name: str, *given: Any, **named: Any):
+        if name.startswith("safetensors"):
+            raise ImportError(name)
+        return original(name, *given, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
+        load(folder)
+
+
+def test_a_config_that_forgets_an_option_is_not_saved(tmp_path: Path):
+    model, config = make(periodic=True, pool="mean")
+    forgetful = ModelConfig(config.model, config.image_size, 2, 3, {**TINY, "pool": "mean"})
+    with pytest.raises(ValueError, match="what the model was made with"):
+        save(model, tmp_path / "model", forgetful)
+    with pytest.raises(ValueError, match="model is 'Sequential', expected 'performer'"):
+        save(nn.Sequential(model), tmp_path / "model", config)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(float("nan"), "float32"), (1e5, "float16")])
+def test_weights_that_cannot_be_stored_are_an_error(number: float, dtype: str, tmp_path: Path):
+    model, config = make()
+    with torch.no_grad():
+        model.get_parameter("head.bias")[1] = number
+    with pytest.raises(ValueError, match=r"not finite|logits"):
+        save(model, tmp_path / "model", config, dtype=dtype)
+    with pytest.raises(ValueError, match="dtype is 'float8'"):
+        save(make()[0], tmp_path / "model", config, dtype="float8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_model_file_is_replaced(folder: Path, tmp_path: Path):
+    model, config = make(gate=True)
+    save(model, folder, config)
+    check_same(model, folder, draw_images())
+    (tmp_path / "file").write_text("")
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "notes.txt").write_text("keep")
+    for place in ("file", "else"):
+        with pytest.raises(ValueError, match="path is"):
+            save(model, tmp_path / place, config)
+    assert (tmp_path / "else" / "notes.txt").read_text() == "keep"
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "file", "else"}
+
+
+@pytest.mark.parametrize("writer", ["write_json", "write_bytes"])
+def test_what_fails_while_it_is_written_leaves_the_old_file(
+    writer: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(path: Path, _: object) -> None:
+        raise wrong_value("disk", str(path), "space")
+
+    model, config = make(gate=True)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(f"teka.models.model_file.{writer}", fail)
+    for place in (folder, tmp_path / "new"):
+        with pytest.raises(ValueError, match="space"):
+            save(model, place, config)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_config_is_json_that_anyone_can_read(folder: Path):
+    content = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    assert content["model"] == "performer"
+    assert content["options"] == TINY
+    assert content["weights"]["sha256"] == hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from teka.prediction import PictureSettings
+from teka.prediction.fit_ink import fit_ink, stroke_width
+
+SETTINGS = PictureSettings("ink", (28, 28), (20, 20))
+
+
+def draw(height: int = 20, width: int = 12) -> np.ndarray:
+    """A seven, three pixels wide, that touches all its edges."""
+    levels = np.zeros((height, width), dtype=np.uint8)
+    levels[: max(1, 3 * height // 20)] = 255
+    for row in range(height):
+        end = width - row * width // (2 * height)
+        levels[row, max(0, end - 3 * width // 12) : end] = 255
+    return levels
+
+
+def fit(levels: np.ndarray, settings: PictureSettings = SETTINGS, ground: str = "auto") -> torch.Tensor:
+    return fit_ink(torch.from_numpy(levels), settings, ground=ground).double()
+
+
+def centre(canvas: torch.Tensor) -> list[float]:
+    return [float((canvas.sum(axis) * (torch.arange(28) + 0.5)).sum() / canvas.sum()) for axis in (1, 0)]
+
+
+def test_ink_of_the_box_size_is_put_in_the_middle_pixel_by_pixel():
+    canvas = fit(np.pad(draw(), ((3, 40), (17, 5))))
+    rows, columns = canvas.any(1).nonzero(), canvas.any(0).nonzero()
+    top, left = int(rows[0]), int(columns[0])
+    assert torch.equal(canvas[top : top + 20, left : left + 12], torch.from_numpy(draw()).double())
+    assert canvas.sum() == draw().astype(float).sum()
+    assert all(abs(place - 14) <= 0.5 for place in centre(canvas))
+
+
+def test_where_the_ink_lies_does_not_matter():
+    first = fit(np.pad(draw(), ((3, 40), (17, 5))))
+    for margins in (((0, 0), (0, 0)), ((60, 0), (0, 60)), ((1, 2), (30, 0))):
+        assert torch.equal(fit(np.pad(draw(), margins)), first)
+
+
+def test_dark_on_light_is_as_light_on_dark():
+    levels = np.pad(draw(), 9)
+    assert torch.equal(fit(255 - levels), fit(levels))
+    assert torch.equal(fit((200 - 0.5 * levels).astype(np.uint8)), fit((40 + 0.5 * levels).astype(np.uint8)))
+
+
+def test_the_grounds_can_be_said():
+    levels = np.pad(draw(), 9)
+    assert torch.equal(fit(levels, ground="dark"), fit(levels))
+    assert torch.equal(fit(255 - levels, ground="light"), fit(levels))
+    with pytest.raises(ValueError, match=r"ground is 'lihgt', .*did you mean 'light'"):
+        fit(levels, ground="lihgt")
+
+
+@pytest.mark.parametrize("factor", [0.75, 2, 3.3, 11])
+def test_the_scale_hardly_matters(factor: float):
+    picture = Image.fromarray(np.pad(draw(), 9))
+    size = (round(picture.width * factor), round(picture.height * factor))
+    scaled = np.array(picture.resize(size, Image.Resampling.BICUBIC))
+    expected = fit(np.array(picture))
+    assert (fit(scaled) - expected).abs().mean() < (0.05 if factor > 1 else 0.1) * 255
+
+
+def test_the_shape_is_kept():
+    for height, width in ((40, 8), (8, 40)):
+        canvas = fit(np.pad(np.full((height, width), 255, dtype=np.uint8), 5))
+        sides = [int((canvas > 127).any(axis).sum()) for axis in (1, 0)]
+        assert sides == [20 * height // 40, 20 * width // 40]
+
+
+def test_noise_of_the_ground_is_not_ink():
+    levels = np.pad(draw(), 20) * 0.6 + np.random.default_rng(0).normal(100, 4, (60, 52))
+    canvas = fit(levels.clip(0, 255).astype(np.uint8))
+    assert (canvas - fit(np.pad(draw(), 20))).abs().mean() < 0.05 * 255
+
+
+def test_thin_strokes_are_thickened_and_others_left_alone():
+    thin = np.zeros((200, 200), dtype=np.uint8)
+    thin[20:180, 98:102] = 255  # half a pixel of the canvas
+    settings = PictureSettings("ink", (28, 28), (20, 20), 1.6)
+    assert int((fit(thin) > 127).any(0).sum()) == 1
+    assert stroke_width(fit(thin, settings) > 127) > 1.3
+    thick = np.pad(draw(), 9)
+    assert torch.equal(fit(thick, settings), fit(thick))
+
+
+def test_strokes_have_the_width_that_they_were_drawn_with():
+    upright = torch.zeros(60, 60, dtype=torch.bool)
+    upright[5:55, 20:24] = True
+    across = torch.zeros(200, 200, dtype=torch.bool)
+    place = torch.arange(200)
+    across[20:180] = ((place[None] - place[20:180, None]).abs() / 2**0.5) <= 3
+    assert stroke_width(upright) == pytest.approx(4, rel=0.3)
+    assert stroke_width(across) == pytest.approx(6, rel=0.3)
+    assert stroke_width(torch.zeros(5, 5, dtype=torch.bool)) == 0
+
+
+@pytest.mark.parametrize(
+    "levels", [np.zeros((9, 9)), np.full((1, 1), 77), np.full((9, 9), 255)], ids=["dark", "one", "light"]
+)
+def test_a_picture_without_ink_is_an_error(levels: np.ndarray):
+    with pytest.raises(ValueError, match="ink is 'none', expected something that stands out"):
+        fit(levels.astype(np.uint8))
+
+
+def test_settings_without_a_box_are_an_error():
+    with pytest.raises(ValueError, match="fit is 'whole', expected 'ink'"):
+        fit(draw(), PictureSettings())

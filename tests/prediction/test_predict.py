@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from teka.data import load as load_data
+from teka.models import ModelConfig, read_config, save
+from teka.models.resnet18 import ResNet18
+from teka.prediction import predict
+from teka.prediction.predict import read_images
+
+
+def right(pictures: list[Path], labels: list[int]) -> float:
+    found = predict(pictures, "digits", batch_size=64)
+    return float(np.mean([one.class_names[0] == str(label) for one, label in zip(found, labels, strict=True)]))
+
+
+def test_pictures_of_the_test_images_are_recognised_as_the_images_are(digits, put):
+    levels, labels = digits
+    assert right([put(image) for image in levels[:100]], labels[:100]) >= 0.95
+
+
+def test_larger_pictures_dark_on_light_and_off_centre_are_recognised(digits, put):
+    levels, labels = digits
+    generator = np.random.default_rng(0)
+    pictures = []
+    for image in levels[:100]:
+        side = int(generator.integers(24, 80))
+        large = np.array(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC))
+        before = generator.integers(0, 100, 2)
+        after = generator.integers(10, 100, 2)
+        pictures.append(put(255 - np.pad(large, list(zip(before, after, strict=True)))))
+    assert right(pictures, labels[:100]) >= 0.92
+
+
+def test_a_picture_alone_is_as_in_a_batch(digits, put):
+    pictures = [put(image) for image in digits[0][:5]]
+    together, parts = predict(pictures, "digits"), predict(pictures, "digits", batch_size=2)
+    for picture, one, part in zip(pictures, together, parts, strict=True):
+        (alone,) = predict([picture], "digits")
+        assert one.class_names == alone.class_names == part.class_names
+        assert one.probabilities == pytest.approx(alone.probabilities, abs=1e-5)
+        assert sum(one.probabilities) == pytest.approx(1, abs=1e-5)
+        assert list(one.probabilities) == sorted(one.probabilities, reverse=True)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_taken_whole_are_as_a_folder_of_pictures_is_read(channels: int, tmp_path: Path):
+    generator = np.random.default_rng(0)
+    shape = (11, 9) if channels == 1 else (11, 9, 3)
+    for name in ("a", "b"):
+        for part in ("train", "test"):
+            (tmp_path / part / name).mkdir(parents=True)
+            levels = generator.integers(0, 256, shape).astype(np.uint8)
+            Image.fromarray(levels).save(tmp_path / part / name / "0.png")
+    dataset = load_data(str(tmp_path), image_size=(6, 8), validation_size=0)
+    config = ModelConfig("resnet18", (6, 8), channels, 2, {"width": 4})
+    pictures = [tmp_path / "test" / name / "0.png" for name in ("a", "b")]
+    assert torch.equal(read_images(pictures, config), dataset.test.images)
+
+
+def test_a_folders_model_and_class_names_are_used(put, tmp_path: Path):
+    config = ModelConfig("resnet18", (6, 8), 3, 2, {"width": 4}, ("cat", "dog"), {"fit": "whole"})
+    torch.manual_seed(0)
+    folder = save(ResNet18((6, 8), 3, 2, width=4).eval(), tmp_path / "model", config)
+    (one,) = predict([put(np.zeros((20, 30, 3), dtype=np.uint8))], folder)
+    assert set(one.class_names) == {"cat", "dog"}
+
+
+def test_bad_input_is_an_error_that_names_the_picture(put, digits):
+    blank = put(np.zeros((9, 9), dtype=np.uint8))
+    with pytest.raises(ValueError, match=f"{blank}: ink is 'none'"):
+        predict([put(digits[0][0]), blank], "digits")
+    with pytest.raises(ValueError, match="pictures is"):
+        predict([], "digits")
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        predict([blank], "digits", batch_size=0)
+    with pytest.raises(ValueError, match="path is 'minst'"):
+        predict([blank], "minst")
+
+
+def test_the_digits_box_is_that_of_the_data():
+    assert read_config("digits").pictures == {"fit": "ink", "canvas": [16, 16], "box": [8, 8], "stroke": 0.0}
