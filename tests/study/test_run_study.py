@@ -116,6 +116,17 @@ def test_fields_that_came_later_than_a_file_have_their_defaults(finished, tiny_s
     run_study(read_study(tiny_study), folder)
 
 
+def test_a_file_may_say_what_the_model_has_by_itself(finished, tiny_study, tmp_path):
+    folder = tmp_path / "older"
+    shutil.copytree(finished, folder)
+    for path in folder.rglob("*.json"):
+        content = read(path)
+        assert content["run"]["dropout"] is None
+        content["run"]["dropout"] = 0.0
+        write_json(path, content)
+    run_study(read_study(tiny_study), folder)
+
+
 def test_a_cell_that_is_no_model_is_named_by_its_error(tiny_fields, write, tmp_path):
     tiny_fields["factors"]["position"]["absolute"]["patch_size"] = 3
     with pytest.raises(ValueError, match=r"cell squared-relu--absolute--seed-0: .*multiples of patch_size = 3"):

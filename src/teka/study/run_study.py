@@ -1,5 +1,6 @@
 """Run the cells of a study side by side, and go on where it was."""
 
+import inspect
 import logging
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import torch
 
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json
+from teka.models import MODELS
 from teka.study.cell import Cell
 from teka.study.measure import Measure
 from teka.study.run_cell import CELLS, cell_file, run_cell
@@ -173,11 +175,18 @@ def is_done(folder: Path, cell: Cell) -> bool:
     found = read_json(path).get("run")
     # Fields that came after the file was written have their defaults, which change nothing.
     run = Run.from_dict(found) if isinstance(found, dict) else None
-    if run != cell.run:
-        wanted, came = cell.run.to_dict(), {} if run is None else run.to_dict()
+    wanted, came = _decided(cell.run), {} if run is None else _decided(run)
+    if came != wanted:
         fields = ", ".join(key for key in wanted if came.get(key) != wanted[key])
         raise wrong_value("out", str(folder.parent), f"a folder of this study; {path.name} differs in {fields}")
     return True
+
+
+def _decided(run: Run) -> dict[str, object]:
+    """The fields of a run, with what its model has by itself where they leave that open."""
+    fields = run.to_dict()
+    own = inspect.signature(MODELS[run.model]).parameters
+    return {name: own[name].default if value is None and name in own else value for name, value in fields.items()}
 
 
 def _best(cells: Sequence[Cell], folder: Path) -> object:
