@@ -1,4 +1,5 @@
 import pytest
+import torch
 import yaml
 
 from teka.files import read_json
@@ -39,6 +40,25 @@ def test_the_full_scale_follows_the_protocol():
     assert (run.gradient_clip, run.patience, run.train_size, run.validation_size) == (0.5, 20, None, None)
     assert study.measure.weights == "best"
     assert sorted(shift[1] for shift in study.measure.shifts) == list(range(-8, 9))
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("AlexNet", 2_472_266),
+        ("VGG-16", 134_301_514),
+        ("ResNet-18", 11_181_642),
+        ("Linformer", 10_261_514),
+        ("Performer (absolute)", 4_742_986),
+        ("Performer (strategy 2 exact)", 4_579_562),
+        ("Performer (squared relu × rotary)", 4_433_050),
+    ],
+)
+def test_models_at_full_scale_have_the_papers_number_of_parameters_and_ours_no_more(model, parameters):
+    run = read_reproduction("full").make_cell({"data": "cifar10", "model": model}, 0).run
+    with torch.device("meta" if run.model == "vgg16" else "cpu"):
+        made = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
+    assert sum(parameter.numel() for parameter in made.parameters()) == parameters
 
 
 def test_the_figure_needs_the_performers_on_the_two_data_sets_that_the_paper_shows():
