@@ -74,5 +74,12 @@ def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], ink:
             color=ink,
             annotation_clip=False,
             parse_math=False,  # A name is not a formula, even with a dollar sign.
-            arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 1.2, "relpos": (0, 0.5), "shrinkB": 5},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": label.colour,
+                "linewidth": 1.2,
+                "relpos": (0, 0.5),
+                "patchA": None,  # not cut off at the text's frame, where a steep line would end beside another name
+                "shrinkB": 5,
+            },
         )
