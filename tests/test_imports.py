@@ -13,6 +13,7 @@ ORDER = (
     ("errors", "files", "flops", "grid", "provenance", "reference"),
     ("functional",),
     ("nn",),
+    ("convert",),
     ("models",),
     ("data",),
     ("audit",),

@@ -209,7 +209,7 @@ def test_nothing_changes_and_the_second_time_it_is_the_same():
     assert tokens.grad is None
     assert all(parameter.grad is None and parameter.requires_grad for parameter in layer.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
-    assert layer.value.weight.dtype == torch.float32
+    assert layer.get_parameter("value.weight").dtype == torch.float32
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,11 @@ PLACED: list[Any] = [
     pytest.param({"relative": "rotary", "query_key": "normalized"}, id="normalized and turned"),
     pytest.param({"relative": "rotary", "query_key": "centred", "kernel": "softmax"}, id="centred and turned softmax"),
     pytest.param({"value_convolution": 3}, id="convolution"),
+    pytest.param({"values": "tokens", "relative": "quadratic", "kernel": "constant"}, id="means of whole tokens"),
+    pytest.param(
+        {"values": "tokens", "relative": "clipped", "dim_head": 5, "gate": True, "value_convolution": 3},
+        id="means of whole tokens, clipped, gated and with a convolution",
+    ),
     pytest.param({"value_convolution": 5, "gate": True, "relative": "clipped"}, id="convolution, gate and clipped"),
     pytest.param(
         {

@@ -223,7 +223,7 @@ def test_the_parameters_of_a_layer_are_the_same_and_go_from_one_normalizer_to_th
     tokens = torch.randn(2, 15, 8, dtype=torch.float64, generator=Generator().manual_seed(2))
     expected = copy.deepcopy(target)(tokens, Grid((3, 5)))
     assert set(source.state_dict()) == set(target.state_dict())
-    torch.nn.init.normal_(target.value.weight)
+    torch.nn.init.normal_(target.get_parameter("value.weight"))
     target.load_state_dict(source.state_dict())
     assert torch.equal(target(tokens, Grid((3, 5))), expected)
     assert relative_change(source(tokens, Grid((3, 5))), expected) > 1e-3

@@ -18,9 +18,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "resnet18": {"width": 4},
     "linformer": {**TRANSFORMER, "num_projected": 5},
     "routing_transformer": TRANSFORMER,
+    "self_attention": TRANSFORMER,
 }
 # Sides that poolings without padding need.
 SMALLEST_SIDE = {"alexnet": 29, "vgg16": 32}
+# Blocks of pixels that images are made of.
+BLOCKS = {"self_attention": 2}
 
 
 def build(
@@ -42,6 +45,10 @@ def draw_images(batch: int = 4, channels: int = 3, height: int = 32, width: int 
 def test_images_of_every_size_that_the_poolings_allow_become_logits(name: str, size: tuple[int, int], channels: int):
     if min(size) < SMALLEST_SIDE.get(name, 1):
         with pytest.raises(ValueError, match=f"image_size is .*, expected .* at least {SMALLEST_SIDE[name]} pixels"):
+            build(name, size, channels)
+        return
+    if any(side % BLOCKS.get(name, 1) for side in size):
+        with pytest.raises(ValueError, match=f"image_size is .*, expected .* multiples of .* = {BLOCKS[name]}"):
             build(name, size, channels)
         return
     assert build(name, size, channels)(draw_images(2, channels, *size)).shape == (2, 5)

@@ -8,10 +8,26 @@ from torch import nn
 from teka.flops import flop_counter
 from teka.models import ResNet18
 from teka.models.resnet18 import ResidualBlock
+from teka.reference import paper_models
 
 
 def test_it_has_the_parameters_of_the_form_for_large_images():
     assert sum(parameter.numel() for parameter in ResNet18(32, 3, 10).parameters()) == 11_181_642
+
+
+def test_the_form_for_small_images_has_the_parameters_and_operations_of_cordonnier_et_al():
+    model = ResNet18(32, 3, 10, resnet_stem="3x3").eval()
+    with torch.no_grad(), flop_counter() as counter:
+        assert model.stem(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
+        model(torch.zeros(1, 3, 32, 32))
+    paper = paper_models()["ResNet18"]
+    assert f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f}M" == paper.parameters
+    assert f"{counter.get_total_flops() / 1e9:.1f}B" == paper.flops
+
+
+def test_an_unknown_stem_is_an_error():
+    with pytest.raises(ValueError, match="resnet_stem is '5x5', expected one of"):
+        ResNet18(32, 3, 10, resnet_stem="5x5")
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,10 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
     twin = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
     assert layer.query is not None
     assert layer.key is not None
+    assert layer.value is not None
     with torch.no_grad():
         twin.in_proj_weight.copy_(torch.cat([part.weight for part in (layer.query, layer.key, layer.value)]))
-        biases = [layer.query.bias, torch.zeros(8), layer.value.bias]
+        biases = [layer.query.bias, torch.zeros(8), layer.get_parameter("value.bias")]
         twin.in_proj_bias.copy_(torch.cat([bias.double() for bias in biases]))
     twin.out_proj.load_state_dict(layer.output.state_dict())
     tokens, mask = draw_tokens().double(), torch.ones(2, 16, dtype=torch.bool)

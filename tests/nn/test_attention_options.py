@@ -35,12 +35,12 @@ def test_dropout_acts_in_training_only():
 
 
 def test_every_option_does_what_it_says():
-    assert build(dim_head=5).value.out_features == 10
+    assert build(dim_head=5).get_parameter("value.weight").shape == (10, 8)
     assert build(dim=10, heads=4, dim_head=3).output.in_features == 12
     without = build(qkv_bias=False)
     assert without.query is not None
     assert without.query.bias is None
-    assert without.value.bias is None
+    assert "value.bias" not in without.state_dict()
     softmax = build(kernel="softmax")
     assert softmax.key is not None
     assert softmax.key.bias is None  # it would cancel

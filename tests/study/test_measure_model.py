@@ -3,6 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from teka.data import Dataset, Split
+from teka.models import SelfAttentionNetwork
 from teka.study.measure import Measure
 from teka.study.measure_model import measure_model
 
@@ -60,3 +61,12 @@ def test_a_class_without_images_is_left_out(dataset):
     found = measure_model(ClassByColumn().eval(), dataset, Measure(mode="circular", classes=(1, 7)))
     assert isinstance(found["classes"], dict)
     assert set(found["classes"]) == {"1"}
+
+
+def test_the_backend_of_a_model_whose_layers_choose_one_is_kept():
+    torch.manual_seed(0)
+    images = torch.rand(4, 1, 6, 12)
+    split = Split(images, torch.tensor([0, 1, 1, 0]))
+    dataset = Dataset("made", split, split, split, num_classes=2, image_size=(6, 12), in_channels=1)
+    model = SelfAttentionNetwork((6, 12), 1, 2, dim=4, depth=1, heads=2, backend="toeplitz").eval()
+    assert measure_model(model, dataset, Measure())["backend"] == "toeplitz"

@@ -45,6 +45,35 @@ def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions
     assert {"class_token", "blocks.0.attention.relative.frequency", "head.bias"} <= spared
 
 
+@pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "table"])
+def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
+    run = Run(model="self_attention", encoding=encoding, dim=8, optimizer="sgd", momentum=0.5, weight_decay=0.25)
+    model = model_of(run)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizer = make_optimizer(model, run)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert [(group["momentum"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.5, 0.25), (0.5, 0)]
+    decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups)
+    assert decayed | spared == set(names.values())
+    placing = {name for name in names.values() if name.rpartition(".")[0].endswith("attention.relative")}
+    assert spared == placing
+    assert bool(spared) == (encoding != "table")  # whose entries are read from embeddings
+
+
+def test_a_step_of_sgd_adds_the_decay_to_the_gradient_and_keeps_a_momentum():
+    run = Run(optimizer="sgd", momentum=0.5, weight_decay=0.25, learning_rate=0.1)
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 2.0)
+    optimizer = make_optimizer(model, run)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (3.0 * model.weight.sum()).backward()
+        optimizer.step()
+    after_one = 2.0 - 0.1 * (3 + 0.25 * 2)
+    expected = after_one - 0.1 * (0.5 * (3 + 0.25 * 2) + 3 + 0.25 * after_one)
+    assert float(model.weight.detach()) == pytest.approx(expected)
+
+
 def test_adam_takes_every_parameter_once():
     model = model_of(RUN)
     optimizer = make_optimizer(model, dataclasses.replace(RUN, optimizer="adam", weight_decay=0.0))

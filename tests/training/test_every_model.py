@@ -9,6 +9,7 @@ from teka.training import Run, train
 SIZES = {"digits": (1, 32), "mnist": (1, 32), "fashion-mnist": (1, 32), "cifar10": (3, 32)}
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
 OPTIONS = {"performer": SMALL, "linformer": SMALL, "routing_transformer": SMALL, "alexnet": {}, "resnet18": {}}
+OPTIONS["self_attention"] = SMALL
 
 
 def dataset_like(name: str) -> Dataset:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from teka.functional import SquaredRelu
-from teka.models import MODELS, Performer
+from teka.models import MODELS, Performer, ResNet18, SelfAttentionNetwork
 from teka.training import Run
 
 
@@ -42,6 +42,9 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest():
         ("learning_rate", float("nan")),
         ("betas", (0.9,)),
         ("betas", (0.9, 1.0)),
+        ("momentum", 1.0),
+        ("momentum", -0.1),
+        ("momentum", "0.9"),
         ("warmup", 1.0),
         ("patience", 0),
         ("gradient_clip", -1.0),
@@ -63,6 +66,18 @@ def test_early_stopping_needs_images_held_out():
 def test_adam_refuses_a_weight_decay_it_would_not_apply():
     with pytest.raises(ValueError, match="weight_decay"):
         Run(optimizer="adam", weight_decay=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"momentum": 0.9}, "momentum is 0.9, expected 0 with optimizer 'adamw', which has betas"),
+        ({"optimizer": "sgd", "betas": (0.8, 0.9)}, "betas is .*, expected .* with optimizer 'sgd', which has none"),
+    ],
+)
+def test_an_optimizer_refuses_what_it_does_not_have(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Run(**fields)
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):
@@ -108,6 +123,19 @@ def test_the_models_options_have_the_models_defaults():
     shared -= {"dropout"}  # None is the model's own
     assert {"position", "kernel", "backend", "query_key"} < shared
     assert {name: run[name] for name in shared} == {name: model[name].default for name in shared}
+    own = {SelfAttentionNetwork: ("encoding", "content", "downsampling"), ResNet18: ("resnet_stem",)}
+    for other, names in own.items():
+        assert all(run[name] == inspect.signature(other).parameters[name].default for name in names)
+
+
+def test_the_options_of_the_self_attention_network_and_of_the_stem_reach_the_model():
+    run = Run(model="self_attention", encoding="table", content="softmax", downsampling=4, heads=9, dim=8, depth=3)
+    model = run.make_model(image_size=(8, 8), in_channels=3, num_classes=5)
+    assert model.get_parameter("stem.weight").shape == (8, 48)
+    assert model.get_parameter("blocks.2.attention.query.weight").shape == (72, 8)
+    assert model.get_parameter("blocks.0.attention.relative.head_vectors.0.weight").shape == (9, 8)
+    small = Run(model="resnet18", resnet_stem="3x3").make_model(image_size=(8, 8), in_channels=3, num_classes=5)
+    assert small.get_parameter("stem.0.weight").shape == (64, 3, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +166,8 @@ def test_every_model_is_made_with_its_own_options(name):
         ({"model": "resnet18", "dim": 8}, "dim is 8, expected 64 with model='resnet18', without it"),
         ({"model": "vgg16", "position": "none"}, "position is 'none', expected 'rotary' with model='vgg16'"),
         ({"model": "linformer", "tokens": "image", "kernel": "elu"}, "kernel is 'elu'"),
+        ({"encoding": "table"}, "encoding is 'table', expected 'quadratic' with model='performer', without it"),
+        ({"model": "self_attention", "position": "none"}, "position is 'none', expected 'rotary'"),
         ({"random_shift": -1}, "random_shift is -1"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
         ({"precision": "half"}, "precision is 'half'"),

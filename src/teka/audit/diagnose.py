@@ -79,7 +79,7 @@ def diagnose(
         groups = tuple(_group_findings(twin, group, whole, part) for group in twin.head_groups())
         moved = whole.at_most(whole.num_placed, max(1, MEASURED_IN_ALL // tokens.shape[1]))
         shift = shift_findings(twin, moved, shifts)
-    dtype = layer.value.weight.dtype
+    dtype = layer.output.weight.dtype
     return Diagnosis(
         dtype=str(dtype).removeprefix("torch."),
         num_samples=tokens.shape[0],
@@ -152,7 +152,7 @@ def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Ex
         relative=None if relative is None else relative.name,
         first_head=group.heads.start,
         num_heads=group.heads.stop - group.heads.start,
-        backend=choose_backend(group.backend, _costs(layer, group, whole), layer.value.weight.device.type),
+        backend=choose_backend(group.backend, _costs(layer, group, whole), layer.output.weight.device.type),
         estimator=_estimator_findings(heads, kernel, relative, exact, mean),
         variation=_numbers(variation),
         unevenness=_numbers(variation * seen**0.5),
@@ -192,7 +192,7 @@ def _estimator_findings(
 
 def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, float]:
     """Difference of every other backend from the dense one, in the layer's dtype."""
-    dtype = layer.value.weight.dtype
+    dtype = layer.output.weight.dtype
     dense = heads.attend(group.kernel, group.relative, "dense", dtype=dtype)
     size = dense.norm().clamp_min(torch.finfo(torch.float64).tiny)
     return {

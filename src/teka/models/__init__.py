@@ -8,6 +8,7 @@ from teka.models.models import MODELS
 from teka.models.performer import Performer
 from teka.models.resnet18 import ResNet18
 from teka.models.routing_transformer import RoutingTransformer
+from teka.models.self_attention_network import SelfAttentionNetwork
 from teka.models.vgg16 import VGG16
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Performer",
     "ResNet18",
     "RoutingTransformer",
+    "SelfAttentionNetwork",
     "load",
     "read_config",
     "save",

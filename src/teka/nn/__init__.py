@@ -6,11 +6,13 @@ from teka.nn.attention_pool import AttentionPool
 from teka.nn.collapse import CollapseWarning
 from teka.nn.explain import Explanation, explain
 from teka.nn.gate import Gate
+from teka.nn.invertible_downsampling import InvertibleDownsampling
 from teka.nn.learned_features import LearnedFeatures
 from teka.nn.random_features import RandomFeatures, redraw_projections
 from teka.nn.relative import (
     Clipped,
     ClippedFeatures,
+    EmbeddedTable,
     Fourier,
     GeneralizedQuadratic,
     Quadratic,
@@ -29,10 +31,12 @@ __all__ = [
     "Clipped",
     "ClippedFeatures",
     "CollapseWarning",
+    "EmbeddedTable",
     "Explanation",
     "Fourier",
     "Gate",
     "GeneralizedQuadratic",
+    "InvertibleDownsampling",
     "LearnedFeatures",
     "Quadratic",
     "RandomFeatures",

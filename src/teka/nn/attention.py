@@ -24,6 +24,8 @@ from teka.nn.random_features import RandomFeatures
 from teka.nn.relative import RelativeModule, Rotary, RotationJoint, make_relative_module
 from teka.nn.value_convolution import ValueConvolution
 
+VALUES = ("projected", "tokens")
+
 
 class Attention(nn.Module):
     """Attention over the tokens of a grid: `teka.functional.attention` between learned projections.
@@ -59,6 +61,9 @@ class Attention(nn.Module):
         gate: Whether the heads' output is multiplied by a sigmoid of a linear map of the token; see `Gate`.
         value_convolution: Side in cells of a depthwise convolution of the values over the grid, which is added to the
             heads' output; None for no convolution. See `ValueConvolution`.
+        values: What the heads take means of: "projected" (a linear map of the tokens for each head) or "tokens" (the
+            tokens themselves, whole, in every head, so that the output map has a matrix of context_dim × dim a head; a
+            map of the values before it would be merged into it: Cordonnier et al. 2020, eq. 11).
 
     Raises:
         ValueError: Sizes that do not fit, an unknown name, or an option that would have no effect.
@@ -84,6 +89,7 @@ class Attention(nn.Module):
         query_key: str = "plain",
         gate: bool = False,
         value_convolution: int | None = None,
+        values: str = "projected",
     ) -> None:
         super().__init__()
         sizes = (("dim", dim), ("heads", heads), ("dim_head", dim_head), ("context_dim", context_dim))
@@ -94,6 +100,8 @@ class Attention(nn.Module):
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
         if backend not in BACKENDS:
             raise unknown_name("backend", backend, BACKENDS)
+        if values not in VALUES:
+            raise unknown_name("values", values, VALUES)
         if not 0 <= dropout < 1:
             raise wrong_value("dropout", dropout, "a probability of at least 0 and below 1")
         self.dim, self.heads = dim, heads
@@ -136,14 +144,15 @@ class Attention(nn.Module):
         width = self.dim_head
         self.query = nn.Linear(dim, query_heads * width, bias=qkv_bias) if query_heads else None
         self.key = nn.Linear(self.context_dim, key_heads * width, bias=qkv_bias and not cancels) if key_heads else None
-        self.value = nn.Linear(self.context_dim, heads * width, bias=qkv_bias)
-        self.output = nn.Linear(heads * width, dim)
+        self.dim_value = width if values == "projected" else self.context_dim
+        self.value = nn.Linear(self.context_dim, heads * width, bias=qkv_bias) if values == "projected" else None
+        self.output = nn.Linear(heads * self.dim_value, dim)
         self.dropout = nn.Dropout(dropout)
-        self.gate = Gate(dim, heads, width) if gate else None
+        self.gate = Gate(dim, heads, self.dim_value) if gate else None
         if value_convolution is not None and causal:
             raise wrong_value("value_convolution", value_convolution, "None with causal=True: it sees later tokens")
         self.value_convolution = (
-            None if value_convolution is None else ValueConvolution(heads, width, value_convolution, num_axes)
+            None if value_convolution is None else ValueConvolution(heads, self.dim_value, value_convolution, num_axes)
         )
 
     def _present_kernel(self) -> Kernel:
@@ -169,7 +178,7 @@ class Attention(nn.Module):
     ) -> tuple[
         Float[Tensor, "batch query_heads tokens dim_head"] | None,
         Float[Tensor, "batch content_heads keys dim_head"] | None,
-        Float[Tensor, "batch heads keys dim_head"],
+        Float[Tensor, "batch heads keys dim_value"],
     ]:
         """Queries, keys and values; None where the layer has none, and keys of the content heads only.
 
@@ -189,6 +198,10 @@ class Attention(nn.Module):
         if query is not None and key is not None and not isinstance(self.query_key, PlainQueryKey):
             by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
             query = torch.cat([by_content, query[:, key.shape[1] :]], dim=1)
+        if self.value is None:
+            # In mixed precision linear maps have fewer digits than tokens.
+            shared = context if query is None else context.to(query.dtype)
+            return query, key, shared[:, None].expand(-1, self.heads, -1, -1)
         return query, key, heads_of(self.value, context, self.dim_head)
 
     def forward(
@@ -341,10 +354,8 @@ class Attention(nn.Module):
             num_prefix_tokens + (sites.num_tokens or 1) for sites in (placement.query, placement.key)
         )
         relative = None if group.relative is None else group.relative.on(placement)
-        width = self.dim_head
-        return backend_costs(
-            Workload(group.kernel, relative, placement, num_queries, num_keys, width, width, self.causal)
-        )
+        sizes = (num_queries, num_keys, self.dim_head, self.dim_value)
+        return backend_costs(Workload(group.kernel, relative, placement, *sizes, self.causal))
 
     def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0) -> str:
         """Name of the backend that computes the heads with the relative kernel, or all heads if there is none.
@@ -358,7 +369,7 @@ class Attention(nn.Module):
         """
         group = self.head_groups()[-1]
         costs = self.group_costs(group, grid, num_prefix_tokens=num_prefix_tokens)
-        return choose_backend(group.backend, costs, self.value.weight.device.type)
+        return choose_backend(group.backend, costs, self.output.weight.device.type)
 
     def _check_context(
         self, tokens: Tensor, context: Tensor | None, context_grid: Grid | None, context_positions: Tensor | None

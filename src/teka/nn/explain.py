@@ -117,7 +117,7 @@ def explain(
     if grid is None:
         assert num_tokens is not None
         grid = Grid(num_tokens)
-    device = layer.value.weight.device.type if device_type is None else device_type
+    device = layer.output.weight.device.type if device_type is None else device_type
 
     def costs_on(group: HeadGroup, grid: Grid, context_grid: Grid | None) -> dict[str, Cost]:
         return layer.group_costs(group, grid, num_prefix_tokens=num_prefix_tokens, context_grid=context_grid)

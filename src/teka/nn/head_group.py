@@ -35,16 +35,16 @@ class HeadGroup:
         self,
         query: Float[Tensor, "batch query_heads queries dim_head"] | None,
         key: Float[Tensor, "batch key_heads keys dim_head"] | None,
-        value: Float[Tensor, "batch heads keys dim_head"],
+        value: Float[Tensor, "batch heads keys dim_value"],
         num_queries: int,
     ) -> tuple[
         Float[Tensor, "batch group_heads queries dim_head"],
         Float[Tensor, "batch group_heads keys dim_head"],
-        Float[Tensor, "batch group_heads keys dim_head"],
+        Float[Tensor, "batch group_heads keys dim_value"],
     ]:
         """Queries, keys and values of these heads, out of what `Attention.project` gave.
 
-        Where a head has no queries there are zeros, and where it has no keys the values: neither is looked at.
+        Where a head has no queries there are zeros, and where it has no keys the values or zeros: neither is looked at.
 
         Args:
             query: Queries of the layer.
@@ -53,11 +53,15 @@ class HeadGroup:
             num_queries: Number of tokens that attend.
         """
         value = value[:, self.heads]
+        width = next((one.shape[-1] for one in (query, key) if one is not None), value.shape[-1])
+        nothing = value.new_zeros(1)
         if query is None or self.queries is None:
-            query = value.new_zeros(1).expand(*value.shape[:2], num_queries, value.shape[-1])
+            query = nothing.expand(*value.shape[:2], num_queries, width)
         else:
             query = query[:, self.queries]
-        return query, value if key is None or self.keys is None else key[:, self.keys], value
+        if key is not None and self.keys is not None:
+            return query, key[:, self.keys], value
+        return query, value if value.shape[-1] == width else nothing.expand(*value.shape[:3], width), value
 
 
 def count_position_heads(position_heads: int | None, relative: str | RelativeModule | None, heads: int) -> int:

@@ -8,10 +8,12 @@ from torch import nn
 from teka.audit import accuracy_by_shift, equivariance_error
 from teka.data import Dataset, Split, lossless_selection
 from teka.flops import flop_counter
-from teka.models import Performer
+from teka.models import Performer, SelfAttentionNetwork
 from teka.study.measure import Measure
 from teka.training.batches import batches
 
+# Models whose layers choose a backend.
+CHOOSING = (Performer, SelfAttentionNetwork)
 EVALUATION_BATCH = 250
 EQUIVARIANCE_IMAGES = 16
 
@@ -35,7 +37,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[
         for images, labels in batches(test, batch_size=EVALUATION_BATCH):
             right += int((model(images.to(device)).argmax(dim=1).cpu() == labels).sum())
     return {
-        "backend": ", ".join(model.chosen_backends()) if isinstance(model, Performer) else "torch",
+        "backend": ", ".join(model.chosen_backends()) if isinstance(model, CHOOSING) else "torch",
         "forward_flops": forward_flops,
         "training_flops": training_flops,
         "test_images": len(test),

@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from teka.data.augment import HorizontalFlip, RandomShift
 from teka.nn import redraw_projections
+from teka.nn.relative import RelativeModule
 from teka.training.batches import TrainBatch
 from teka.training.run import Run
 
@@ -100,7 +101,7 @@ class Classifier(LightningModule):
         self.log("validation_accuracy", self.validation_accuracy, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Adam or AdamW, and the learning rate's schedule by steps."""
+        """The optimizer, and the learning rate's schedule by steps."""
         optimizer = make_optimizer(self.model, self.run)
         # A plain function: LambdaLR would put the state of a bound method into the checkpoint.
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.run, self.num_steps))
@@ -139,20 +140,30 @@ def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
 
 
 def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
-    """Adam, or AdamW whose decay spares biases, norms, tokens and the parameters of positions.
+    """Adam, AdamW, or SGD with momentum.
+
+    The decay of AdamW spares biases, norms, tokens and the parameters of positions. That of SGD spares the parameters
+    of positions alone, as in the code of Cordonnier et al. 2020; embeddings that these are read from decay.
 
     Args:
         model: The model.
-        run: Which of the two, learning rate, betas and weight decay.
+        run: Which of the three, learning rate, betas or momentum, and weight decay.
     """
     if run.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=run.learning_rate, betas=run.betas)
-    return torch.optim.AdamW(_decay_groups(model, run.weight_decay), lr=run.learning_rate, betas=run.betas)
+    if run.optimizer == "adamw":
+        linear = (module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d))
+        groups = _decay_groups(model, {id(module.weight) for module in linear}, run.weight_decay)
+        return torch.optim.AdamW(groups, lr=run.learning_rate, betas=run.betas)
+    placing = (module for module in model.modules() if isinstance(module, RelativeModule))
+    spared = {id(parameter) for module in placing for parameter in module.parameters(recurse=False)}
+    decayed = {id(parameter) for parameter in model.parameters()} - spared
+    groups = _decay_groups(model, decayed, run.weight_decay)
+    return torch.optim.SGD(groups, lr=run.learning_rate, momentum=run.momentum)
 
 
-def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Weights of linear maps decay; biases, norms, tokens and the parameters of positions do not."""
-    decayed = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+def _decay_groups(model: nn.Module, decayed: set[int], weight_decay: float) -> list[dict[str, object]]:
+    """The parameters that decay and those that do not, in the model's order."""
     parameters = list(model.parameters())
     return [
         {"params": [parameter for parameter in parameters if id(parameter) in decayed], "weight_decay": weight_decay},

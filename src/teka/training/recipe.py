@@ -20,7 +20,8 @@ class Recipe:
         optimizer: See `Run`, as for all of them.
         learning_rate: Peak learning rate.
         betas: Decay rates of Adam's moments.
-        weight_decay: Decoupled weight decay.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay.
         schedule: Schedule of the learning rate.
         warmup: Share of the steps of the warm-up.
         batch_size: Images a step.
@@ -40,6 +41,7 @@ class Recipe:
     optimizer: str
     learning_rate: float
     betas: tuple[float, float]
+    momentum: float
     weight_decay: float
     schedule: str
     warmup: float

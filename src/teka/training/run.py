@@ -16,7 +16,7 @@ from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
 from teka.models import MODELS
 
-OPTIMIZERS = ("adam", "adamw")
+OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
 PRECISIONS = ("float32", "bfloat16", "float16")
 RUN_FILE = "run.json"
@@ -34,8 +34,9 @@ class Run:
         train_size: Number of training images, all by default.
         validation_size: Number of training images held out; by default 137 of digits, 5,000 of the other published
             ones and a tenth of one's own.
-        model: "performer", or a baseline: "alexnet", "vgg16", "resnet18", "linformer" or "routing_transformer". Options
-            of a model that another does not have stay at their defaults with it.
+        model: "performer", "self_attention" (the network of Cordonnier et al. 2020), or a baseline: "alexnet", "vgg16",
+            "resnet18", "linformer" or "routing_transformer". Options of a model that another does not have stay at
+            their defaults with it.
         position: What the Performer knows of positions: "none", "absolute", or a relative kernel: "rotary", "rotation",
             "fourier", "clipped", "rotation_joint", "clipped_features" or another that `teka.nn.Attention` takes.
         kernel: Content kernel: "squared_relu", "softmax", "positive", "hedgehog" or any other
@@ -51,6 +52,12 @@ class Run:
         periodic: Whether the images' opposite edges meet.
         pool: What the logits are made from: "class", "mean" or "attention".
         tokens: What a token of the Linformer is: "pixel" or "image".
+        encoding: How the weights of "self_attention" depend on positions: "quadratic", "generalized_quadratic" or
+            "table" (learned row and column encoding).
+        content: Content kernel of "self_attention" beside the encoding, such as "softmax"; None for attention by
+            position alone.
+        downsampling: Side in pixels of the blocks that are the tokens of "self_attention".
+        resnet_stem: First layer of "resnet18": "7x7", with stride 2 and max pooling, or "3x3".
         dropout: Probability of dropping a number in training, by default the model's own: 0 of "performer".
         position_heads: Number of last heads of a block that attend by position alone, the others by content alone; with
             0 both act in every head. By default half of the heads of "clipped" and 0 of the others'.
@@ -65,7 +72,7 @@ class Run:
         value_convolution: Side in tokens of a depthwise convolution of the values, added to what the heads give.
         epochs: Most passes over the training images.
         batch_size: Images a step.
-        optimizer: "adamw" or "adam".
+        optimizer: "adamw", "adam" or "sgd".
         learning_rate: Peak learning rate.
         label_smoothing: Share of the target that is spread over all classes in training; the loss of held-out images
             is without it.
@@ -74,7 +81,9 @@ class Run:
         random_flip: Whether training images are mirrored left to right at random.
         precision: "float32", or "bfloat16" or "float16" for products under autocast with weights in float32.
         betas: Decay rates of Adam's moments.
-        weight_decay: Decoupled weight decay of AdamW; 0 with "adam".
+        momentum: Momentum of SGD; 0 with the others.
+        weight_decay: Decoupled weight decay of AdamW, of the weights of linear maps; or of SGD, a share of each
+            parameter in its gradient, but of those of positions; 0 with "adam".
         schedule: "cosine" (to 0 over the epochs) or "constant".
         warmup: Share of the steps over which the learning rate rises linearly from 0.
         gradient_clip: Largest norm of the gradient; 0 for no clipping.
@@ -105,6 +114,10 @@ class Run:
     periodic: bool = False
     pool: str = "class"
     tokens: str = "pixel"
+    encoding: str = "quadratic"
+    content: str | None = None
+    downsampling: int = 2
+    resnet_stem: str = "7x7"
     dropout: float | None = None
     position_heads: int | None = None
     num_waves: int | None = None
@@ -125,6 +138,7 @@ class Run:
     random_flip: bool = False
     precision: str = "float32"
     betas: tuple[float, float] = (0.9, 0.98)
+    momentum: float = 0.0
     weight_decay: float = 0.05
     schedule: str = "cosine"
     warmup: float = 0.1
@@ -154,6 +168,12 @@ class Run:
             raise wrong_value("learning_rate", self.learning_rate, "a positive finite number")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise wrong_value("betas", self.betas, "two numbers of at least 0 and below 1")
+        if self.optimizer == "sgd" and self.betas != Run.betas:
+            raise wrong_value("betas", self.betas, f"{Run.betas} with optimizer 'sgd', which has none")
+        if not 0 <= self.momentum < 1:
+            raise wrong_value("momentum", self.momentum, "a number of at least 0 and below 1")
+        if self.optimizer != "sgd" and self.momentum != 0:
+            raise wrong_value("momentum", self.momentum, f"0 with optimizer {self.optimizer!r}, which has betas")
         if not 0 <= self.warmup < 1:
             raise wrong_value("warmup", self.warmup, "a share of the steps, at least 0 and below 1")
         if self.patience is not None and self.patience < 1:

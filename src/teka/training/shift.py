@@ -14,7 +14,7 @@ from teka.audit import ShiftAccuracy, accuracy_by_shift, axis_shifts, translate
 from teka.data import Split, lossless_selection
 from teka.errors import unknown_name, wrong_value
 from teka.files import write_bytes, write_json
-from teka.models import Performer
+from teka.models import Performer, SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training.restore import TrainedRun
 
@@ -112,6 +112,12 @@ def _canvas_size(trained: TrainedRun, settings: ShiftSettings) -> tuple[int, int
 
 def _kind(trained: TrainedRun) -> dict[str, str]:
     model = trained.model
+    if isinstance(model, SelfAttentionNetwork):
+        return {
+            "position": trained.run.encoding,
+            "kernel": trained.run.content or "constant",
+            "backend": ", ".join(model.chosen_backends()),
+        }
     if not isinstance(model, Performer):
         return {"position": BUILT_IN, "kernel": BUILT_IN, "backend": "torch"}
     return {

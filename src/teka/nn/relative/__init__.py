@@ -5,6 +5,7 @@ from teka.functional.relative import NUM_FOURIER_WAVES
 from teka.nn.relative.base import RelativeModule
 from teka.nn.relative.clipped import Clipped
 from teka.nn.relative.clipped_features import ClippedFeatures
+from teka.nn.relative.embedded_table import EmbeddedTable
 from teka.nn.relative.fourier import Fourier
 from teka.nn.relative.generalized_quadratic import GeneralizedQuadratic
 from teka.nn.relative.quadratic import Quadratic
@@ -106,6 +107,7 @@ def make_relative_module(
 __all__ = [
     "Clipped",
     "ClippedFeatures",
+    "EmbeddedTable",
     "Fourier",
     "GeneralizedQuadratic",
     "Quadratic",

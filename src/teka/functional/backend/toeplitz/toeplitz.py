@@ -13,8 +13,8 @@ from teka.functional.eager import is_plain_eager
 from teka.functional.placement import Placement
 from teka.functional.relative import SeparableRelative
 
-# Numbers of φ ⊗ [v, 1] that are held at once on a GPU and in a compiled graph: 128 MiB in float32. Beyond it the
-# features are taken in chunks of equal size, which are computed again in the backward pass.
+# Numbers of φ ⊗ [v, 1] that are held at once on a GPU, in a compiled graph and of a single feature: 128 MiB in float32.
+# Beyond it the features are taken in chunks of equal size, which are computed again in the backward pass.
 CHUNK_ELEMENTS = 2**25
 # A row whose keys have a c this small on average, over the row's largest, is computed again: a few of its numbers have
 # fallen below the least that the dtype has.
@@ -38,7 +38,9 @@ def toeplitz(
     """
     log_matrices, log_peak = axis_log_matrices(relative, placement, value)
     arguments = (query_features, key_features, with_ones(value), *(torch.exp(matrix) for matrix in log_matrices))
-    mixed = AxisForm.apply(*arguments) if runs_by_hand(value) else _chunked_sums(*arguments)
+    # A single feature makes no more numbers of the values than they are, and nothing has to be kept in a cache.
+    by_hand = runs_by_hand(value) and key_features.shape[-1] > 1
+    mixed = AxisForm.apply(*arguments) if by_hand else _chunked_sums(*arguments)
     sums = Sums(mixed[..., :-1], mixed[..., -1], log_peak)
     if not is_plain_eager(query_features, key_features, value):
         return sums
@@ -58,11 +60,12 @@ def _chunked_sums(
     """The sums with some of the features at a time."""
     num_features = key_features.shape[-1]
     num_chunks = min(num_features, -(-value.numel() * num_features // CHUNK_ELEMENTS))
+    is_large = value.numel() * num_features > CHUNK_ELEMENTS
     chunk = -(-num_features // num_chunks)
     sums = torch.zeros((), dtype=value.dtype, device=value.device)
     for start in range(0, num_features, chunk):
         features = slice(start, start + chunk)
         arguments = (query_features[..., features], key_features[..., features], value, *matrices)
-        part = again_in_backward(plain_axis_sums, *arguments) if num_chunks > 1 else plain_axis_sums(*arguments)
+        part = again_in_backward(plain_axis_sums, *arguments) if is_large else plain_axis_sums(*arguments)
         sums = sums + part
     return sums

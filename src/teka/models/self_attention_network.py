@@ -1,0 +1,114 @@
+"""The fully attentional network of Cordonnier et al.: self-attention that can do what convolutions do."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from teka.errors import wrong_value
+from teka.grid import Grid
+from teka.models.encodings import make_encoding
+from teka.models.images import check_images, check_sizes, read_image_size
+from teka.models.post_norm_block import PostNormBlock
+from teka.nn import Attention, InvertibleDownsampling
+
+
+class SelfAttentionNetwork(nn.Module):
+    """Post-norm blocks whose heads attend by position, to whole tokens; then a mean over the tokens.
+
+        image → normalised channels → 2 × 2 invertible down-sampling → linear → blocks → mean → linear
+
+    A head takes a mean of the tokens, with weights that depend on where they are alone, and has a matrix of dim × dim
+    for it; with K² heads whose weights are 1 at the offsets of a K × K window and 0 elsewhere, that is any convolution
+    (Theorem 1). With `content`, that of queries and keys is a factor of the weights.
+
+    The defaults are the paper's: 12,086,844 parameters for 10 classes and 3 channels with the quadratic encoding. As in
+    the paper's code values are the tokens, without a map, and a linear map of dim × dim follows the heads'; linear maps
+    begin as PyTorch's. Channels have mean 0 and variance 1, there by the data set's statistics, here by a batch
+    normalisation without parameters. Unlike there, nothing is dropped of the weights: the separable evaluation of the
+    encodings "quadratic" and "table" holds no matrix of them.
+
+    Source: Cordonnier et al. 2020, §4, A.1 and A.4; their code, github.com/epfml/attention-cnn.
+
+    Args:
+        image_size: Height and width in pixels, or one number for both; multiples of `downsampling`.
+        in_channels: Channels of the images.
+        num_classes: Number of logits.
+        encoding: How weights depend on positions: "quadratic" (Gaussians about a learned offset),
+            "generalized_quadratic" (Gaussians of any shape) or "table" (learned row and column encoding).
+        content: Content kernel beside the encoding, such as "softmax", or None for attention by position alone.
+        dim: Size of a token, of a head's values, and of its queries and keys.
+        depth: Number of blocks.
+        heads: Number of heads.
+        mlp_ratio: Width of the MLPs' hidden layer over dim.
+        downsampling: Side of the blocks of pixels that become tokens.
+        periodic: Whether the image's edges meet, left and right, top and bottom.
+        dropout: Probability of dropping a number that a block adds.
+        backend: Backend of the attention; "dense" is the paper's evaluation, of every pair of tokens.
+
+    Raises:
+        ValueError: Sizes that do not fit, an unknown name, or a backend that cannot compute this model.
+    """
+
+    def __init__(
+        self,
+        image_size: int | tuple[int, int],
+        in_channels: int,
+        num_classes: int,
+        *,
+        encoding: str = "quadratic",
+        content: str | None = None,
+        dim: int = 400,
+        depth: int = 6,
+        heads: int = 9,
+        mlp_ratio: float = 1.28,
+        downsampling: int = 2,
+        periodic: bool = False,
+        dropout: float = 0.1,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        sizes = {"in_channels": in_channels, "num_classes": num_classes, "dim": dim, "depth": depth, "heads": heads}
+        check_sizes({**sizes, "downsampling": downsampling})
+        self.image_size = read_image_size(image_size)
+        if any(side % downsampling for side in self.image_size):
+            raise wrong_value("image_size", image_size, f"height and width, multiples of downsampling = {downsampling}")
+        self.in_channels = in_channels
+        height, width = (side // downsampling for side in self.image_size)
+        self.grid = Grid((height, width), periodic=periodic)
+        self.normalization = nn.BatchNorm2d(in_channels, affine=False)
+        self.downsampling = InvertibleDownsampling(downsampling)
+        self.stem = nn.Linear(in_channels * downsampling**2, dim)
+        self.blocks = nn.ModuleList()
+        for _ in range(depth):
+            attention = Attention(
+                dim,
+                heads,
+                dim_head=dim,
+                kernel="constant" if content is None else content,
+                relative=make_encoding(encoding, heads=heads, sides=self.grid.shape, embedding_dim=dim),
+                position_heads=0,
+                values="tokens",
+                backend=backend,
+            )
+            self.blocks.append(PostNormBlock(attention, mlp_ratio=mlp_ratio, dropout=dropout))
+        self.head = nn.Linear(dim, num_classes)
+        self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
+
+    def chosen_backends(self) -> tuple[str, ...]:
+        """Names of the backends that compute the blocks."""
+        attentions = [block.attention for block in self.blocks if isinstance(block, PostNormBlock)]
+        return tuple(sorted({attention.chosen_backend(self.grid) for attention in attentions}))
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+
+        Raises:
+            ValueError: Another number of channels or another size than the model was made for.
+        """
+        check_images(images, self.in_channels, self.image_size)
+        tokens = self.stem(self.grid.flatten(self.downsampling(self.normalization(images))))
+        for block in self.blocks:
+            tokens = block(tokens, self.grid)
+        return self.head(tokens.mean(dim=1))

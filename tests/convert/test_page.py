@@ -1,0 +1,92 @@
+"""The code of docs/attention_as_convolution.md runs, and its tables are as measured here."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.convert.convolutions import CLASSES
+from torch import Tensor, nn
+
+from teka import Grid
+from teka.convert import ZeroBordered, attention_from_convolution, low_rank_convolution, stray_weight
+
+PAGE = (Path(__file__).parents[2] / "docs" / "attention_as_convolution.md").read_text(encoding="utf-8")
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| .*\|$", PAGE, re.MULTILINE)]
+ROUNDING_ROWS = [row for row in ROWS if "×" in row[0]]
+PRECISION_ROWS = [row for row in ROWS if len(row) == 3 and row[0].isdigit()]
+RANK_ROWS = [row for row in ROWS if len(row) == 6 and row[0].isdigit()]
+
+
+def draw(
+    kernel_size: int, side: int, channels: tuple[int, int] = (8, 8), dtype: torch.dtype = torch.float64, **options: bool
+) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    convolution = CLASSES[2](*channels, kernel_size, padding="same", dtype=dtype, **options)
+    return convolution, torch.randn(1, channels[0], side, side, dtype=dtype)
+
+
+@torch.no_grad()
+def difference(layer: ZeroBordered, convolution: nn.Module, images: Tensor) -> Tensor:
+    grid = Grid(tuple(images.shape[2:]))
+    return grid.unflatten(layer(grid.flatten(images), grid)) - convolution(images)
+
+
+def test_the_code_runs_from_top_to_bottom_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]):
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(compile(block, "attention_as_convolution.md", "exec"), names)
+    hard, soft, same, first, one, three = capsys.readouterr().out.splitlines()
+    assert float(hard) < 1e-5
+    alpha, error, bound = map(float, soft.split())
+    assert alpha == pytest.approx(8.99, abs=0.005)
+    assert error <= bound < 0.05
+    assert same == "True (3, 3)"
+    assert re.match(r"HeadOffset\(offset=\(-1, -1\), share=0\.999\d*\)", first)
+    assert float(one.split()[1]) < 1e-6
+    assert float(three.split()[1]) == pytest.approx(1, abs=0.4)
+
+
+@pytest.mark.parametrize("row", ROUNDING_ROWS, ids=lambda row: row[0])
+def test_hard_heads_differ_by_the_rounding_stated(row: list[str]):
+    for dtype, stated in zip((torch.float32, torch.float64), row[1:], strict=True):
+        convolution, images = draw(int(row[0][0]), 16, dtype=dtype)
+        with torch.no_grad():
+            largest = float(convolution(images).abs().max())
+        found = float(difference(attention_from_convolution(convolution), convolution, images).abs().max()) / largest
+        # Which sums come first depends on the processor.
+        assert float(stated) / 4 < found < 4 * float(stated)
+
+
+@pytest.mark.parametrize("row", PRECISION_ROWS, ids=lambda row: row[0])
+def test_bounds_and_differences_are_those_stated(row: list[str]):
+    convolution, images = draw(3, 16)
+    alpha = float(row[0])
+    assert 2 * stray_weight(alpha, (1.0, 1.0)) == pytest.approx(float(row[1]), rel=0.05)
+    layer = attention_from_convolution(convolution, precision=alpha)
+    scale = convolution.get_parameter("weight").detach().abs().flatten(1).sum(1).max() * images.abs().max()
+    found = float(difference(layer, convolution, images).abs().max() / scale)
+    assert found == pytest.approx(float(row[2]), rel=0.05)
+
+
+@pytest.mark.parametrize("row", RANK_ROWS, ids=" ".join)
+def test_heads_of_the_sizes_stated_have_the_errors_stated(row: list[str]):
+    num_in, num_out, kept, dim_head = map(int, row[:4])
+    convolution, images = draw(3, 64, (num_in, num_out), bias=False)
+    with torch.no_grad():
+        convolution.get_parameter("weight")[kept:] = 0
+        norm = convolution(images).norm()
+    nearest, error = low_rank_convolution(convolution, dim_head)
+    layer = attention_from_convolution(nearest, dim_head=dim_head)
+    found = float(difference(layer, convolution, images).norm() / norm)
+    assert error == pytest.approx(float(row[4]), abs=5e-4)
+    assert found < 1e-14 if row[5] == "below 1e-14" else found == pytest.approx(float(row[5]), abs=5e-4)
+
+
+def test_every_table_was_read_and_the_rule_for_the_precision_holds():
+    assert (len(ROUNDING_ROWS), len(PRECISION_ROWS), len(RANK_ROWS)) == (4, 5, 8)
+    for num_axes in (1, 2, 3):
+        alpha = math.log(4 * num_axes / 1e-6)
+        assert 2 * stray_weight(alpha, (1.0,) * num_axes) == pytest.approx(1e-6, rel=1e-5)
