@@ -257,6 +257,7 @@ LAYER_OPTIONS = SHARED_OPTIONS | {
     "causal": (False, True),
     "context_dim": (None, 6),
     "num_axes": (2, 1),
+    "values": ("projected", "tokens"),
 }
 MODEL_OPTIONS = SHARED_OPTIONS | {
     "image_size": ((6, 4), (4, 6)),

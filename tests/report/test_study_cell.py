@@ -67,7 +67,7 @@ POINT = {"step": 5, "process_seconds": 1.0, "accuracy": 0.5, "loss": 1.0}
         ("learning_curve", [], "a list of one object or more"),
         ("learning_curve", [POINT, POINT], "steps that increase"),
         ("learning_curve", [POINT, {**POINT, "step": 7, "process_seconds": 0.5}], "process_seconds that never fall"),
-        ("shifts", [[0, 0.5]], "a list of one shift"),
+        ("shifts", [[0, 0.5]], "a list of shifts"),
         ("shifts", [[0, 0]], "a list of 1, one for each shift"),
         ("accuracy_by_shift", [0.5, 0.5, 0.5, 2.0], "an accuracy from 0 to 1"),
     ],

@@ -3,7 +3,6 @@ import torch
 import yaml
 
 from teka.files import read_json
-from teka.models import MODELS
 from teka.reference import paper_row, table1
 from teka.reproduce import SCALES, read_reproduction, reproduce, reproduction, target_levels
 from teka.study import read_study
@@ -28,7 +27,8 @@ def test_every_model_of_the_paper_is_there_on_every_data_set(scale):
     study = read_reproduction(scale)
     assert list(study.factors["data"]) == ["mnist", "fashion-mnist", "cifar10"]
     assert {paper_row(model) for model in study.factors["model"]} >= set(table1())
-    assert {study.make_cell(labels, 0).run.model for labels in study.combinations()} == set(MODELS)
+    baselines = {"alexnet", "vgg16", "resnet18", "linformer", "routing_transformer"}
+    assert {study.make_cell(labels, 0).run.model for labels in study.combinations()} == {"performer", *baselines}
     assert len(study.seeds) >= 3
 
 

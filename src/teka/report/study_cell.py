@@ -137,8 +137,8 @@ def read_cell(path: Path) -> CellResult | FailedCell:
         accuracy=record.accuracy("accuracy"),
         accuracy_by_shift=_accuracy_by_shift(record),
         shifted_images=record.whole("shifted_images"),
-        minimum_accuracy=record.accuracy("minimum_accuracy") if record.has("minimum_accuracy") else None,
-        worst_shift_accuracy=record.accuracy("worst_shift_accuracy") if record.has("worst_shift_accuracy") else None,
+        minimum_accuracy=_accuracy_or_none(record, "minimum_accuracy"),
+        worst_shift_accuracy=_accuracy_or_none(record, "worst_shift_accuracy"),
         classes=_classes(record) if record.has("classes") else {},
         equivariance_error=record.number("equivariance_error") if record.has("equivariance_error") else None,
         noise_floor=record.number("noise_floor") if record.has("noise_floor") else None,
@@ -161,6 +161,10 @@ def _learning_curve(record: Record) -> LearningCurve:
         raise wrong_value(where, list(seconds), "process_seconds that never fall")
     accuracy = tuple(point.accuracy("accuracy") for point in points)
     return LearningCurve(steps, seconds, accuracy, tuple(point.number("loss") for point in points))
+
+
+def _accuracy_or_none(record: Record, key: str) -> float | None:
+    return None if record.get(key) is None else record.accuracy(key)
 
 
 def _classes(record: Record) -> dict[int, ShiftedClass]:
