@@ -5,7 +5,7 @@ from pathlib import Path
 
 from teka import report
 from teka.cli.parser import Parser
-from teka.cli.study import parse_only, progress_bar
+from teka.cli.study import add_grid_options, parse_only, progress_bar
 from teka.reproduce import SCALES, TARGETS, read_reproduction, reproduce
 
 EXAMPLES = """\
@@ -28,20 +28,8 @@ def make_parser() -> Parser:
         "--scale", type=str, default="small", help=f"{SCALES[0]}, for a processor, or {SCALES[1]}, the paper's size."
     )
     parser.add_argument("--out", type=str | None, help="Folder of the results, runs/reproduce-SCALE by default.")
-    parser.add_argument("--data_dir", type=str | None, help="Folder with the data sets' files; see teka download.")
-    parser.add_argument(
-        "--processes", type=int, default=1, help="Models trained side by side, each on its share of cores."
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        type=str,
-        default=[],
-        metavar="FACTOR=LEVEL,...",
-        help="Train only these of data, model or seed. May be given several times.",
-    )
+    add_grid_options(parser)
     parser.add_argument("--list", action="store_true", help="Train nothing, and list the data sets, models and seeds.")
-    parser.add_argument("--summary", action="store_true", help="Train nothing, and write the table and the figure.")
     return parser
 
 

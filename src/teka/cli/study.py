@@ -36,19 +36,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--out", type=str | None, help="Folder of the results, beside the file and named after it by default."
     )
-    parser.add_argument("--data_dir", type=str | None, help="Folder with the data sets' files.")
-    parser.add_argument(
-        "--processes", type=int, default=1, help="Cells trained side by side, each on its share of cores."
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        type=str,
-        default=[],
-        metavar="FACTOR=LEVEL,...",
-        help="Train only the cells at these levels; 'seed' is a factor too. May be given several times.",
-    )
-    parser.add_argument("--summary", action="store_true", help="Train nothing, and write the tables and plots.")
+    add_grid_options(parser)
     parser.add_argument(
         "--repeat",
         type=str | None,
@@ -56,6 +44,27 @@ def make_parser() -> Parser:
         help="Train one finished cell again elsewhere and compare the numbers.",
     )
     return parser
+
+
+def add_grid_options(parser: Parser) -> None:
+    """Add what every command that trains a grid of runs takes.
+
+    Args:
+        parser: The command's parser.
+    """
+    parser.add_argument("--data_dir", type=str | None, help="Folder with the data sets' files; see teka download.")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="Runs trained side by side, each on its share of cores."
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        type=str,
+        default=[],
+        metavar="FACTOR=LEVEL,...",
+        help="Train only the runs at these levels; 'seed' is a factor too. May be given several times.",
+    )
+    parser.add_argument("--summary", action="store_true", help="Train nothing, and write the tables and plots.")
 
 
 def main(options: argparse.Namespace, command: str) -> None:
