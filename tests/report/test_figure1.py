@@ -59,5 +59,6 @@ def test_the_note_says_that_the_papers_curves_are_of_another_size(study):
     assert "of 32 pixels, are drawn at the same share of the width" in figure1_note(study)
 
 
-def test_photographs_have_no_shifts(study_of, study_cell):
-    assert not has_shifts(study_of(photograph_cell(study_cell, MODELS[0])))
+def test_photographs_have_no_shifts_and_baselines_are_not_drawn(study_of, study_cell):
+    cells = [photograph_cell(study_cell, MODELS[0]), reproduction_cell(study_cell, "AlexNet")]
+    assert not has_shifts(study_of(*cells))

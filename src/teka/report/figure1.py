@@ -24,12 +24,13 @@ CLASS_NAMES = {"mnist": "digit 1", "fashion-mnist": "trousers"}
 
 
 def has_shifts(study: StudyResults) -> bool:
-    """Whether any model was measured on shifted images.
+    """Whether any Performer was measured on shifted images.
 
     Args:
         study: The results.
     """
-    return any(result.shifted_images for result in study.results)
+    models = _models(study)
+    return any(result.shifted_images for result in study.results if result.labels["model"] in models)
 
 
 def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.figure.Figure":
