@@ -10,13 +10,18 @@ READY := $(VENV)/.ready
 DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: demo test lint types docs clean
+.PHONY: demo test browser lint types docs clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+# The pages of the audit in a headless Chromium, which must be installed.
+browser: $(READY)
+	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[browser]'
+	$(BIN)/python -m pytest tests/browser
 
 lint: $(READY)
 	$(BIN)/ruff check .

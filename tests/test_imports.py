@@ -19,6 +19,7 @@ ORDER = (
     ("audit",),
     ("prediction",),
     ("training",),
+    ("adapters",),
     ("study",),
     ("reproduce",),
     ("report",),
@@ -42,6 +43,9 @@ NOT_IMPORTED = (
     "requests",
     "PIL",
     "safetensors",
+    "transformers",
+    "onnxruntime",
+    "timm",
 )
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 

@@ -1,3 +1,5 @@
+import inspect
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 
 from teka import Grid
 from teka.audit import axis_shifts, square_shifts
-from teka.audit.shifts import check_shift, check_shifts
+from teka.audit.shifts import check_shift, check_shifts, check_subpixel_shift, check_subpixel_shifts
 
 
 def test_axis_shifts_are_the_lines_through_zero():
@@ -54,6 +56,26 @@ def test_a_shift_of_the_wrong_length_is_refused():
         check_shift(Grid((5, 7)), (1, 2, 3))
 
 
-def test_an_empty_set_is_refused():
+@pytest.mark.parametrize("check", [check_shifts, check_subpixel_shifts])
+def test_an_empty_set_is_refused(check):
     with pytest.raises(ValueError, match="at least one shift"):
-        check_shifts(Grid((5, 7)), [])
+        check(Grid((5, 7)), [])
+
+
+def test_sub_pixel_shifts_keep_fractions_and_whole_ones_are_ints():
+    steps = check_subpixel_shifts(Grid((5, 7)), [0.5, (0, 0.5), (1.0, np.float32(-2.25)), (1, -2.25)])
+    assert steps == ((0, 0.5), (1, -2.25))
+    assert type(steps[1][0]) is int
+
+
+@pytest.mark.parametrize("shift", [(0.5,), (1, 2, 3), (0.0, float("nan")), (0.0, float("inf")), ("a", "b")])
+def test_a_sub_pixel_shift_needs_a_finite_number_for_each_axis(shift):
+    # Past the annotations, as a caller without a type checker would come.
+    with pytest.raises(ValueError, match=r"shift is .*a finite number for each of the 2 axes"):
+        inspect.unwrap(check_subpixel_shift)(Grid((5, 7)), shift)
+
+
+def test_a_sub_pixel_shift_may_be_as_long_as_the_canvas_but_not_longer():
+    assert check_subpixel_shift(Grid((5, 7)), (-5, 6.75)) == (-5, 6.75)
+    with pytest.raises(ValueError, match=r"shift is \(5.25, 0\).*\(5, 7\)"):
+        check_subpixel_shift(Grid((5, 7)), (5.25, 0))

@@ -53,7 +53,7 @@ def test_a_single_int_moves_along_the_last_axis():
     assert torch.equal(translate(images, 3, mode="circular"), translate(images, (0, 3), mode="circular"))
 
 
-@pytest.mark.parametrize("mode", ["circular", "lossless", "zero"])
+@pytest.mark.parametrize("mode", ["circular", "lossless", "zero", "reflect", "fourier", "bilinear"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_shift_by_zero_changes_nothing_and_gives_new_images(mode, sizes):
     images = ramp(*sizes)
@@ -89,41 +89,49 @@ def test_canvas_refuses_to_lose_content():
         translate(ramp(5, 7), (3, 0), mode="canvas", canvas_size=(9, 11))
 
 
-def test_the_image_lies_in_the_middle_of_its_canvas():
-    images = ramp(5, 7)
-    canvas = paste_on_canvas(images, (8, 11), (1.5, 2.5, 3.5))
-    assert canvas.shape == (2, 3, 8, 11)
-    assert torch.equal(canvas[..., 1:6, 2:9], images)
-    outside = torch.ones(8, 11, dtype=torch.bool)
-    outside[1:6, 2:9] = False
-    for channel, value in enumerate((1.5, 2.5, 3.5)):
-        assert (canvas[:, channel, outside] == value).all()
-
-
-def test_one_canvas_size_serves_every_axis_and_the_dtype_stays():
-    images = torch.ones(2, 1, 3, 5, dtype=torch.uint8)
-    canvas = paste_on_canvas(images, 7, 255.0)
-    assert canvas.shape == (2, 1, 7, 7)
-    assert canvas.dtype == torch.uint8
-    assert canvas[0, 0, 0, 0] == 255
-
-
-@pytest.mark.parametrize("canvas_size", [(4, 9), (9, 6), (9, 9, 9), 6])
-def test_a_canvas_that_does_not_hold_the_images_is_refused(canvas_size):
-    with pytest.raises(ValueError, match="canvas_size is"):
-        paste_on_canvas(ramp(5, 7), canvas_size)
-
-
 @pytest.mark.parametrize("mode", TRANSLATION_MODES)
 def test_a_shift_longer_than_the_canvas_is_refused(mode):
-    size = (5, 7) if mode == "canvas" else None
+    sizes = {"canvas": {"canvas_size": (5, 7)}, "crop": {"crop_size": (3, 5)}}.get(mode, {})
     with pytest.raises(ValueError, match=r"shift is \(0, -8\)"):
-        translate(torch.zeros(1, 1, 5, 7), (0, -8), mode=mode, canvas_size=size)
+        translate(torch.zeros(1, 1, 5, 7), (0, -8), mode=mode, **sizes)
 
 
 def test_an_unknown_mode_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match="did you mean 'circular'"):
         translate(ramp(5), 1, mode="circula")
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes_and_shift())
+def test_sub_pixel_modes_are_circular_at_whole_shifts(case):
+    sizes, shift = case
+    images = ramp(*sizes)
+    for mode in ("fourier", "bilinear"):
+        assert torch.equal(translate(images, shift, mode=mode), translate(images, shift, mode="circular"))
+
+
+def test_a_crop_is_smaller_and_shows_what_was_there():
+    images = ramp(9, 12)
+    moved = translate(images, (2, -3), mode="crop", crop_size=(5, 7))
+    assert torch.equal(moved, images[..., 0:5, 5:12])
+
+
+def test_fractions_are_for_sub_pixel_modes():
+    assert translate(ramp(5, 7), (0.5, 1), mode="bilinear").shape == (2, 3, 5, 7)
+    with pytest.raises(ValueError, match=r"shift is \(0.5, 1\), expected whole numbers, since mode 'reflect'"):
+        translate(ramp(5, 7), (0.5, 1), mode="reflect")
+
+
+def test_integer_images_are_refused_by_sub_pixel_modes():
+    with pytest.raises(ValueError, match=r"images.dtype is torch.uint8, expected a floating-point dtype"):
+        translate(torch.zeros(1, 1, 5, 7, dtype=torch.uint8), 1, mode="fourier")
+
+
+def test_a_crop_size_goes_with_mode_crop_and_with_no_other():
+    with pytest.raises(ValueError, match=r"crop_size is None, expected the size of the crop for mode 'crop'"):
+        translate(ramp(5), 1, mode="crop")
+    with pytest.raises(ValueError, match=r"crop_size is 3.*'circular' has no crop"):
+        translate(ramp(5), 1, mode="circular", crop_size=3)
 
 
 def test_a_canvas_size_goes_with_mode_canvas_and_with_no_other():

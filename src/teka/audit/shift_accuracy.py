@@ -175,8 +175,8 @@ def accuracy_by_shift(
         margins = torch.cat([blank_margins(placed(start), background) for start in starts])
         for step in steps:
             check_lossless(grid, margins, step)
-    # Now that only background can wrap round, these two are a roll.
-    moving = "zero" if mode == "zero" else "circular"
+    # What would be lost was looked for above; now a roll will do.
+    moving = "circular" if mode in ("lossless", "canvas") else mode
     truth = labels.cpu().to(torch.int64)
     predictions = torch.empty(len(steps), len(images), dtype=torch.int64)
     for done, start in enumerate(starts):

@@ -1,5 +1,7 @@
 """Pictures, tables and a page from the saved results of a run; draws nothing and needs no extra until asked to."""
 
+from teka.report.audit_page import write_audit_page
+from teka.report.audit_text import audit_text
 from teka.report.examples import Examples, load_examples
 from teka.report.finding import finding
 from teka.report.html import render_html
@@ -21,6 +23,7 @@ __all__ = [
     "StudyFiles",
     "StudyResults",
     "Written",
+    "audit_text",
     "draw_shift_curve",
     "finding",
     "load_examples",
@@ -30,6 +33,7 @@ __all__ = [
     "read_study_results",
     "render_html",
     "write",
+    "write_audit_page",
     "write_reproduction",
     "write_shift_curve",
     "write_study",

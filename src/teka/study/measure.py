@@ -42,8 +42,8 @@ class Measure:
             value = getattr(self, argument)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise wrong_value(f"measure.{argument}", value, "a whole number of at least 1")
-        # A canvas would ask for models of another size than the trained ones.
-        modes = tuple(mode for mode in TRANSLATION_MODES if mode != "canvas")
+        # A canvas or a crop would ask for models of another size than the trained ones.
+        modes = tuple(mode for mode in TRANSLATION_MODES if mode not in ("canvas", "crop"))
         if self.mode not in modes:
             raise unknown_name("measure.mode", self.mode, modes)
         if self.weights not in WEIGHTS:

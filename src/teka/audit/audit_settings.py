@@ -1,0 +1,138 @@
+"""What an audit is asked to do."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from teka.audit.measure.outputs import OUTPUT_CHOICES
+from teka.audit.movement import Movement
+from teka.audit.presets import PRESETS
+from teka.audit.shifts import square_shifts
+from teka.errors import unknown_name, wrong_value
+
+# Along the last axis, or one step for each; fractions in the sub-pixel modes.
+Steps = int | float | Sequence[int | float]
+PARTS = ("noise", "layers", "derivative", "sensitivity")
+"""What an audit does beside the shifts themselves."""
+
+MAX_SHIFT = 8
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """What an audit is asked to do.
+
+    Args:
+        shifts: The set of shifts; None for the square of ±8 pixels, less for images of fewer than 32.
+        modes: Modes of `teka.audit.translate`, each measured for itself.
+        preset: A procedure of the literature to add, a name of `teka.audit.PRESETS`, or None.
+        parts: Which of `PARTS` to do.
+        background: Value of the images' background: one, or one for each channel.
+        canvas_size: Size of the canvas for mode `canvas`; None for the images' and room for every shift.
+        crop_size: Size of the window for mode `crop`; None for the images' less room for every shift.
+        output: "auto", "logits", "features" or "dense".
+        stride: Pixels to a cell of dense outputs; None divides the sizes.
+        layers: Names of the modules to look at; None for all.
+        seed: Seed of the bootstrap and of the presets' draws.
+        device: Where images are taken; None leaves them.
+        batch_size: Images for one call.
+        budget_seconds: Time for the whole audit; None for no limit.
+        confidence: Of intervals and bands.
+        num_resamples: Resamples of the bootstrap.
+        num_examples: Images to keep for the report.
+
+    Raises:
+        ValueError: An unknown name, no mode, the same mode twice, or a number that is too small.
+    """
+
+    shifts: Sequence[Steps] | None = None
+    modes: Sequence[str] = ("circular",)
+    preset: str | None = None
+    parts: Sequence[str] = PARTS
+    background: float | int | tuple[float | int, ...] = 0.0
+    canvas_size: int | tuple[int, ...] | None = None
+    crop_size: int | tuple[int, ...] | None = None
+    output: str = "auto"
+    stride: int | tuple[int, ...] | None = None
+    layers: Sequence[str] | None = None
+    seed: int = 0
+    device: torch.device | str | None = None
+    batch_size: int = 256
+    budget_seconds: float | int | None = None
+    confidence: float = 0.95
+    num_resamples: int = 1000
+    num_examples: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.modes or len(set(self.modes)) < len(self.modes):
+            raise wrong_value("modes", list(self.modes), "at least one mode, each once")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise unknown_name("preset", self.preset, PRESETS)
+        for part in self.parts:
+            if part not in PARTS:
+                raise unknown_name("parts", part, PARTS)
+        if self.output not in OUTPUT_CHOICES:
+            raise unknown_name("output", self.output, OUTPUT_CHOICES)
+        if self.batch_size < 1:
+            raise wrong_value("batch_size", self.batch_size, "at least 1")
+        if self.budget_seconds is not None and self.budget_seconds <= 0:
+            raise wrong_value("budget_seconds", self.budget_seconds, "a positive number of seconds, or None")
+
+    def shifts_for(self, sizes: Sequence[int]) -> tuple[tuple[int | float, ...], ...]:
+        """The shifts of images of a size, zero among them.
+
+        Args:
+            sizes: Spatial sizes of the images.
+        """
+        if self.shifts is None:
+            return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
+        still = (0,) * (len(sizes) - 1)
+        given = [tuple(one) if isinstance(one, Sequence) else (*still, one) for one in self.shifts]
+        return tuple(dict.fromkeys([(0, *still), *given]))
+
+    def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
+        """What was asked for of images of a size, ready for JSON.
+
+        Args:
+            sizes: Spatial sizes of the images.
+        """
+        return {
+            "shifts": [list(shift) for shift in self.shifts_for(sizes)],
+            "modes": list(self.modes),
+            "preset": self.preset,
+            "parts": list(self.parts),
+            "background": list(self.background) if isinstance(self.background, tuple) else self.background,
+            "output": self.output,
+            "layers": None if self.layers is None else list(self.layers),
+            "seed": self.seed,
+            "device": None if self.device is None else str(self.device),
+            "batch_size": self.batch_size,
+            "budget_seconds": self.budget_seconds,
+            "confidence": self.confidence,
+            "num_resamples": self.num_resamples,
+        }
+
+    def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
+        """How images of a size move in one of the modes.
+
+        Args:
+            mode: The mode.
+            sizes: Spatial sizes of the images.
+
+        Raises:
+            ValueError: A shift with another number of steps than the images have axes, or an unknown mode.
+        """
+        wrong = [step for step in self.shifts_for(sizes) if len(step) != len(sizes)]
+        if wrong:
+            raise wrong_value("shifts", wrong[0], f"one step for each of the {len(sizes)} axes")
+        reach = [math.ceil(max(abs(step[axis]) for step in self.shifts_for(sizes))) for axis in range(len(sizes))]
+        canvas = self.canvas_size or tuple(side + 2 * step for side, step in zip(sizes, reach, strict=True))
+        crop = self.crop_size or tuple(side - 2 * step for side, step in zip(sizes, reach, strict=True))
+        return Movement(
+            mode,
+            self.background,
+            canvas if mode == "canvas" else None,
+            crop if mode == "crop" else None,
+        )

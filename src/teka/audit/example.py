@@ -1,0 +1,124 @@
+"""Images that show what an audit found, with the model's answer at every shift."""
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from teka.audit.measure.outputs import call_model
+from teka.audit.measure.responses import Responses
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image and what the model answered at every shift.
+
+    Args:
+        mode: The mode in which it was moved.
+        index: Which of the images it is.
+        label: Its class, or None.
+        image: Its levels as the model's placed image has them before any shift, bytes of shape (H, W, C) in base64.
+        height: H in pixels.
+        width: W in pixels.
+        channels: C, 1 or 3.
+        shifts: The shifts, (dy, dx).
+        predictions: The class answered at each.
+        probabilities: The probability that the model gave that class.
+    """
+
+    mode: str
+    index: int
+    label: int | None
+    image: str
+    height: int
+    width: int
+    channels: int
+    shifts: tuple[tuple[int | float, ...], ...]
+    predictions: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """The fields, ready for JSON."""
+        return {**vars(self), "shifts": [list(shift) for shift in self.shifts]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, object]) -> "Example":
+        """What `to_dict` wrote."""
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        fields["shifts"] = tuple(map(tuple, fields["shifts"]))  # pyright: ignore[reportArgumentType]
+        return cls(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
+    """Indices of the images whose answer changes at most shifts, those that are right unmoved first.
+
+    Args:
+        responses: What a classifier answered.
+        number: How many.
+    """
+    if responses.predictions is None:
+        return ()
+    changed = ((responses.predictions != responses.predictions[responses.zero]) & responses.evaluated).sum(dim=0)
+    correct = responses.correct
+    right = torch.zeros_like(changed) if correct is None else correct[responses.zero].to(changed)
+    # One who was right has something to lose; ties go to the earlier image.
+    order = torch.argsort(changed + right * (changed > 0) * responses.evaluated.shape[0], descending=True, stable=True)
+    return tuple(order[:number].tolist())
+
+
+def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
+    """An image's levels as bytes (H, W, C) in base64; values outside [0, 1] are spread over their own range.
+
+    Args:
+        image: Floating point, C of 1 or 3; of other numbers of channels the mean is taken.
+    """
+    shown = image if image.shape[0] in (1, 3) else image.mean(dim=0, keepdim=True)
+    low, high = (bound.item() for bound in torch.aminmax(shown.double()))
+    if low < 0 or high > 1:
+        shown = (shown - low) / max(high - low, 1e-12)
+    levels = (shown.double() * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+    return base64.b64encode(levels.cpu().numpy().tobytes()).decode("ascii")
+
+
+def make_examples(
+    function: Callable[[Tensor], object],
+    images: Float[Tensor, "images channels height width"],
+    responses: Responses,
+    number: int,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+) -> tuple[Example, ...]:
+    """The images whose answer changes most, with the answer and its probability at every shift.
+
+    Args:
+        function: The classifier, images to logits (B, K).
+        images: All images, as they were measured.
+        responses: What the classifier answered; nothing comes of another output.
+        number: How many images.
+        batch_size: Images for one call.
+        device: Where the images are taken; None leaves them where they are.
+    """
+    movement, examples = responses.movement, []
+    rows = responses.complete.nonzero().flatten().tolist()
+    shifts = tuple(responses.shifts[row] for row in rows)
+    for index in worst_images(responses, number):
+        placed = movement.place(images[index : index + 1].to(device))
+        answers, shares = [], []
+        for start in range(0, len(shifts), batch_size):
+            moved = torch.cat([movement.move(placed, shift) for shift in shifts[start : start + batch_size]])
+            logits = call_model(function, moved, lambda at=index: f"on image {at}, for an example")
+            share, answer = logits.softmax(dim=1).max(dim=1)
+            answers += answer.tolist()
+            shares += [round(one, 4) for one in share.tolist()]
+        height, width = placed.shape[2:]
+        label = None if responses.labels is None else int(responses.labels[index])
+        image = encode_levels(placed[0])
+        channels = 3 if placed.shape[1] == 3 else 1
+        examples.append(
+            Example(movement.mode, index, label, image, height, width, channels, shifts, tuple(answers), tuple(shares))
+        )
+    return tuple(examples)

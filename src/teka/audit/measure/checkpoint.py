@@ -1,0 +1,109 @@
+"""The state of a measurement in a file, so that one that was stopped goes on."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from teka.audit.evaluation_mode import module_of
+from teka.errors import wrong_value
+from teka.files import write_bytes
+
+FORMAT = "1"
+# Seconds between two writes: at least these, and this many times what the last one took.
+SECONDS_BETWEEN, TIMES_BETWEEN = 5.0, 20.0
+
+
+class Checkpoint:
+    """A safetensors file with the state of a measurement and what it is of.
+
+    Args:
+        path: The file; its folder must exist.
+        identity: What the state is of: a name for each part and a text that differs if the part does.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        ValueError: No such folder, or a path that is one.
+    """
+
+    def __init__(self, path: str | Path, identity: Mapping[str, str]) -> None:
+        self._library = _import_safetensors()
+        self.path = Path(path)
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise wrong_value("checkpoint", str(path), "a file in a folder that exists")
+        self._identity = {"format": FORMAT, **identity}
+        self._written = time.perf_counter()
+        self._pause = SECONDS_BETWEEN
+
+    def read(self) -> tuple[dict[str, Tensor], dict[str, float | int]] | None:
+        """The tensors and numbers that were written, or None if there is no file.
+
+        Raises:
+            ValueError: Not such a file, cut off, or the state of another measurement; the message names what differs.
+        """
+        if not self.path.exists():
+            return None
+        from safetensors import SafetensorError
+
+        try:
+            with self._library.safe_open(str(self.path), framework="pt") as file:
+                notes = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+            numbers = json.loads(notes.get("numbers", ""))
+            identity = json.loads(notes.get("identity", ""))
+        except (SafetensorError, ValueError) as error:
+            raise wrong_value("checkpoint", str(self.path), f"a whole file of a measurement ({error})") from error
+        parts = self._identity.keys() | identity.keys()
+        other = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
+        if other:
+            expected = f"the state of this measurement; it has another {', '.join(other)}: take another file"
+            raise wrong_value("checkpoint", str(self.path), expected)
+        return tensors, numbers
+
+    def write(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
+        """Write the state, whole or not at all."""
+        start = time.perf_counter()
+        notes = {"identity": json.dumps(self._identity), "numbers": json.dumps(dict(numbers))}
+        content = self._library.torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, metadata=notes)
+        write_bytes(self.path, content)
+        self._written = time.perf_counter()
+        self._pause = max(SECONDS_BETWEEN, TIMES_BETWEEN * (self._written - start))
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write again: at most every 5 seconds, and at most a twentieth of the time."""
+        return time.perf_counter() - self._written >= self._pause
+
+
+def weights_hash(function: Callable[..., object]) -> str:
+    """SHA-256 of the weights of a module or of the module that a method is of; a word for any other callable."""
+    module = module_of(function)
+    if module is None:
+        return "unknown"
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor_hash(tensor) if isinstance(tensor, Tensor) else tensor!r}\n".encode())
+    return digest.hexdigest()
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's dtype, shape and values."""
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    if tensor.numel():
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(content.numpy())  # pyright: ignore[reportArgumentType]
+    return digest.hexdigest()
+
+
+def _import_safetensors() -> ModuleType:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("checkpoints need safetensors, which is missing: pip install teka[train]") from error
+    return safetensors

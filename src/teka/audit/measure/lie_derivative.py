@@ -1,0 +1,168 @@
+"""How fast outputs change as their images begin to move, in the limit of no movement at all."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from teka.audit.background import check_images
+from teka.audit.comparison import evaluate
+from teka.audit.evaluation_mode import check_evaluation_mode
+from teka.audit.measure.directional_derivative import DERIVATIVES, Derivative
+from teka.audit.measure.outputs import call_model
+from teka.audit.subpixel import fourier_shift
+from teka.errors import wrong_value
+
+
+@dataclass(frozen=True)
+class LieDerivative:
+    """How fast outputs change as their images begin to move along one axis.
+
+    Args:
+        axis: The spatial axis; of images, 0 is dy and 1 is dx.
+        output: "dense" (maps that should move along) or "invariant" (outputs that should stay).
+        by_image: ‖L f(x)‖ / ‖f(x)‖ of each image, per cell of movement, (N,).
+        method: How it was computed: "forward-mode jvp", "double backward" or "central difference".
+        reason: Why not by a forward-mode jvp; None where it was.
+    """
+
+    axis: int
+    output: str
+    by_image: tuple[float, ...]
+    method: str
+    reason: str | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean over the images."""
+        return sum(self.by_image) / len(self.by_image)
+
+    def to_dict(self) -> dict[str, object]:
+        """The numbers and their mean, ready for JSON."""
+        return {**vars(self), "by_image": list(self.by_image), "mean": self.mean}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, object]) -> "LieDerivative":
+        """What `to_dict` wrote."""
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        del fields["mean"]
+        return cls(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def lie_derivative(
+    function: Callable[[Tensor], object],
+    images: Shaped[Tensor, "images channels *sizes"],
+    *,
+    axis: int,
+    batch_size: int = 256,
+) -> LieDerivative:
+    """Measure how fast the outputs of a function change as its images begin to move.
+
+    Outputs that should stay:      L f(x) = d/dt f(T_t x) at t = 0.
+    Dense maps, which should move: L f(x) = d/dt T_{−t h / S} f(T_t x) at t = 0, with h cells of the map along the axis
+    for S of the images. T_t is the Fourier shift by t cells (`teka.audit.subpixel`), with edges that wrap round. An
+    output is dense if it has as many axes as the images, and along each spatial one more than one cell, in a number
+    that divides the images'.
+
+    The derivative is a forward-mode Jacobian-vector product. Where an operation has none, or where it is zero for all
+    images, as of a function that detaches its input, a double backward pass is tried, and then a central difference
+    (`teka.audit.measure.directional_derivative`). Attention is computed without fused kernels, which have neither.
+
+    Args:
+        function: Takes images (B, C, *S) and returns a real tensor (B, …).
+        images: Images (N, C, *S) of a floating-point dtype, as the function sees them.
+        axis: A spatial axis, counted from 0; of images, 0 is dy and 1 is dx. Negative numbers count from the last.
+        batch_size: Images for one call.
+
+    Raises:
+        ValueError: A module in training mode, no images, no such axis, an output that is no finite real tensor (B, …),
+            or one that changes although its norm is zero.
+
+    Source: Gruver, Finzi, Goldblum and Wilson 2023, "The Lie derivative for measuring learned equivariance". Their code
+    moves by bilinear interpolation, in parts of the image's size, and takes the mean of the absolute derivative of the
+    class probabilities, not divided by their norm.
+    """
+    check_evaluation_mode("function", function)
+    check_images(images)
+    if len(images) == 0 or not images.is_floating_point():
+        raise wrong_value("images", f"{len(images)} of {images.dtype}", "at least one, of a floating-point dtype")
+    num_axes = images.ndim - 2
+    if not -num_axes <= axis < num_axes:
+        raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
+    if batch_size < 1:
+        raise wrong_value("batch_size", batch_size, "at least 1")
+    axis %= num_axes
+    tried: list[str] = []
+    measured: dict[str, tuple[float, ...]] = {}
+    with torch.inference_mode(False), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        # A call without derivatives, so that what is wrong with the function itself is said as it is.
+        plain = evaluate(
+            lambda batch: call_model(function, batch, lambda: "for the Lie derivative"), images[:1].clone()
+        )
+        is_dense = _is_dense(plain, images)
+        for method, derivative in DERIVATIVES.items():
+            try:
+                measured[method] = _measure(function, derivative, images, axis, is_dense, batch_size)
+            except Exception as error:  # whatever an operation raises that has no such derivative
+                if method == list(DERIVATIVES)[-1]:
+                    raise
+                tried.append(f"{method}: {type(error).__name__}: {error}")
+                continue
+            if any(measured[method]):
+                break
+            tried.append(f"{method}: zero for every image")
+    # Where every way gives zero it is zero, and the first that worked stands.
+    method = next((name for name, values in measured.items() if any(values)), next(iter(measured)))
+    reason = "; ".join(tried[: list(DERIVATIVES).index(method)]) or None
+    return LieDerivative(axis, "dense" if is_dense else "invariant", measured[method], method, reason)
+
+
+def _is_dense(answer: Tensor, images: Tensor) -> bool:
+    """Whether an output is a map: more than one cell along each axis, in a number that divides the images'."""
+    return answer.ndim == images.ndim and all(
+        cells > 1 and side % cells == 0 for cells, side in zip(answer.shape[2:], images.shape[2:], strict=True)
+    )
+
+
+def _measure(
+    function: Callable[[Tensor], object],
+    derivative: Derivative,
+    images: Tensor,
+    axis: int,
+    is_dense: bool,
+    batch_size: int,
+) -> tuple[float, ...]:
+    """‖L f(x)‖ / ‖f(x)‖ of each image."""
+
+    def answer(batch: Tensor) -> Tensor:
+        result = function(batch)
+        return result if isinstance(result, Tensor) else result.logits  # pyright: ignore[reportAttributeAccessIssue]
+
+    ratios: list[float] = []
+    for batch in images.split(batch_size):
+        velocity = _velocity(batch, axis, 1.0)
+        value, change = derivative(answer, batch.clone(), velocity)
+        if is_dense:
+            change = change + _velocity(value, axis, -value.shape[axis + 2] / batch.shape[axis + 2])
+        norm, speed = (tensor.detach().double().flatten(1).norm(dim=1).cpu() for tensor in (value, change))
+        if not (norm.isfinite() & speed.isfinite()).all():
+            raise ValueError("the output of function or its derivative holds NaN or infinity, expected finite values")
+        if ((norm == 0) & (speed > 0)).any():
+            raise ValueError("the output of function has norm zero for an image, expected a norm to divide by")
+        ratios += torch.where(speed == 0, 0.0, speed / norm).tolist()
+    return tuple(ratios)
+
+
+def _velocity(tensor: Float[Tensor, "batch channels *sizes"], axis: int, speed: float) -> Tensor:
+    """d/dt T_{speed·t} x at t = 0 along one axis."""
+
+    def moved(time: Tensor) -> Tensor:
+        shift: list[int | float | Tensor] = [0.0] * (tensor.ndim - 2)
+        shift[axis] = time * speed
+        return fourier_shift(tensor, shift)
+
+    start = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    return torch.func.jvp(moved, (start,), (torch.ones_like(start),))[1]

@@ -1,0 +1,217 @@
+"""What a model answered so far, entry by entry, in the order of measurement."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from teka.audit.measure.dense_error import check_dense_shifts, dense_error, sum_dtype, sum_of_squares
+from teka.audit.measure.moved_images import RESIDENT_BYTES, MovedImages
+from teka.audit.measure.outputs import ModelError, OutputKind
+from teka.audit.measure.responses import Responses
+from teka.errors import wrong_value
+
+# Outputs wait until there are so many numbers or calls of them, or for so long: with few numbers it is calls of torch
+# that take the time.
+WAITING_NUMBERS, WAITING_CALLS, WAITING_SECONDS = 2**16, 16, 0.5
+OF_LOGITS = ("loss", "probability_change", "divergence")
+
+
+class ResponseTable:
+    """What a model answered so far.
+
+    The outputs for the images not moved are kept, to compare the others with: N · K numbers of logits, N · C' · H' · W'
+    of dense maps; on the device if they fit into 1 GiB there.
+
+    Attributes:
+        kind: What the outputs are.
+
+    Args:
+        moved: The images and their shifts.
+        labels: Classes (N,) in int64 on the CPU, or None.
+        kind: What the outputs are.
+        seen_size: Spatial sizes of the images that the model gets.
+        output: The first output of the model, for its shape, dtype and device.
+
+    Raises:
+        ValueError: Shifts that dense outputs of this stride have no counterpart for, or labels beyond the logits.
+    """
+
+    def __init__(
+        self,
+        moved: MovedImages,
+        labels: Int[Tensor, " images"] | None,
+        kind: OutputKind,
+        seen_size: Sequence[int],
+        output: Float[Tensor, "batch ..."],
+    ) -> None:
+        if kind.stride is not None:
+            check_dense_shifts(moved.shifts, output.shape[2:], kind.stride, seen_size, moved.movement)
+        if kind.name == "logits" and labels is not None and int(labels.max()) >= output.shape[1]:
+            raise wrong_value("labels", int(labels.max()), f"classes below {output.shape[1]}, the number of logits")
+        self.kind, self._moved, self._labels = kind, moved, labels
+        fits = moved.num_images * output[0].numel() * output.element_size() <= RESIDENT_BYTES
+        self._references = torch.zeros(
+            moved.num_images, *output.shape[1:], dtype=output.dtype, device=output.device if fits else "cpu"
+        )
+        names = ["error_squared", "norm_squared"]
+        if kind.name == "logits":
+            names += OF_LOGITS if labels is not None else OF_LOGITS[1:]
+        self._columns = {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
+        self._predictions = torch.full((len(moved),), -1) if kind.name == "logits" else None
+        self._evaluated = torch.zeros(len(moved), dtype=torch.bool)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._noted_at = time.perf_counter()
+
+    def add(self, entries: Int[Tensor, " batch"], output: Float[Tensor, "batch ..."]) -> None:
+        """Take the output of a batch. The images not moved must come before, or in the same batch.
+
+        Small outputs wait until there are enough of them, and are noted together.
+
+        Args:
+            entries: Which entries, ascending, and after those of the batch before.
+            output: The model's output (B, …).
+
+        Raises:
+            ModelError: Another shape than that of the first; or what `flush` finds.
+        """
+        if output.shape[1:] != self._references.shape[1:]:
+            raise ModelError(
+                f"the output of the model has shape {tuple(output.shape)} {self._where(entries)}, expected "
+                f"{(len(entries), *self._references.shape[1:])}, as at first"
+            )
+        # A copy, because the function may use one buffer for all its outputs.
+        large = output.numel() >= WAITING_NUMBERS
+        self._waiting.append((entries, output if large else output.clone()))
+        waited = time.perf_counter() - self._noted_at
+        if large or len(self._waiting) >= WAITING_CALLS or waited >= WAITING_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Note the outputs that wait.
+
+        Raises:
+            ModelError: NaN or infinity; what came before the first of them is noted.
+        """
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        parts = tuple(zip(*waiting, strict=True))
+        entries, output = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+        # The largest magnitude of an image is NaN or infinity if any of its values is; no mask of all is made.
+        largest = torch.linalg.vector_norm(output, ord=torch.inf, dim=tuple(range(1, output.ndim)))
+        lost = ~largest.isfinite().cpu()
+        sound = int(lost.to(torch.uint8).argmax()) if lost.any() else len(entries)
+        if sound:
+            self._note(entries[:sound], output[:sound])
+        if sound < len(entries):
+            raise ModelError(f"the output of the model holds NaN or infinity {self._counted(entries, lost)}")
+
+    @property
+    def noted(self) -> int:
+        """Number of entries noted."""
+        return int(self._evaluated.sum())
+
+    def reference(self, num_images: int) -> Tensor:
+        """The outputs for the first images, not moved."""
+        return self._references[:num_images]
+
+    def wrong(self, entries: Int[Tensor, " batch"]) -> Tensor:
+        """Which of these entries were answered wrongly; needs labels and logits."""
+        self.flush()
+        assert self._predictions is not None
+        assert self._labels is not None
+        return self._predictions[entries] != self._labels[entries % self._moved.num_images]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, to be written to a file."""
+        tensors = {"references": self._references, "evaluated": self._evaluated, **self._columns}
+        return tensors if self._predictions is None else {**tensors, "predictions": self._predictions}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `tensors` gave.
+
+        Raises:
+            ValueError: Tensors of another table.
+        """
+        for name, tensor in self.tensors().items():
+            stored = tensors.get(name)
+            if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+                raise wrong_value(f"{name} of the checkpoint", "missing or of another shape", f"{tuple(tensor.shape)}")
+            tensor.copy_(stored)
+
+    def responses(self, calls: int, seconds: float, forward_seconds: float) -> Responses:
+        """The table with its shifts in the order in which they were given."""
+        place = torch.empty(len(self._moved.order), dtype=torch.int64)
+        place[torch.tensor(self._moved.order)] = torch.arange(len(place))
+
+        def ordered(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.reshape(len(place), -1)[place]
+
+        columns: dict[str, Tensor | None] = {name: ordered(values) for name, values in self._columns.items()}
+        return Responses(
+            self._moved.movement,
+            self._moved.given_shifts,
+            self.kind.name,
+            ordered(self._evaluated),  # pyright: ignore[reportArgumentType]
+            labels=self._labels,
+            predictions=ordered(self._predictions),
+            calls=calls,
+            seconds=seconds,
+            forward_seconds=forward_seconds,
+            **columns,  # pyright: ignore[reportArgumentType]
+        )
+
+    def _note(self, entries: Tensor, output: Tensor) -> None:
+        images = entries % self._moved.num_images
+        unmoved = int((entries < self._moved.num_images).sum())
+        if unmoved:
+            device = self._references.device
+            self._references[images[:unmoved].to(device)] = output[:unmoved].to(device)
+        stride = self.kind.stride
+        noted = self._compare(images, output) if stride is None else self._compare_maps(entries, output, stride)
+        for name, values in noted.items():
+            self._columns[name][entries] = values.cpu().to(torch.float64)
+        if self._predictions is not None:
+            self._predictions[entries] = output.argmax(dim=1).cpu()
+        self._evaluated[entries] = True
+        self._noted_at = time.perf_counter()
+
+    def _compare_maps(self, entries: Tensor, output: Tensor, stride: tuple[int, ...]) -> dict[str, Tensor]:
+        pairs = []
+        for one in self._moved.segments(entries):
+            reference = self._references[one.images].to(output.device)
+            shift = self._moved.shifts[one.rank]
+            pairs.append(dense_error(output[one.rows], reference, shift, stride, self._moved.movement))
+        errors, norms = zip(*pairs, strict=True)
+        return {"error_squared": torch.cat(errors), "norm_squared": torch.cat(norms)}
+
+    def _compare(self, images: Tensor, output: Tensor) -> dict[str, Tensor]:
+        reference = self._references[images.to(self._references.device)].to(output.device)
+        noted = {"error_squared": sum_of_squares(output, reference), "norm_squared": sum_of_squares(reference)}
+        if self.kind.name == "features":
+            return noted
+        log_moved, log_unmoved = torch.stack([output, reference]).to(sum_dtype(output.device)).log_softmax(dim=2)
+        probability = log_unmoved.exp()
+        top = reference.argmax(dim=1, keepdim=True)
+        noted["probability_change"] = (log_moved.gather(1, top).exp() - probability.gather(1, top)).abs()[:, 0]
+        # Rounding may bring it below zero.
+        noted["divergence"] = (probability * (log_unmoved - log_moved)).sum(dim=1).clamp(min=0)
+        if self._labels is not None:
+            truth = self._labels[images].to(output.device)[:, None]
+            noted["loss"] = -log_moved.gather(1, truth)[:, 0]
+        return noted
+
+    def _where(self, entries: Tensor) -> str:
+        return self._moved.where(self._moved.segments(entries))
+
+    def _counted(self, entries: Tensor, lost: Tensor) -> str:
+        counts = [
+            (self._moved.shifts[one.rank], int(lost[one.rows].sum()), len(lost[one.rows]))
+            for one in self._moved.segments(entries)
+        ]
+        named = [f"at shift {shift} for {count} of {asked} images" for shift, count, asked in counts if count]
+        more = f" and at {len(named) - 3} more shifts" if len(named) > 3 else ""
+        return ", ".join(named[:3]) + more

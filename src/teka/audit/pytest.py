@@ -1,0 +1,123 @@
+"""An assertion for test suites: a classifier's answers stay when its images move; it fails with a counter-example.
+
+    from teka.audit.pytest import assert_consistent
+
+    def test_the_classifier_does_not_mind_where_things_are(model, images):
+        assert_consistent(model, images, shifts=4, minimum=0.99)
+
+Nothing of pytest is imported; any test runner will do.
+"""
+
+from collections.abc import Callable, Sequence
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from teka.audit.audit_settings import AuditSettings, Steps
+from teka.audit.evaluation_mode import check_evaluation_mode
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.responses import Responses
+from teka.audit.shifts import square_shifts
+from teka.audit.statistics.metrics import NUMBERS, Metrics
+from teka.audit.statistics.summarize import summarize
+from teka.errors import unknown_name, wrong_value
+
+METRICS = tuple(name for name in NUMBERS if name in ("consistency", "consistency_when_right", "worst_shift_accuracy"))
+
+
+def assert_consistent(
+    model: Callable[[Tensor], object],
+    images: Float[Tensor, "images channels height width"],
+    labels: Int[Tensor, " images"] | None = None,
+    *,
+    shifts: int | Sequence[Steps] = 4,
+    mode: str = "circular",
+    minimum: float = 1.0,
+    metric: str = "consistency",
+    background: float | int | tuple[float | int, ...] = 0.0,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> Metrics:
+    """Assert that a classifier answers moved images as unmoved ones, in at least a share of the cases.
+
+    Args:
+        model: Images (B, C, H, W) to logits (B, K); a module in evaluation mode.
+        images: Images (N, C, H, W).
+        labels: Their classes (N,), for the metrics that need them.
+        shifts: The largest shift of a square, in pixels, or the shifts.
+        mode: How images move, a mode of `teka.audit.translate`.
+        minimum: The least value of the metric that passes, in [0, 1].
+        metric: "consistency" (answers as unmoved), or with labels "consistency_when_right" or "worst_shift_accuracy"
+            (images right at every shift).
+        background: Value of the images' background.
+        batch_size: Images for one call.
+        seed: Seed of the intervals' bootstrap.
+
+    Returns:
+        All metrics, where they pass.
+
+    Raises:
+        AssertionError: The metric is below the minimum. The message has its value and interval, and the minimal
+            counter-example: the image that is answered otherwise at the shortest shift of all.
+        ValueError: A minimum outside [0, 1], an unknown metric, one that needs labels, or what cannot be measured.
+    """
+    __tracebackhide__ = True
+    if metric not in METRICS:
+        raise unknown_name("metric", metric, METRICS)
+    if metric != "consistency" and labels is None:
+        raise wrong_value("labels", None, f"a class for each image, for metric {metric!r}")
+    if not 0 <= minimum <= 1:
+        raise wrong_value("minimum", minimum, "a share from 0 to 1")
+    check_evaluation_mode("model", model)
+    sizes = tuple(images.shape[2:])
+    settings = AuditSettings(square_shifts(shifts) if isinstance(shifts, int) else shifts, background=background)
+    responses = measure_responses(
+        model,
+        images,
+        settings.shifts_for(sizes),
+        settings.movement(mode, sizes),
+        labels=labels,
+        output="logits",
+        batch_size=batch_size,
+    )
+    metrics = summarize(responses, seed=seed)
+    if metric not in metrics.numbers:
+        raise wrong_value("metric", metric, f"one that these images define: {', '.join(metrics.numbers)}")
+    found = metrics.numbers[metric]
+    if found.value < minimum:
+        example = minimal_counter_example(responses)
+        raise AssertionError(
+            f"{metric.replace('_', ' ')} {found.value:.4f} ({found.lower:.4f} to {found.upper:.4f}, {len(images)} "
+            f"images, {len(metrics.shifts)} shifts, mode {mode!r}) is below {minimum}; {example}"
+        )
+    return metrics
+
+
+def minimal_counter_example(responses: Responses) -> str:
+    """The image that is answered otherwise at the shortest shift, in words.
+
+    The shortest is that of the smallest largest step, then of the smallest sum of steps, then the first; of the images
+    that change there, the first.
+
+    Args:
+        responses: What a classifier answered.
+    """
+    predictions = responses.predictions
+    if predictions is None:
+        raise wrong_value("responses.output", responses.output, "'logits'")
+    still = predictions[responses.zero]
+    order = sorted(
+        range(len(responses.shifts)),
+        key=lambda row: (max(map(abs, responses.shifts[row])), sum(map(abs, responses.shifts[row])), row),
+    )
+    for row in order:
+        changed = ((predictions[row] != still) & responses.evaluated[row]).nonzero().flatten()
+        if len(changed):
+            index = int(changed[0])
+            label = "" if responses.labels is None else f" of class {int(responses.labels[index])}"
+            return (
+                f"the shortest shift that changes an answer is {tuple(responses.shifts[row])}: image {index}{label} is "
+                f"answered {int(still[index])} unmoved and {int(predictions[row, index])} there "
+                f"({len(changed)} of {responses.num_images} images change)"
+            )
+    return "no shift changes an answer"

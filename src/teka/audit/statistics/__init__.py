@@ -1,0 +1,1 @@
+"""From what a model answered to numbers with intervals."""

@@ -1,0 +1,133 @@
+"""What an audit comes to, in plain sentences."""
+
+from collections.abc import Mapping, Sequence
+
+from teka.audit.layers import LayerFindings
+from teka.audit.measure.noise_floor import NoiseFloor
+from teka.audit.phase import PhaseTable
+from teka.audit.presets import PresetResult
+from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.metrics import Metrics
+from teka.audit.traps import Trap
+
+EXACT = 1e-5
+"""An error up to which an output counts as not moved, by rounding of single precision alone."""
+
+
+def verdict(
+    metrics: Sequence[Metrics],
+    layers: LayerFindings | None,
+    noise: NoiseFloor | None,
+    phases: Mapping[str, PhaseTable],
+    traps: Sequence[Trap],
+    presets: Sequence[PresetResult],
+) -> tuple[str, ...]:
+    """Sentences, the headline first: what moving does, where the model breaks, and what to beware of.
+
+    Args:
+        metrics: The numbers of each mode.
+        layers: What was found in the layers.
+        noise: The noise floor.
+        phases: For each mode, the numbers by phase.
+        traps: What could mislead.
+        presets: What procedures of the literature gave.
+    """
+    sentences = [_headline(metrics, noise, traps), *(_of_mode(one, noise) for one in metrics)]
+    sentences += _of_phases(phases)
+    if layers is not None:
+        sentences += _of_layers(layers)
+    for preset in presets:
+        numbers = "; ".join(f"{name} {_share(number)}" for name, number in preset.numbers.items())
+        sentences.append(f"By the procedure of {preset.name}: {numbers}.")
+    return tuple(sentences)
+
+
+def _share(estimate: Estimate) -> str:
+    return f"{estimate.value:.1%} ({estimate.lower:.1%} to {estimate.upper:.1%})"
+
+
+def _headline(metrics: Sequence[Metrics], noise: NoiseFloor | None, traps: Sequence[Trap]) -> str:
+    invalid = [trap.name for trap in traps if trap.severity == "invalidates"]
+    if invalid:
+        return f"These numbers do not mean what they seem to: {', '.join(invalid)}."
+    moved = [one for one in metrics if len(one.shifts) > 1]
+    if not moved:
+        return "No image was moved: time was up before."
+    if all(_is_exact(one, noise) for one in moved):
+        return "Moving the image changes nothing but rounding."
+    flips = [one.numbers["flip_rate"].value for one in moved if "flip_rate" in one.numbers]
+    if flips and max(flips) > 0:
+        return f"Moving the image changes the answer in {max(flips):.1%} of the cases."
+    error = f"{max(one.numbers['maximum_error'].value for one in moved):.2g} of its size"
+    if flips:
+        return f"Moving the image changes the output by up to {error}, and never the answer."
+    return f"Moving the image changes the output by up to {error}."
+
+
+def _is_exact(metrics: Metrics, noise: NoiseFloor | None) -> bool:
+    floor = EXACT if noise is None else max(EXACT, 10 * noise.repeat)
+    return metrics.numbers["maximum_error"].value <= floor
+
+
+def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
+    numbers = metrics.numbers
+    where = f"Moved in mode {metrics.movement.mode} ({len(metrics.shifts)} shifts, {metrics.num_images} images)"
+    if len(metrics.shifts) < 2:
+        return f"In mode {metrics.movement.mode} no image was moved: time was up before."
+    error = numbers["maximum_error"].value
+    if _is_exact(metrics, noise):
+        kind = "moves along exactly" if metrics.output == "dense" else "does not change"
+        right = f"; {_share(numbers['accuracy'])} of the images are answered rightly" if "accuracy" in numbers else ""
+        return f"{where}, the output {kind}: relative error at most {error:.1e}, which is rounding{right}."
+    if "flip_rate" not in numbers:
+        return f"{where}, the output changes by {error:.2g} of its size at the worst shift."
+    answer = f"{where}, the answer changes in {_share(numbers['flip_rate'])} of the cases"
+    if "minimum_accuracy" not in numbers:
+        return f"{answer}."
+    curve = metrics.curves["accuracy"]
+    worst = metrics.shifts[curve.values.index(min(curve.values))]
+    return (
+        f"{answer}: {_share(numbers['accuracy'])} of the images are answered rightly unmoved, "
+        f"{numbers['minimum_accuracy'].value:.1%} at the worst shift, (dy, dx) = {_shift(worst)}, and "
+        f"{_share(numbers['worst_shift_accuracy'])} at every shift."
+    )
+
+
+def _shift(shift: Sequence[int | float]) -> str:
+    return f"({', '.join(f'{step:+g}'.replace('-', '−') if step else '0' for step in shift)})"
+
+
+def _of_phases(phases: Mapping[str, PhaseTable]) -> list[str]:
+    sentences = []
+    for mode, table in phases.items():
+        kept = table.values.get("agreement")
+        multiples = next((row for row, phase in enumerate(table.phases) if not any(phase)), None)
+        if kept is None or multiples is None or len(kept) < 2:
+            continue
+        others = [(number.value, row) for row, number in enumerate(kept) if row != multiples]
+        on, (_, worst) = kept[multiples], min(others)
+        # Intervals that overlap leave open whether the phase matters.
+        if kept[worst].upper < on.lower:
+            stride = " × ".join(map(str, table.stride))
+            sentences.append(
+                f"In mode {mode} the answer stays in {_share(on)} of the cases at shifts by multiples of {stride} "
+                f"pixels, and in {_share(kept[worst])} at those {_shift(table.phases[worst])} beyond them: the model's "
+                "grid shows."
+            )
+    return sentences
+
+
+def _of_layers(layers: LayerFindings) -> list[str]:
+    sentences = []
+    for kind, one in layers.breaks.items():
+        words = {
+            "interior": "does not move along with the image" + (", even in its interior" if one.has_interior else ""),
+            "edge": "lets the edge of the image in",
+            "aliasing": "breaks for shifts that are no multiple of its stride",
+        }[kind]
+        sentences.append(f"First to break: {one.name!r} ({one.module}) {words}, error {one.error:.2g}.")
+    if not layers.breaks:
+        sentences.append(f"No layer breaks: every error is at most {layers.threshold:.0e} of its output.")
+    if layers.absolute_embeddings:
+        sentences.append(f"Absolute positions are added by {', '.join(map(repr, layers.absolute_embeddings))}.")
+    return sentences

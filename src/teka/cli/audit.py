@@ -1,0 +1,340 @@
+"""`teka audit`: what a model makes of images that move."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from teka.adapters import FORMS, load
+from teka.adapters.audit_case import AuditCase, make_case
+from teka.audit import TRANSLATION_MODES
+from teka.audit.audit import audit
+from teka.audit.audit_report import AuditReport
+from teka.audit.audit_settings import PARTS, AuditSettings
+from teka.audit.presets import PRESETS
+from teka.audit.shifts import axis_shifts, square_shifts
+from teka.cli.parser import Parser
+from teka.errors import unknown_name, wrong_value
+from teka.files import make_directory
+from teka.report.audit_page import write_audit_page
+from teka.report.audit_text import audit_text
+from teka.report.require import require
+
+EXAMPLES = """\
+  teka audit digits --data digits --html digits.html
+  teka audit runs/mnist --data mnist --data-dir data --mode circular --mode zero --max-shift 4
+  teka audit google/vit-base-patch16-224 --data pictures --images 200 --mode crop --json vit.json
+  teka audit model.onnx --data pictures --budget 600 --resume runs/audit
+  teka audit model.py:make --data images.npz --fail-under 0.95 --metric worst_shift_accuracy
+"""
+SHIFT_SETS = ("square", "axes", "dy", "dx")
+# Shares, the higher the better.
+METRICS = ("consistency", "consistency_when_right", "accuracy", "minimum_accuracy", "worst_shift_accuracy")
+NOT_PASSED = 1
+
+
+def make_parser() -> Parser:
+    """Options of the command."""
+    description = (
+        "Move test images and see what a model makes of it: accuracy and consistency with intervals, the layer that "
+        "breaks first, and what could mislead. The answer is 1 where --fail-under is not reached, 2 for bad input."
+    )
+    parser = Parser("teka audit", description, EXAMPLES)
+    parser.add_argument("model", type=str, metavar="MODEL", help=f"{model_help()}")
+    add_options(parser)
+    parser.add_argument(
+        "--preset", type=str | None, help=f"A procedure of the literature to add: {', '.join(PRESETS)}."
+    )
+    parser.add_argument("--layers", nargs="+", type=str, metavar="NAME", help="Modules to look at, all by default.")
+    parser.add_argument(
+        "--skip", nargs="+", type=str, default=[], metavar="PART", help=f"Parts to leave out: {', '.join(PARTS)}."
+    )
+    parser.add_argument(
+        "--resume", type=str | None, help="Folder for the state of the measurement; with one in it, it goes on from it."
+    )
+    parser.add_argument("--fail_under", type=float | None, help="Answer 1 if --metric is below this share in any mode.")
+    parser.add_argument("--metric", type=str, default=METRICS[0], help=f"What is held to it: {', '.join(METRICS)}.")
+    return parser
+
+
+def model_help() -> str:
+    """What names a model, and that a file of one's own is executed."""
+    return f"One of: {'; '.join(FORMS)}. Nothing is unpickled; module.py is executed, with all your rights."
+
+
+def add_options(parser: Parser) -> None:
+    """The options of the data, the shifts and the results.
+
+    Args:
+        parser: Where they are added.
+    """
+    parser.add_argument(
+        "--data",
+        type=str,
+        required=True,
+        help="Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file.",
+    )
+    parser.add_argument("--data_dir", type=str | None, help="Folder with the data set's files.")
+    parser.add_argument("--images", type=int, default=500, help="Test images, drawn by --seed; 0 takes all.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the images drawn and of the bootstrap.")
+    parser.add_argument(
+        "--image_size", type=int | tuple[int, int] | None, help="Size at which the data are loaded, in pixels."
+    )
+    parser.add_argument(
+        "--input_size", type=int | tuple[int, int] | None, help="Size of the model's images, if it takes any."
+    )
+    parser.add_argument(
+        "--shift_before_resize",
+        action="store_true",
+        help="Shift images as the data have them, then resize them; without it they are shifted by the model's pixels.",
+    )
+    parser.add_argument(
+        "--mode",
+        dest="modes",
+        nargs="+",
+        action="extend",
+        type=str,
+        metavar="MODE",
+        help=f"How images move, circular by default, several one after the other: {', '.join(TRANSLATION_MODES)}.",
+    )
+    parser.add_argument(
+        "--max_shift", type=int | float | None, help="Largest shift in pixels, by default 8, or a quarter of the side."
+    )
+    parser.add_argument("--shifts", type=str, default="square", help=f"Which shifts: {', '.join(SHIFT_SETS)}.")
+    parser.add_argument("--step", type=int | float, default=1, help="Pixels from shift to shift; below 1 if sub-pixel.")
+    parser.add_argument("--background", type=float, default=0.0, help="Intensity that comes in at the edges.")
+    parser.add_argument(
+        "--placed_size",
+        type=int | tuple[int, int] | None,
+        help="Size of the images that modes crop and canvas move, by default with room for every shift.",
+    )
+    parser.add_argument(
+        "--ignore_labels",
+        action="store_true",
+        help="Leave out accuracy, as for data of other classes than the model's.",
+    )
+    parser.add_argument("--batch_size", type=int, default=256, help="Images at a time.")
+    parser.add_argument("--device", type=str | None, help="Where the model runs, such as cuda; the CPU by default.")
+    parser.add_argument("--budget", type=float | None, help="Seconds for each model; shifts go from coarse to fine.")
+    parser.add_argument("--confidence", type=float, default=0.95, help="Confidence of the intervals.")
+    parser.add_argument("--html", type=str | None, help="Page to write, one file with everything in it.")
+    parser.add_argument("--json", type=str | None, help="Report to write as JSON.")
+
+
+def main(options: argparse.Namespace, command: str) -> None:
+    """Audit, print the table, write the files, and leave with 1 where a share is too low."""
+    if options.metric not in METRICS:
+        raise unknown_name("metric", options.metric, METRICS)
+    if options.fail_under is not None and not 0 <= options.fail_under <= 1:
+        raise wrong_value("fail_under", options.fail_under, "a share from 0 to 1")
+    for part in options.skip:
+        if part not in PARTS:
+            raise unknown_name("skip", part, PARTS)
+    settings = make_settings(
+        options,
+        preset=options.preset,
+        layers=options.layers,
+        parts=tuple(part for part in PARTS if part not in options.skip),
+    )
+    check_files(options)
+    state = None if options.resume is None else make_directory("resume", options.resume)
+    case = read_case(options.model, options, settings)
+    print(case.description)
+    result = run_audit(case, command=command, state=state)
+    print(audit_text([result]))
+    if options.json is not None:
+        result.write(options.json)
+    if options.html is not None:
+        write_audit_page([result], options.html)
+    say_written(options)
+    if options.fail_under is not None and not passes(result, options.metric, options.fail_under):
+        sys.exit(NOT_PASSED)
+
+
+def passes(result: AuditReport, metric: str, least: float) -> bool:
+    """Whether a share is reached in every mode, and nothing makes the numbers void; says so.
+
+    Args:
+        result: The report.
+        metric: The share, one of `METRICS`.
+        least: What it must reach.
+
+    Raises:
+        ValueError: A share that was not measured.
+    """
+    value = result.number(metric)
+    void = [trap.name for trap in result.traps if trap.severity == "invalidates"]
+    if void:
+        print(f"not passed: the numbers do not mean what they say ({', '.join(void)})")
+        return False
+    verdict = "passed" if value >= least else "not passed"
+    print(f"{verdict}: {metric} is {value:.2%}, and {least:.2%} is asked for")
+    return value >= least
+
+
+def make_settings(
+    options: argparse.Namespace,
+    *,
+    preset: str | None = None,
+    layers: list[str] | None = None,
+    parts: tuple[str, ...] = PARTS,
+) -> AuditSettings:
+    """The settings that the options of `add_options` ask for.
+
+    Args:
+        options: The options.
+        preset: A procedure of the literature to add.
+        layers: Modules to look at.
+        parts: Parts to do.
+
+    Raises:
+        ValueError: A wrong value.
+    """
+    return AuditSettings(
+        shifts=shift_set(options.shifts, options.max_shift, options.step),
+        modes=tuple(options.modes or ("circular",)),
+        preset=preset,
+        parts=parts,
+        background=options.background,
+        layers=layers,
+        seed=options.seed,
+        device=options.device,
+        batch_size=options.batch_size,
+        budget_seconds=options.budget,
+        confidence=options.confidence,
+    )
+
+
+def shift_set(
+    name: str, max_shift: int | float | None, step: int | float
+) -> tuple[tuple[int | float, ...], ...] | None:
+    """The set of shifts, (dy, dx); None leaves it to the audit.
+
+    Args:
+        name: One of `SHIFT_SETS`: the full square, or along the axes.
+        max_shift: Largest shift in pixels.
+        step: Pixels from shift to shift.
+
+    Raises:
+        ValueError: An unknown set, a step that is not positive, one that does not divide the largest shift, or a set
+            or step without a largest shift.
+    """
+    if name not in SHIFT_SETS:
+        raise unknown_name("shifts", name, SHIFT_SETS)
+    if max_shift is None:
+        if name != SHIFT_SETS[0] or step != 1:
+            raise wrong_value("max_shift", None, "given with --shifts or --step")
+        return None
+    if not step > 0:
+        raise wrong_value("step", step, "a positive number of pixels")
+    count = round(max_shift / step)
+    if max_shift < 0 or abs(count * step - max_shift) > 1e-9:
+        raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}, of at least 0")
+    steps = square_shifts(count) if name == "square" else axis_shifts(count)
+    if name in ("dy", "dx"):
+        other = 1 if name == "dy" else 0
+        steps = tuple(one for one in steps if one[other] == 0)
+    return tuple(tuple(_whole(round(part * step, 9)) for part in one) for one in steps)
+
+
+def _whole(value: int | float) -> int | float:
+    return int(value) if float(value).is_integer() else value
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """Hold that results can be written, before anything is measured; folders are made.
+
+    Raises:
+        ValueError: A place where no file can be.
+    """
+    for argument in ("html", "json"):
+        path = getattr(options, argument)
+        if path is not None:
+            if Path(path).is_dir() or not Path(path).name:
+                raise wrong_value(argument, path, "a file; it is a folder")
+            make_directory(argument, Path(path).parent)
+    if options.html is not None:
+        require("jinja2")
+
+
+def say_written(options: argparse.Namespace) -> None:
+    """Say which files were written."""
+    written = [path for path in (options.json, options.html) if path is not None]
+    if written:
+        print(f"written: {', '.join(written)}")
+
+
+def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) -> AuditCase:
+    """A model and its images, by the options of `add_options`.
+
+    Args:
+        model: The model.
+        options: The options.
+        settings: What the audit is asked to do.
+
+    Raises:
+        ValueError: A model or data that cannot be read or do not fit each other.
+    """
+    subject = load(model, input_size=options.input_size, device=options.device, data_dir=options.data_dir)
+    return make_case(
+        subject,
+        options.data,
+        settings,
+        data_dir=options.data_dir,
+        image_size=options.image_size,
+        num_images=options.images or None,
+        placed_size=options.placed_size,
+        shift="before" if options.shift_before_resize else "after",
+        labelled=not options.ignore_labels,
+    )
+
+
+def run_audit(case: AuditCase, *, command: str, state: Path | None = None) -> AuditReport:
+    """Audit, with a bar that shows the part, how far it is and the time left.
+
+    Args:
+        case: The model and its images.
+        command: The command to keep with the numbers.
+        state: Folder for the state of the measurement.
+    """
+    with _bar(case.subject.name) as show:
+        return audit(
+            case.function,
+            case.images,
+            case.labels,
+            settings=case.settings,
+            name=case.subject.name,
+            class_names=case.class_names,
+            model_facts=case.model_facts,
+            data_facts=case.data_facts,
+            traps=case.traps,
+            checkpoint=state,
+            progress=show,
+            command=command,
+        )
+
+
+@contextlib.contextmanager
+def _bar(name: str) -> Iterator[Callable[[str, int, int, float], None]]:
+    bars: list[tqdm] = []
+    parts: list[str] = []
+
+    def show(part: str, done: int, total: int, seconds_left: float) -> None:
+        if parts[-1:] != [part]:
+            for bar in bars:
+                bar.close()
+            parts.append(part)
+            bars.append(
+                tqdm(desc=f"{name}, {part}", total=total, unit="image", leave=False, file=sys.stderr, disable=None)
+            )
+        bars[-1].set_postfix_str(f"{seconds_left:.0f} s left", refresh=False)
+        bars[-1].update(done - bars[-1].n)
+
+    try:
+        yield show
+    finally:
+        for bar in bars:
+            bar.close()

@@ -1,0 +1,289 @@
+"use strict";
+// Moves the example images on a canvas as the model saw them, and reads the heat maps under the pointer.
+(() => {
+  const RIGHT = "#dcebf7", WRONG = "#b32413", MISSING = "#e3e7ec", INK = "#1c2430";
+  const CELL = 10;
+
+  const step = (value) => (value === 0 ? "0" : (value > 0 ? "+" : "−") + Math.abs(value));
+  const shiftWords = (dy, dx) =>
+    [["dx", dx], ["dy", dy]].filter(([, value]) => value !== 0).map(([name, value]) => `${name} ${step(value)}`)
+      .join(", ") || "not moved";
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+  // For each cell that is seen along one axis, the cell it came from, or −1 where background enters.
+  const cameFrom = (mode, side, seen, shift) =>
+    Array.from({ length: seen }, (_, index) => {
+      if (mode === "crop") return Math.floor((side - seen) / 2) - shift + index;
+      const from = index - shift;
+      if (mode === "zero") return from >= 0 && from < side ? from : -1;
+      if (mode === "reflect") {
+        const last = side - 1;
+        if (last === 0) return 0;
+        return last - Math.abs((((from % (2 * last)) + 2 * last) % (2 * last)) - last);
+      }
+      return ((from % side) + side) % side;
+    });
+
+  const moveWhole = (picture, movement, dy, dx) => {
+    const [height, width] = movement.seen;
+    const rows = cameFrom(movement.mode, picture.height, height, dy);
+    const columns = cameFrom(movement.mode, picture.width, width, dx);
+    const channels = picture.channels;
+    const moved = new Float64Array(height * width * channels);
+    let at = 0;
+    for (const row of rows) {
+      for (const column of columns) {
+        for (let channel = 0; channel < channels; channel += 1) {
+          moved[at] = row < 0 || column < 0
+            ? movement.background[channel]
+            : picture.bytes[(row * picture.width + column) * channels + channel];
+          at += 1;
+        }
+      }
+    }
+    return moved;
+  };
+
+  // Fractions are interpolated along one axis after the other, as mode "bilinear" does.
+  const move = (picture, movement, dy, dx) => {
+    const [down, right] = [Math.floor(dy), Math.floor(dx)];
+    const total = new Float64Array(movement.seen[0] * movement.seen[1] * picture.channels);
+    for (const [stepDown, weightDown] of [[down, 1 - (dy - down)], [down + 1, dy - down]]) {
+      for (const [stepRight, weightRight] of [[right, 1 - (dx - right)], [right + 1, dx - right]]) {
+        const weight = weightDown * weightRight;
+        if (weight === 0) continue;
+        moveWhole(picture, movement, stepDown, stepRight).forEach((level, at) => { total[at] += weight * level; });
+      }
+    }
+    return total;
+  };
+
+  const draw = (canvas, picture, movement, dy, dx) => {
+    const [height, width] = movement.seen;
+    canvas.width = width;
+    canvas.height = height;
+    const levels = move(picture, movement, dy, dx);
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    const shown = context.createImageData(width, height);
+    const channels = picture.channels;
+    for (let cell = 0; cell < height * width; cell += 1) {
+      for (let channel = 0; channel < 3; channel += 1) {
+        shown.data[4 * cell + channel] = Math.round(levels[cell * channels + (channels === 1 ? 0 : channel)]);
+      }
+      shown.data[4 * cell + 3] = 255;
+    }
+    context.putImageData(shown, 0, 0);
+  };
+
+  const startViewer = (viewer, content) => {
+    const part = (name) => viewer.querySelector(`[data-part="${name}"]`);
+    const parts = Object.fromEntries(
+      ["thumbnails", "canvas", "caption", "dx", "dy", "dx-value", "dy-value", "home", "next", "answers", "status", "maps", "note"]
+        .map((name) => [name, part(name)]));
+    for (const picture of content.pixels) {
+      picture.bytes = Uint8Array.from(atob(picture.levels), (character) => character.charCodeAt(0));
+    }
+    const key = (dy, dx) => `${dy} ${dx}`;
+    const ascending = (values) => [...new Set(values)].sort((one, other) => one - other);
+    let image = null, dy = 0, dx = 0;
+
+    // A class by the name that a model's data gives it.
+    const named = (model, index) => content.models[model].classes?.[index] ?? String(index);
+    const labelled = (one) => (one.label === null ? "" : `, class ${named(one.answers[0].model, one.label)}`);
+    const isWrong = (answer, at) => answer.classes[at] !== (image.label === null ? answer.unmoved : image.label);
+
+    const choose = (index) => {
+      image = content.images[index];
+      const evaluated = image.answers.flatMap((answer) => content.shifts[answer.shifts]);
+      image.places = new Map(evaluated.map((shift) => [key(...shift), shift]));
+      image.downs = ascending(evaluated.map((shift) => shift[0]));
+      image.rights = ascending(evaluated.map((shift) => shift[1]));
+      for (const answer of image.answers) {
+        answer.places = new Map(content.shifts[answer.shifts].map((shift, at) => [key(...shift), at]));
+        answer.unmoved = answer.classes[answer.places.get(key(0, 0))];
+      }
+      parts.dx.max = image.rights.length - 1;
+      parts.dy.max = image.downs.length - 1;
+      parts.dx.disabled = image.rights.length < 2;
+      parts.dy.disabled = image.downs.length < 2;
+      const whole = image.places.size === image.downs.length * image.rights.length;
+      parts.note.textContent = (whole ? "" : "Not every pair of steps was evaluated: moving one slider takes the other to the nearest pair that was. ")
+        + (content.movements[image.movement].mode === "fourier" ? "Steps by fractions were made by the Fourier transform; the picture shows them interpolated linearly." : "");
+      parts.note.hidden = parts.note.textContent === "";
+      viewer.querySelectorAll("[data-image]").forEach((button) => {
+        button.setAttribute("aria-pressed", String(Number(button.dataset.image) === index));
+      });
+      makeRows();
+      show(0, 0);
+    };
+
+    const makeRows = () => {
+      parts.answers.replaceChildren();
+      parts.maps.replaceChildren();
+      content.models.forEach((model, at) => {
+        const answer = image.answers.find((one) => one.model === at);
+        const row = parts.answers.insertRow();
+        const head = document.createElement("th");
+        head.scope = "row";
+        const name = document.createElement("span");
+        name.textContent = model.name;
+        name.style.borderLeftColor = model.colour;
+        head.append(name);
+        row.append(head);
+        if (!answer) {
+          const cell = row.insertCell();
+          cell.colSpan = 2;
+          cell.textContent = "not among this model’s examples";
+          return;
+        }
+        answer.cells = [row.insertCell(), row.insertCell()];
+        const wrong = answer.classes.filter((_, place) => isWrong(answer, place)).length;
+        const words = `${image.label === null ? "changed" : "wrong"} at ${wrong} of ${answer.classes.length} shifts`;
+        const figure = document.createElement("figure");
+        const map = document.createElement("canvas");
+        map.setAttribute("role", "img");
+        map.setAttribute("aria-label", `${model.name}: ${words}`);
+        map.width = CELL * image.rights.length;
+        map.height = CELL * image.downs.length;
+        map.addEventListener("pointerdown", (event) => {
+          const box = map.getBoundingClientRect();
+          const right = Math.floor(((event.clientX - box.left) / box.width) * image.rights.length);
+          const down = Math.floor(((event.clientY - box.top) / box.height) * image.downs.length);
+          const place = [image.downs[down], image.rights[right]];
+          if (image.places.has(key(...place))) show(...place);
+        });
+        const caption = document.createElement("figcaption");
+        caption.textContent = `${model.name}: ${words}`;
+        figure.append(map, caption);
+        parts.maps.append(figure);
+        answer.map = map;
+      });
+    };
+
+    const drawMap = (answer) => {
+      const context = answer.map.getContext("2d");
+      image.downs.forEach((down, row) => {
+        image.rights.forEach((right, column) => {
+          const at = answer.places.get(key(down, right));
+          context.fillStyle = at === undefined ? MISSING : isWrong(answer, at) ? WRONG : RIGHT;
+          context.fillRect(column * CELL, row * CELL, CELL, CELL);
+        });
+      });
+      const [x, y] = [image.rights.indexOf(dx) * CELL, image.downs.indexOf(dy) * CELL];
+      for (const [colour, width] of [["#ffffff", 5], [INK, 2.5]]) {
+        context.strokeStyle = colour;
+        context.lineWidth = width;
+        context.strokeRect(x + 1.25, y + 1.25, CELL - 2.5, CELL - 2.5);
+      }
+    };
+
+    const show = (down, right) => {
+      dy = down;
+      dx = right;
+      const movement = content.movements[image.movement];
+      draw(parts.canvas, content.pixels[image.pixels], movement, dy, dx);
+      const words = shiftWords(dy, dx);
+      const what = `image ${image.index}${labelled(image)}`;
+      parts.canvas.setAttribute("aria-label", `Test ${what}, mode ${movement.mode}, ${words}`);
+      parts.caption.textContent = `${what[0].toUpperCase()}${what.slice(1)} · mode ${movement.mode} · ${words}`;
+      for (const [name, values, value] of [["dx", image.rights, dx], ["dy", image.downs, dy]]) {
+        parts[name].value = values.indexOf(value);
+        parts[name].setAttribute("aria-valuetext", `${step(value)} pixels`);
+        parts[`${name}-value`].textContent = step(value);
+      }
+      const said = [];
+      for (const answer of image.answers) {
+        const at = answer.places.get(key(dy, dx));
+        const [given, probability] = answer.cells;
+        drawMap(answer);
+        if (at === undefined) {
+          given.textContent = "not evaluated here";
+          given.className = probability.textContent = "";
+          continue;
+        }
+        const wrong = isWrong(answer, at);
+        const verdict = image.label === null ? (wrong ? "changed" : "unchanged") : (wrong ? "wrong" : "right");
+        const name = named(answer.model, answer.classes[at]);
+        given.textContent = `${wrong ? "✗" : "✓"} ${name}`;
+        given.className = wrong ? "wrong" : "right";
+        given.setAttribute("aria-label", `${name}, ${verdict}`);
+        probability.textContent = percent(answer.probabilities[at]);
+        said.push(`${content.models[answer.model].name} answers ${name} with ${percent(answer.probabilities[at])}, ${verdict}`);
+      }
+      parts.status.textContent = `${words}: ${said.join("; ")}`;
+    };
+
+    // The evaluated pair that keeps the step just chosen and changes the other as little as it can.
+    const nearest = (kept, value, other) =>
+      [...image.places.values()].filter((shift) => shift[kept] === value)
+        .reduce((best, shift) => (Math.abs(shift[1 - kept] - other) < Math.abs(best[1 - kept] - other) ? shift : best));
+
+    parts.dx.addEventListener("input", () => show(...nearest(1, image.rights[Number(parts.dx.value)], dy)));
+    parts.dy.addEventListener("input", () => show(...nearest(0, image.downs[Number(parts.dy.value)], dx)));
+    parts.home.addEventListener("click", () => show(0, 0));
+    parts.next.addEventListener("click", () => {
+      // From the nearest to the farthest, so that the smallest shift that does it comes first.
+      const places = [...image.places.values()].sort((one, other) => Math.hypot(...one) - Math.hypot(...other));
+      const start = places.findIndex((shift) => shift[0] === dy && shift[1] === dx);
+      const order = [...places.slice(start + 1), ...places.slice(0, start + 1)];
+      const found = order.find((shift) => image.answers.some((answer) => {
+        const at = answer.places.get(key(...shift));
+        return at !== undefined && isWrong(answer, at);
+      }));
+      if (found) show(...found);
+    });
+
+    content.movements.forEach((movement, at) => {
+      const group = document.createElement("div");
+      group.setAttribute("role", "group");
+      group.setAttribute("aria-label", `Images moved in mode ${movement.mode}`);
+      const head = document.createElement("span");
+      head.textContent = movement.mode;
+      group.append(head);
+      content.images.forEach((one, index) => {
+        if (one.movement !== at) return;
+        const button = document.createElement("button");
+        button.type = "button";
+        button.dataset.image = index;
+        button.setAttribute("aria-label", `Image ${one.index}${labelled(one)}, mode ${movement.mode}`);
+        const canvas = document.createElement("canvas");
+        draw(canvas, content.pixels[one.pixels], movement, 0, 0);
+        button.append(canvas);
+        button.addEventListener("click", () => choose(index));
+        group.append(button);
+      });
+      parts.thumbnails.append(group);
+    });
+    viewer.hidden = false;
+    document.getElementById("without-script").hidden = true;
+    choose(0);
+  };
+
+  const startReadout = (figure) => {
+    const cells = figure.querySelector(".cells");
+    const table = document.getElementById(figure.dataset.table);
+    const readout = figure.querySelector(".readout");
+    const idle = readout.textContent;
+    const columns = [...table.tHead.rows[0].cells].slice(1).map((cell) => cell.textContent);
+    const read = (event) => {
+      const box = cells.getBoundingClientRect();
+      const row = table.tBodies[0].rows[Math.floor(((event.clientY - box.top) / box.height) * table.tBodies[0].rows.length)];
+      const column = Math.floor(((event.clientX - box.left) / box.width) * columns.length);
+      readout.textContent = row && column >= 0 && column < columns.length
+        ? `dx ${columns[column]}, dy ${row.cells[0].textContent}: ${row.cells[column + 1].textContent}${figure.dataset.unit}` : idle;
+    };
+    for (const kind of ["pointermove", "pointerdown"]) figure.querySelector("svg").addEventListener(kind, read);
+    figure.querySelector("svg").addEventListener("pointerleave", () => { readout.textContent = idle; });
+  };
+
+  const examples = document.getElementById("example-data");
+  if (examples) startViewer(document.getElementById("viewer"), JSON.parse(examples.textContent));
+  document.querySelectorAll("figure[data-table]").forEach(startReadout);
+  // What is folded away is printed too, but for tables whose numbers are drawn.
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details[data-print]:not([open])").forEach((details) => { details.open = true; details.dataset.opened = ""; });
+  });
+  window.addEventListener("afterprint", () => {
+    document.querySelectorAll("details[data-opened]").forEach((details) => { details.open = false; delete details.dataset.opened; });
+  });
+})();

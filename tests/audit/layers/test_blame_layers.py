@@ -1,0 +1,329 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from teka.audit import axis_shifts, square_shifts
+from teka.audit.layers import LayerFindings, blame_layers
+from teka.audit.measure.outputs import ModelError
+from teka.audit.movement import Movement
+from teka.models import Performer
+
+CIRCULAR = Movement("circular")
+SHIFTS = axis_shifts(3)
+
+
+def images(height=8, width=12, *, channels=2, batch=3, dtype=torch.float64):
+    return torch.rand(batch, channels, height, width, dtype=dtype, generator=torch.Generator().manual_seed(7))
+
+
+def circular(channels_in, channels_out, **options):
+    return nn.Conv2d(channels_in, channels_out, 3, padding=1, padding_mode="circular", **options)
+
+
+def network(*layers, dtype=torch.float64):
+    torch.manual_seed(3)
+    for layer in layers:
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+    return nn.Sequential(*layers).to(dtype).eval()
+
+
+class Ramp(nn.Module):
+    """Adds a ramp along the columns: what an absolute position does, with an error that can be worked out."""
+
+    def forward(self, images):
+        return images + 0.5 * torch.arange(images.shape[3], dtype=images.dtype)
+
+
+def test_nothing_breaks_in_a_circular_convolution_of_stride_one_with_a_mean():
+    model = network(circular(2, 4), nn.ReLU(), circular(4, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    found = blame_layers(model.float(), images(dtype=torch.float32), square_shifts(2), CIRCULAR)
+    assert found.first_break is None
+    assert not found.breaks
+    assert not found.biggest_jumps()
+    assert [one.name for one in found.findings] == ["0", "1", "2", "3", "4", "5"]
+    assert all(one.error is not None and one.error <= 1e-5 for one in found.findings)
+    assert all(one.aliasing_error is None for one in found.findings)
+    assert all(one.exact_step == (1, 1) for one in found.findings)
+
+
+def test_a_ramp_is_to_blame_and_its_error_is_the_one_worked_out_by_hand():
+    moved = images()
+    found = blame_layers(network(nn.Identity(), Ramp()), moved, [(0, 2), (1, 0)], CIRCULAR)
+    assert (found.first_break, set(found.breaks)) == ("1", {"interior"})
+    (one,) = found.findings
+    # y_s(u) − y(u − s) = a s where a column came from inside, and a (s − W) where it wrapped round.
+    shape = moved.shape
+    squares = 0.25 * (2**2 * 10 + 10**2 * 2) * shape[0] * shape[1] * shape[2]
+    size = (moved + 0.5 * torch.arange(12.0, dtype=torch.float64)).square().sum()
+    assert one.error == pytest.approx(math.sqrt(squares / size), rel=1e-9)
+    # The interior: one column off each edge, before the move and after it, so that none wrapped.
+    per_cell = 0.25 * 2**2 / (size / moved.numel())
+    assert one.interior_error == pytest.approx(math.sqrt(per_cell), rel=1e-9)
+    assert one.added == one.error
+    assert one.errors[1] == 0.0
+    assert one.exact_step == (1, None)
+
+
+def test_in_a_mode_that_does_not_wrap_only_cells_from_inside_are_compared():
+    found = blame_layers(network(nn.ReLU(), circular(2, 3)), images(), SHIFTS, Movement("zero"))
+    relu, convolution = found.findings
+    assert relu.error == 0.0
+    assert convolution.interior_error is not None
+    assert convolution.interior_error < 1e-12
+    assert found.breaks["edge"].name == "1"
+
+
+@pytest.mark.parametrize(
+    "movement",
+    [Movement("reflect"), Movement("crop", crop_size=(8, 12)), Movement("canvas", canvas_size=(20, 24))],
+)
+def test_the_interior_of_a_padded_convolution_is_exact_in_every_mode(movement):
+    model = network(nn.Conv2d(2, 3, 3, padding=1))
+    found = blame_layers(model, images(14, 18), SHIFTS, movement)
+    (one,) = found.findings
+    assert one.interior_error is not None
+    assert one.interior_error < 1e-12
+    assert found.seen_size == movement.seen_size((14, 18))
+
+
+def test_zero_padding_breaks_at_the_edge_only():
+    found = blame_layers(network(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()), images(), SHIFTS, CIRCULAR)
+    assert found.first_break is None
+    assert found.breaks["edge"].name == "0"
+    assert found.findings[0].border == ((2, 2), (2, 2))
+    assert max(found.findings[0].interior_error or 0.0, found.findings[1].interior_error or 0.0) < 1e-12
+
+
+def test_what_padding_spread_over_the_whole_map_is_not_taken_for_a_break_within():
+    deep = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)]
+    model = network(nn.Conv2d(2, 3, 3, padding=1), *deep, nn.AdaptiveAvgPool2d(1))
+    found = blame_layers(model, images(), SHIFTS, CIRCULAR)
+    last = found.findings[-1]
+    assert last.interior_error is None
+    assert last.error is not None
+    assert last.error > found.threshold
+    assert set(found.breaks) == {"edge"}
+
+
+def test_padding_after_pixels_that_no_cell_sees_is_still_the_edge():
+    # The pool leaves out the last row and column, so that nothing near the padding there sees the outermost pixels.
+    model = network(nn.MaxPool2d(2), nn.Conv2d(2, 3, 3, padding=1))
+    found = blame_layers(model, images(19, 23), axis_shifts(4), Movement("zero"))
+    assert found.breaks["edge"].name == "1"
+    assert found.first_break is None
+
+
+def test_padding_that_reaches_every_cell_at_once_is_an_edge_too():
+    found = blame_layers(network(nn.Conv2d(2, 3, 9, padding=4)), images(8, 8), SHIFTS, CIRCULAR)
+    assert set(found.breaks) == {"edge"}
+    assert not found.breaks["edge"].has_interior
+
+
+def test_a_layer_that_reads_a_flattened_map_is_to_blame_even_after_padding():
+    model = network(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 8 * 12, 5))
+    found = blame_layers(model, images(), SHIFTS, CIRCULAR)
+    assert found.first_break == "2"
+    assert found.flattened == ("2",)
+    assert found.findings[1].layout == "flattened"
+
+
+def test_a_stride_is_the_first_to_break_at_odd_shifts_and_exact_at_even_ones():
+    model = network(circular(2, 4), nn.ReLU(), circular(4, 4, stride=2), circular(4, 4))
+    found = blame_layers(model, images(16, 24), axis_shifts(4), CIRCULAR)
+    assert {kind: one.name for kind, one in found.breaks.items()} == {"aliasing": "2"}
+    strided = found.find("2")
+    assert strided is not None
+    assert strided.stride == (2, 2)
+    assert strided.exact_step == (2, 2)
+    assert strided.error is not None
+    assert strided.error < 1e-12
+    by_shift = dict(zip(found.shifts, strided.errors, strict=True))
+    assert all((error or 0.0) > 0.05 for shift, error in by_shift.items() if sum(shift) % 2)
+
+
+def test_only_aliasing_is_measured_where_no_shift_is_a_multiple():
+    found = blame_layers(network(circular(2, 4, stride=2)), images(), [(0, 1)], CIRCULAR)
+    (one,) = found.findings
+    assert (one.error, one.interior_error, one.added) == (None, None, None)
+    assert one.aliasing_error is not None
+
+
+def test_moves_by_parts_of_a_pixel_are_left_out():
+    found = blame_layers(network(nn.ReLU()), images(), [(0, 0.5), (0, 1)], Movement("fourier"))
+    assert found.shifts == ((0, 1),)
+    assert not found.breaks
+    with pytest.raises(ValueError, match="whole pixels"):
+        blame_layers(network(nn.ReLU()), images(), [(0, 0.5)], Movement("fourier"))
+
+
+def test_calls_of_one_module_are_told_apart():
+    relu = nn.ReLU()
+    model = network(nn.Identity(), relu, Ramp(), relu)
+    found = blame_layers(model, images() - 0.5, SHIFTS, CIRCULAR)
+    assert [one.name for one in found.findings] == ["1", "2", "1 (call 2)"]
+    assert found.find("1 (call 2)").interior_error > 0.1  # pyright: ignore[reportOptionalMemberAccess, reportOptionalOperand]
+
+
+def test_what_a_module_does_between_its_parts_is_its_own_fault():
+    class Placing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.pos_embed = circular(2, 3), nn.Parameter(torch.rand(1, 3, 8, 12))
+            self.dropout, self.last = nn.Dropout(0.1), circular(3, 3)
+
+        def forward(self, images):
+            return {"answer": self.last(self.dropout(self.stem(images) + self.pos_embed))}
+
+    model = nn.Sequential(nn.Identity(), Placing()).double().eval()
+    found = blame_layers(model, images(), SHIFTS, CIRCULAR)
+    assert found.first_break == "1"
+    assert found.breaks["interior"].between == ("1.stem", "1.dropout")
+    assert found.absolute_embeddings == ("1.pos_embed",)
+    assert [one.name for one in found.findings] == ["1.stem", "1.last", "1"]
+
+
+def test_a_chosen_list_of_layers_is_looked_at_and_nothing_else():
+    model = network(circular(2, 4), nn.Identity(), Ramp(), circular(4, 4))
+    found = blame_layers(model, images(), SHIFTS, CIRCULAR, layers=["1", "3"])
+    assert [one.name for one in found.findings] == ["1", "3"]
+    assert found.breaks["interior"].between == ("1", "3")
+    assert found.skipped == {}
+
+
+def test_the_function_that_runs_the_model_may_change_the_images_first():
+    model = network(circular(2, 4), circular(4, 4, stride=4))
+    doubled = blame_layers(
+        model,
+        images(),
+        axis_shifts(4),
+        CIRCULAR,
+        function=lambda batch: model(batch.repeat_interleave(2, 2).repeat_interleave(2, 3)),
+    )
+    assert [one.stride for one in doubled.findings] == [(0.5, 0.5), (2, 2)]
+    assert {kind: one.name for kind, one in doubled.breaks.items()} == {"aliasing": "1"}
+
+
+def test_batches_of_any_size_give_the_same_numbers():
+    model, moved = network(circular(2, 4), Ramp(), circular(4, 4, stride=2)), images(batch=11)
+    whole, parts = (blame_layers(model, moved, SHIFTS, CIRCULAR, batch_size=size) for size in (200, 3))
+    for one, other in zip(whole.findings, parts.findings, strict=True):
+        expected = [math.inf if error is None else error for error in other.errors]
+        assert [math.inf if error is None else error for error in one.errors] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_few_images_are_taken_evenly_and_counted():
+    found = blame_layers(network(Ramp()), images(batch=9), SHIFTS, CIRCULAR, num_images=2)
+    chosen = blame_layers(network(Ramp()), images(batch=9)[[0, 8]], SHIFTS, CIRCULAR)
+    assert found.num_images == 2
+    assert found.findings == chosen.findings
+
+
+def test_noise_lifts_the_limit():
+    class Noisy(nn.Module):
+        def forward(self, images):
+            return images + 0.01 * torch.randn_like(images)
+
+    found = blame_layers(network(Noisy()), images(), SHIFTS, CIRCULAR)
+    assert not found.breaks
+    assert found.findings[0].noise > 1e-3
+
+
+def test_half_precision_has_a_threshold_of_its_own():
+    model = network(circular(2, 4), nn.GELU(), circular(4, 4)).bfloat16()
+    found = blame_layers(model, images().bfloat16(), SHIFTS, CIRCULAR)
+    assert not found.breaks
+    assert found.threshold == pytest.approx(4 * torch.finfo(torch.bfloat16).eps)
+
+
+def test_parts_that_are_never_called_or_cannot_be_compared_are_named_with_the_reason():
+    class Partial(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.unused, self.folding = nn.ReLU(), nn.ReLU(), nn.Flatten(0, 1)
+
+        def forward(self, images):
+            return self.folding(self.stem(images)).unflatten(0, images.shape[:2])
+
+    found = blame_layers(Partial().eval(), images(), SHIFTS, CIRCULAR)
+    assert found.skipped["unused"] == "it was not called"
+    assert "batch" in found.skipped["folding"]
+    assert [one.name for one in found.findings] == ["stem", "(model)"]
+
+
+def test_a_layer_that_fails_for_moved_images_only_is_left_out_and_the_rest_kept():
+    class Failing(nn.Module):
+        def forward(self, images):
+            return images.log()
+
+    moved = images() + 0.5
+    moved[..., 0] = 0.0
+    model = nn.Sequential(nn.ReLU(), nn.ConstantPad2d((-1, 0, 0, 0), 0.0), Failing()).double().eval()
+    found = blame_layers(model, moved, [(0, 1), (0, -1)], CIRCULAR)
+    assert "NaN or infinity" in found.skipped["2"]
+    assert [one.name for one in found.findings] == ["0", "1"]
+
+
+def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_for_it():
+    def perform(position):
+        torch.manual_seed(0)
+        model = Performer(7, 1, 3, dim=8, depth=2, heads=2, position=position, periodic=True).eval()
+        moved = images(7, 7, channels=1, dtype=torch.float32)
+        return blame_layers(model, moved, axis_shifts(2), CIRCULAR)
+
+    absolute, rotation = perform("absolute"), perform("rotation")
+    assert absolute.first_break == "absolute_position"
+    assert absolute.absolute_embeddings == ("absolute_position",)
+    assert absolute.class_tokens == rotation.class_tokens == ("class_token",)
+    assert rotation.first_break is None
+    assert not rotation.breaks
+    assert all(one.error is not None and one.error <= 1e-5 for one in rotation.findings)
+    assert {one.prefix_tokens for one in rotation.findings if one.name.startswith("blocks.0")} == {1}
+
+
+def test_findings_of_a_model_come_back_from_json():
+    found = blame_layers(network(circular(2, 4), Ramp()), images(), SHIFTS, CIRCULAR)
+    assert LayerFindings.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_no_hook_is_left_on_the_model():
+    model = network(circular(2, 4))
+    blame_layers(model, images(), SHIFTS, CIRCULAR)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_bad_input_is_refused_with_a_message():
+    model = network(circular(2, 4), nn.ReLU())
+    for message, change in (
+        ("did you mean '1'", {"layers": ["11"]}),
+        ("layers is 'stem'", {"layers": ["stem"]}),
+        ("shifts", {"shifts": [(0, 0)]}),
+        ("shift is", {"shifts": [(0, 99)]}),
+        ("threshold", {"threshold": 0.0}),
+        ("num_images", {"num_images": 0}),
+        ("images has shape", {"images": images()[0]}),
+        ("images has shape", {"images": images()[:0]}),
+    ):
+        arguments = {"images": images(), "shifts": SHIFTS, "movement": CIRCULAR} | change
+        with pytest.raises(ValueError, match=message):
+            blame_layers(model, **arguments)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="training"):
+        blame_layers(model.train(), images(), SHIFTS, CIRCULAR)
+
+
+def test_a_model_that_raises_is_an_error_that_says_for_what():
+    class Raising(nn.Module):
+        def forward(self, images):
+            if images.shape[0] > 12:
+                raise RuntimeError("too many")
+            return images
+
+    model = Raising().eval()
+    with pytest.raises(ModelError, match=r"RuntimeError for shifts .*: too many"):
+        blame_layers(model, images(), SHIFTS, CIRCULAR)
+    with pytest.raises(ModelError, match="unmoved"):
+        blame_layers(model, images(batch=8), SHIFTS, CIRCULAR)

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+
+from teka.audit.layers import LayerBreak, LayerFinding, LayerFindings
+from teka.audit.movement import Movement
+
+
+def finding(name, added=None, noise=0.0):
+    return LayerFinding(
+        name=name,
+        kind="Conv2d",
+        layout="map",
+        grid=(5, 7),
+        stride=(2, 1.5),
+        prefix_tokens=0,
+        interior_error=0.25,
+        border_error=None,
+        aliasing_error=0.5,
+        noise=noise,
+        added=added,
+        error=0.25,
+        border=((1, 1), (2, 0)),
+        exact_step=(4, None),
+        errors=(0.25, None),
+    )
+
+
+def findings(*layers, threshold=1e-4):
+    return LayerFindings(
+        findings=layers,
+        first_break="a",
+        threshold=threshold,
+        absolute_embeddings=("a.pos_embed",),
+        class_tokens=("cls_token",),
+        skipped={"b": "it was not called"},
+        max_shift=3,
+        breaks={"interior": LayerBreak("interior", "a", "Conv2d", 0.25, 1e-4, True, ("b", "c"))},
+        flattened=("head",),
+        shifts=((0, 1), (2, 0.5)),
+        movement=Movement("zero", 0.5),
+        num_images=4,
+        seen_size=(10, 11),
+    )
+
+
+def test_findings_come_back_from_json_as_they_were():
+    written = findings(finding("a", 0.1), finding("b"))
+    assert LayerFindings.from_dict(json.loads(json.dumps(written.to_dict()))) == written
+
+
+@pytest.mark.parametrize("between", [None, ("b", "c")])
+def test_a_break_comes_back_from_json_as_it_was(between):
+    written = LayerBreak("edge", "a", "Conv2d", 0.25, 1e-4, False, between)
+    assert LayerBreak.from_dict(json.loads(json.dumps(written.to_dict()))) == written
+
+
+def test_the_limit_is_the_threshold_or_ten_times_the_noise():
+    assert finding("a", noise=1e-6).limit(1e-4) == 1e-4
+    assert finding("a", noise=1e-3).limit(1e-4) == pytest.approx(1e-2)
+
+
+def test_the_biggest_jumps_come_first_and_small_or_unknown_ones_not_at_all():
+    layers = (finding("a", 0.1), finding("b", 0.3), finding("c", 1e-5), finding("d"), finding("e", 0.2, noise=0.1))
+    assert [one.name for one in findings(*layers).biggest_jumps()] == ["b", "a"]
+    assert [one.name for one in findings(*layers).biggest_jumps(1)] == ["b"]
+
+
+def test_a_module_of_which_a_part_adds_half_as_much_is_left_out():
+    layers = (finding("stem.0", 0.2), finding("stem", 0.3), finding("stems", 0.1), finding("(model)", 0.3))
+    assert [one.name for one in findings(*layers).biggest_jumps()] == ["stem.0", "stems"]
+    layers = (finding("stem.0", 0.1), finding("stem", 0.3))
+    assert [one.name for one in findings(*layers).biggest_jumps()] == ["stem", "stem.0"]
+
+
+def test_a_layer_is_found_by_name():
+    assert findings(finding("a"), finding("b")).find("b") == finding("b")
+    assert findings().find("b") is None

@@ -1,0 +1,121 @@
+import pytest
+import torch
+from torch import nn
+
+from teka.audit.layers.survey import COPIES, Survey, survey_batch
+from teka.audit.layers.trace import Trace
+
+IMAGES = torch.rand(3, 2, 11, 13, generator=torch.Generator().manual_seed(5))
+
+
+def survey(model, images=IMAGES):
+    found = Survey(len(images), (images.shape[2], images.shape[3]))
+    with torch.no_grad(), Trace(dict(model.named_modules()), found.see) as trace:
+        batch = survey_batch(images)
+        trace.start(len(batch))
+        model.eval()(batch)
+    return found
+
+
+def convolution(size, **options):
+    torch.manual_seed(1)
+    return nn.Conv2d(2, 4, size, **options)
+
+
+def test_the_copies_differ_in_the_outermost_pixels_only():
+    still, again, rows, columns = survey_batch(IMAGES).unflatten(0, (COPIES, len(IMAGES)))
+    assert torch.equal(still, IMAGES)
+    assert torch.equal(again, IMAGES)
+    assert torch.equal(rows[:, :, 1:-1], IMAGES[:, :, 1:-1])
+    assert torch.equal(columns[..., 1:-1], IMAGES[..., 1:-1])
+    assert (rows[:, :, [0, -1]] != IMAGES[:, :, [0, -1]]).all()
+    assert (columns[..., [0, -1]] != IMAGES[..., [0, -1]]).all()
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_more_than_one_pixel_is_overwritten_if_asked(width):
+    still, _, rows, _ = survey_batch(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
+    changed = (still != rows).any(dim=3).all(dim=(0, 1))
+    assert changed.tolist() == [True] * width + [False] * (11 - 2 * width) + [True] * width
+
+
+def test_a_side_that_a_pool_leaves_out_is_not_felt():
+    assert not survey(nn.MaxPool2d(2)).feels_all_sides
+    assert survey(nn.MaxPool2d(2, padding=1)).feels_all_sides
+
+
+@pytest.mark.parametrize(
+    ("model", "border"),
+    [
+        (nn.ReLU(), ((1, 1), (1, 1))),
+        (convolution(3, padding=1), ((2, 2), (2, 2))),
+        (convolution((5, 3), padding=(2, 1)), ((3, 3), (2, 2))),
+        (convolution(3, padding=1, padding_mode="circular"), ((2, 2), (2, 2))),
+        # A cell beside the deepest one that feels the padding need not feel the outermost pixel.
+        (convolution(3, padding=2, dilation=2), ((3, 3), (3, 3))),
+        (convolution(3, padding=1, stride=2), ((1, 1), (1, 1))),
+        (convolution(3), ((1, 1), (1, 1))),
+    ],
+)
+def test_the_border_is_as_deep_as_the_outermost_pixels_are_felt(model, border):
+    assert survey(model).slots[-1].border == border
+
+
+def test_what_sees_all_pixels_has_no_interior():
+    class Centring(nn.Module):
+        def forward(self, images):
+            return images - images.mean((2, 3), keepdim=True)
+
+    border = survey(Centring()).slots[-1].border
+    assert all(before + after == side for (before, after), side in zip(border, IMAGES.shape[2:], strict=True))
+
+
+def test_noise_is_the_difference_of_two_copies():
+    class Noisy(nn.Module):
+        def forward(self, images):
+            return images + 0.01 * torch.randn_like(images)
+
+    torch.manual_seed(2)
+    found = survey(Noisy())
+    assert found.slots[0].noise == 0.0
+    # √2 · 0.01 over the root mean square of numbers between 0 and 1, √⅓.
+    assert found.slots[1].noise == pytest.approx(2**0.5 * 0.01 * 3**0.5, rel=0.1)
+
+
+def test_a_tensor_that_is_handed_on_is_one_slot_and_one_written_in_place_is_another():
+    found = survey(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)))
+    slots = [(stop.visit.module, stop.visit.side, stop.slot) for stop in found.stops]
+    assert slots == [
+        ("", "input", 0),
+        ("0", "input", 0),
+        ("0", "output", 0),
+        ("1", "input", 0),
+        ("1", "output", 1),
+        ("", "output", 1),
+    ]
+    assert [stop.is_new for stop in found.stops] == [True, False, False, False, True, False]
+
+
+def test_a_layer_that_reads_a_flattened_map_is_noted_and_one_after_a_pool_is_not():
+    flat = nn.Sequential(convolution(3), nn.Flatten(), nn.Linear(4 * 9 * 11, 5))
+    pooled = nn.Sequential(convolution(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    assert list(survey(flat).flattened) == ["2"]
+    assert not survey(pooled).flattened
+
+
+def test_what_cannot_be_compared_has_a_reason():
+    class Odd(nn.Module):
+        def __init__(self, make):
+            super().__init__()
+            self.make = make
+
+        def forward(self, images):
+            return self.make(images)
+
+    for make, reason in (
+        (lambda images: images.sum(0), "batch"),
+        (lambda images: images.long(), "real"),
+        (lambda images: images / 0, "NaN"),
+        (lambda images: None, "no tensor"),
+    ):
+        assert reason in survey(Odd(make)).stops[-1].reason

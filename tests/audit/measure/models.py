@@ -1,0 +1,77 @@
+"""Images and models whose answers are known, and what else the tests of a measurement share."""
+
+from typing import TypeVar
+
+import torch
+
+HEIGHT, WIDTH = 11, 13
+IMAGES = torch.rand(5, 2, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LABELS = torch.tensor([0, 1, 2, 1, 0])
+
+Value = TypeVar("Value")
+
+
+def present(value: Value | None) -> Value:
+    """A number that must be there."""
+    assert value is not None
+    return value
+
+
+def points(columns):
+    """One image for each column, with one lit pixel in it, in the middle row."""
+    images = torch.zeros(len(columns), 1, HEIGHT, WIDTH, dtype=torch.float64)
+    images[torch.arange(len(columns)), 0, HEIGHT // 2, torch.tensor(columns)] = 1.0
+    return images
+
+
+def column_of(images):
+    """Logits of a classifier that answers with the column of the lit pixel."""
+    return images.sum((1, 2))
+
+
+def linear(images):
+    """Logits of three classes from a fixed random map of the pixels."""
+    weights = torch.rand(2 * HEIGHT * WIDTH, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return images.flatten(1) @ (weights - 0.5)
+
+
+class Counting:
+    """A model that keeps the size of every batch."""
+
+    def __init__(self, model):
+        self.model, self.sizes = model, []
+
+    def __call__(self, images):
+        self.sizes.append(len(images))
+        return self.model(images)
+
+
+class Failing(Counting):
+    """A model that raises at one call."""
+
+    def __init__(self, model, call, error):
+        super().__init__(model)
+        self.call, self.error = call, error
+
+    def __call__(self, images):
+        if len(self.sizes) == self.call:
+            raise self.error
+        return super().__call__(images)
+
+
+def assert_same(first, second):
+    assert (first.shifts, first.output, first.movement) == (second.shifts, second.output, second.movement)
+    for name in (
+        "evaluated",
+        "predictions",
+        "error_squared",
+        "norm_squared",
+        "loss",
+        "probability_change",
+        "divergence",
+    ):
+        one, other = getattr(first, name), getattr(second, name)
+        if one is None:
+            assert other is None
+        else:
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

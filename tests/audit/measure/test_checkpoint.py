@@ -1,0 +1,162 @@
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from tests.audit.measure.models import IMAGES, LABELS, Counting, Failing, assert_same, linear, present
+from torch import nn
+
+from teka.audit import square_shifts
+from teka.audit.measure import checkpoint as checkpoint_module
+from teka.audit.measure.checkpoint import Checkpoint, tensor_hash, weights_hash
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.outputs import ModelError
+from teka.audit.movement import Movement
+
+ZERO, SHIFTS = Movement("zero"), square_shifts(2)
+SETTINGS = {"labels": LABELS, "batch_size": 10}
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(IMAGES[0].numel(), 3)).double().eval()
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt(), RuntimeError()])
+def test_a_measurement_that_was_stopped_goes_on(stopped, tmp_path):
+    path = tmp_path / "state.safetensors"
+    with pytest.raises((KeyboardInterrupt, ModelError)):
+        measure_responses(Failing(linear, 5, stopped), IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS)
+    model = Counting(linear)
+    result = measure_responses(model, IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS)
+    # 125 entries in 13 calls, of which 5 were made before; one call holds that the model is the same.
+    assert len(model.sizes) == 1 + 8
+    assert result.calls == 5 + 1 + 8
+    assert_same(result, measure_responses(linear, IMAGES, SHIFTS, ZERO, **SETTINGS))
+
+
+def test_a_budget_at_a_time_comes_to_the_same_end(tmp_path):
+    settings = {**SETTINGS, "checkpoint": tmp_path / "state.safetensors", "budget_seconds": 1e-9}
+    # 125 entries, 10 of them at a time.
+    results = [measure_responses(linear, IMAGES, SHIFTS, ZERO, **settings) for _ in range(13)]
+    assert [int(result.evaluated.sum()) for result in results] == [*range(10, 125, 10), 125]
+    assert_same(results[-1], measure_responses(linear, IMAGES, SHIFTS, ZERO, **SETTINGS))
+
+
+def test_dense_outputs_and_another_batch_size_go_on_too(tmp_path):
+    path = tmp_path / "state.safetensors"
+
+    def function(images):
+        return images.cumsum(3)
+
+    with pytest.raises(ModelError):
+        measure_responses(Failing(function, 3, OSError()), IMAGES, SHIFTS, ZERO, checkpoint=path, batch_size=3)
+    result = measure_responses(function, IMAGES, SHIFTS, ZERO, checkpoint=path, batch_size=50)
+    assert_same(result, measure_responses(function, IMAGES, SHIFTS, ZERO))
+
+
+def test_a_finished_measurement_takes_one_more_call(tmp_path):
+    path = tmp_path / "state.safetensors"
+    first = measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS)
+    model = Counting(linear)
+    second = measure_responses(model, IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS)
+    assert len(model.sizes) == 1
+    assert second.seconds > first.seconds
+    assert_same(first, second)
+
+
+def test_the_state_is_written_while_the_model_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_module, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(checkpoint_module, "TIMES_BETWEEN", 0.0)
+    path, written = tmp_path / "state.safetensors", []
+    measure_responses(
+        linear,
+        IMAGES,
+        SHIFTS,
+        ZERO,
+        checkpoint=path,
+        progress=lambda done, total, left: written.append(path.exists()),
+        **SETTINGS,
+    )
+    assert written == [False] + [True] * 12
+    with safe_open(path, framework="pt") as file:
+        assert file.get_tensor("evaluated").all()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"images": IMAGES.flip(0)}, "another images"),
+        ({"labels": LABELS.flip(0).clone() * 0}, "another labels"),
+        ({"labels": None}, "another labels"),
+        ({"shifts": square_shifts(1)}, "another shifts"),
+        ({"movement": Movement("circular")}, "another movement"),
+        ({"output": "features"}, "another output"),
+        ({"function": network(1)}, "another weights"),
+    ],
+)
+def test_another_measurement_is_refused(changes, named, tmp_path):
+    path = tmp_path / "state.safetensors"
+    given = {"function": network(), "images": IMAGES, "shifts": SHIFTS, "movement": ZERO, "labels": LABELS}
+    measure_responses(**given, checkpoint=path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=named):
+        measure_responses(**{**given, **changes}, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+def test_another_function_is_known_by_its_answers(tmp_path):
+    path = tmp_path / "state.safetensors"
+    measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
+    with pytest.raises(ValueError, match=r"the state of this model; its answers .* differ by 0\.01 of their norm"):
+        measure_responses(lambda images: 1.01 * linear(images), IMAGES, SHIFTS, ZERO, checkpoint=path)
+
+
+def test_a_file_that_is_cut_off_or_no_such_file_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
+    content = path.read_bytes()
+    for wrong in (content[:-100], content[:20], b"", b"{}"):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match="a whole file of a measurement"):
+            measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
+
+
+def test_a_path_without_a_folder_or_of_a_folder_is_refused(tmp_path):
+    for path in (tmp_path / "missing" / "state", tmp_path):
+        with pytest.raises(ValueError, match="a file in a folder that exists"):
+            Checkpoint(path, {})
+
+
+def test_what_is_written_is_read(tmp_path):
+    keeper = Checkpoint(tmp_path / "state", {"images": "a"})
+    assert keeper.read() is None
+    tensors = {"one": torch.arange(3), "two": torch.rand(2, 5)}
+    keeper.write(tensors, {"seconds": 1.5})
+    read, numbers = present(Checkpoint(tmp_path / "state", {"images": "a"}).read())
+    assert numbers == {"seconds": 1.5}
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    assert not keeper.due
+
+
+def test_the_state_names_what_it_is_of(tmp_path):
+    Checkpoint(tmp_path / "state", {"images": "a"}).write({}, {})
+    with safe_open(tmp_path / "state", framework="pt") as file:
+        assert json.loads(file.metadata()["identity"])["images"] == "a"
+
+
+def test_the_hash_of_a_tensor_is_that_of_its_dtype_shape_and_values():
+    values = torch.arange(6, dtype=torch.float32)
+    assert tensor_hash(values.reshape(2, 3).T.contiguous().T) == tensor_hash(values.reshape(2, 3))
+    different = (values, values.reshape(2, 3), values.reshape(3, 2), values.int(), -values, values.bfloat16())
+    assert len({tensor_hash(one) for one in different}) == len(different)
+    assert tensor_hash(torch.empty(0, 3)) != tensor_hash(torch.empty(3, 0))
+
+
+def test_the_hash_of_weights_is_that_of_the_module_or_of_its_method():
+    model = network()
+    assert weights_hash(model) == weights_hash(model.forward) == weights_hash(network())
+    assert weights_hash(model) != weights_hash(network(1))
+    assert weights_hash(linear) == "unknown"

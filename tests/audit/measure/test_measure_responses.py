@@ -1,0 +1,298 @@
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.audit.measure.models import (
+    IMAGES,
+    LABELS,
+    WIDTH,
+    Counting,
+    Failing,
+    assert_same,
+    column_of,
+    linear,
+    points,
+    present,
+)
+from torch import nn
+
+from teka.audit import axis_shifts, square_shifts
+from teka.audit.measure import response_table
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.outputs import ModelError
+from teka.audit.movement import Movement
+
+CIRCULAR, ZERO = Movement("circular"), Movement("zero")
+SHIFTS = square_shifts(3)
+
+
+def test_a_classifier_of_the_column_answers_with_the_moved_column():
+    columns = [0, 3, 7, 12]
+    result = measure_responses(column_of, points(columns), SHIFTS, CIRCULAR, labels=torch.tensor(columns))
+    assert result.output == "logits"
+    assert result.evaluated.all()
+    for row, (_, right) in enumerate(result.shifts):
+        assert present(result.predictions)[row].tolist() == [(column + right) % WIDTH for column in columns]
+        assert present(result.correct)[row].all() if right == 0 else not present(result.correct)[row].any()
+    # The logits are 1 at the column and 0 elsewhere, moved or not.
+    moved = torch.tensor([float(right != 0) for _, right in SHIFTS], dtype=torch.float64)[:, None].expand(-1, 4)
+    torch.testing.assert_close(result.error_squared, 2 * moved, rtol=0, atol=0)
+    torch.testing.assert_close(result.norm_squared, torch.ones_like(moved), rtol=0, atol=0)
+    total = math.e + WIDTH - 1
+    torch.testing.assert_close(result.loss, math.log(total) - 1 + moved)
+    torch.testing.assert_close(result.probability_change, moved * (math.e - 1) / total)
+    torch.testing.assert_close(result.divergence, moved * (math.e - 1) / total)
+
+
+def test_a_constant_stays_at_every_shift():
+    logits = torch.tensor([0.5, 2.0, -1.0], dtype=torch.float64)
+    result = measure_responses(lambda images: logits.repeat(len(images), 1), IMAGES, SHIFTS, ZERO, labels=LABELS)
+    assert (result.predictions == 1).all()
+    for values in (result.error_squared, result.probability_change, result.divergence):
+        assert not present(values).any()
+    assert not result.relative_error().any()
+    expected = (logits.logsumexp(0) - logits[LABELS]).expand(len(SHIFTS), -1)
+    torch.testing.assert_close(result.loss, expected)
+
+
+@pytest.mark.parametrize(("down", "right"), [(0, 0), (2, 3), (-5, 1)])
+def test_a_delayed_identity_moves_along_exactly(down, right):
+    result = measure_responses(lambda images: images.roll((down, right), (2, 3)), IMAGES, SHIFTS, CIRCULAR)
+    assert result.output == "dense"
+    assert not result.error_squared.any()
+    torch.testing.assert_close(result.norm_squared, IMAGES.square().sum((1, 2, 3)).expand(len(SHIFTS), -1))
+
+
+def test_a_delayed_identity_moves_along_by_fractions_too():
+    shifts = [(0, 0), (0.5, -0.25), (1.75, 3)]
+    result = measure_responses(lambda images: images.roll(2, 3), IMAGES, shifts, Movement("fourier"))
+    assert result.relative_error().max() <= 1e-13
+
+
+@pytest.mark.parametrize("mode", ["circular", "zero"])
+def test_taking_every_second_pixel_moves_along_exactly_by_even_shifts(mode):
+    images, steps = torch.rand(3, 1, 8, 12, dtype=torch.float64), (-4, -2, 0, 2, 4)
+    shifts = tuple(itertools.product(steps, steps))
+    result = measure_responses(lambda images: images[..., ::2, ::2], images, shifts, Movement(mode))
+    assert (result.output, result.error_squared.any().item()) == ("dense", False)
+
+
+def test_taking_every_second_pixel_has_no_counterpart_at_odd_shifts():
+    with pytest.raises(ValueError, match=r"multiples of the stride \(2, 2\)"):
+        measure_responses(lambda images: images[..., ::2, ::2], torch.rand(3, 1, 8, 12), axis_shifts(1), CIRCULAR)
+
+
+def test_a_ramp_over_the_columns_has_the_error_worked_out_by_hand():
+    columns = [3, 6, 9]
+    ramp = torch.arange(1.0, WIDTH + 1, dtype=torch.float64)
+    result = measure_responses(lambda images: images * ramp, points(columns), axis_shifts(3), ZERO)
+    for row, (_, right) in enumerate(result.shifts):
+        assert result.error_squared[row].tolist() == [float(right**2)] * 3
+        assert result.norm_squared[row].tolist() == [float((column + 1) ** 2) for column in columns]
+
+
+def test_what_leaves_the_image_is_not_compared():
+    result = measure_responses(lambda images: 2 * images, points([1, 11]), [(0, 0), (0, -2)], ZERO)
+    assert result.error_squared.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert result.norm_squared.tolist() == [[4.0, 4.0], [0.0, 4.0]]
+
+
+@pytest.mark.parametrize("movement", [ZERO, Movement("crop", crop_size=(7, 9))], ids=lambda one: one.mode)
+def test_a_convolution_without_padding_is_compared_once_its_stride_is_given(movement):
+    convolution = nn.Conv2d(2, 3, 3).double().eval()
+    result = measure_responses(convolution, IMAGES, axis_shifts(2), movement, stride=1)
+    assert result.output == "dense"
+    assert result.relative_error().max() <= 1e-13
+    padded = nn.Conv2d(2, 3, 3, padding=1).double().eval()
+    assert measure_responses(padded, IMAGES, axis_shifts(2), movement).relative_error().max() > 1e-3
+
+
+def test_circular_convolutions_with_mean_pooling_stay_to_rounding():
+    layers = (nn.Conv2d(2, 8, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(*layers, nn.Linear(8, 3)).eval()
+    result = measure_responses(model, IMAGES.float(), SHIFTS, CIRCULAR, labels=LABELS)
+    assert result.relative_error().max() <= 1e-5
+    assert present(result.probability_change).max() <= 1e-6
+
+
+def test_features_are_compared_as_they_are():
+    result = measure_responses(lambda images: images.mean((2, 3), keepdim=True), IMAGES, SHIFTS, CIRCULAR)
+    assert (result.output, result.predictions, result.loss) == ("features", None, None)
+    assert result.relative_error().max() <= 1e-15
+    assert result.labels is None
+
+
+def test_logits_need_no_labels():
+    result = measure_responses(linear, IMAGES, SHIFTS, ZERO)
+    assert (result.output, result.loss, result.labels, result.correct) == ("logits", None, None, None)
+    assert result.probability_change is not None
+
+
+def test_numbers_of_logits_are_those_of_their_definitions():
+    result = measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=7)
+    unmoved = linear(IMAGES)
+    for row, shift in enumerate(SHIFTS):
+        logits = linear(ZERO.move(IMAGES, shift))
+        before, after = unmoved.softmax(1), logits.softmax(1)
+        top = unmoved.argmax(1, keepdim=True)
+        assert torch.equal(present(result.predictions)[row], logits.argmax(1))
+        torch.testing.assert_close(result.error_squared[row], (logits - unmoved).square().sum(1))
+        torch.testing.assert_close(
+            present(result.loss)[row], nn.functional.cross_entropy(logits, LABELS, reduction="none")
+        )
+        torch.testing.assert_close(present(result.probability_change)[row], (after - before).gather(1, top).abs()[:, 0])
+        torch.testing.assert_close(present(result.divergence)[row], (before * (before / after).log()).sum(1))
+
+
+@given(st.integers(1, 5), st.integers(0, 3), st.integers(1, 300))
+def test_images_and_shifts_fill_every_batch_but_the_last(num_images, max_shift, batch_size):
+    model, shifts = Counting(linear), square_shifts(max_shift)
+    result = measure_responses(model, IMAGES[:num_images], shifts, CIRCULAR, batch_size=batch_size)
+    total = num_images * len(shifts)
+    assert len(model.sizes) == result.calls == math.ceil(total / batch_size)
+    assert sum(model.sizes) == total
+    assert set(model.sizes[:-1]) <= {batch_size}
+
+
+@pytest.mark.parametrize("movement", [CIRCULAR, ZERO, Movement("crop", crop_size=(5, 7))], ids=lambda one: one.mode)
+@pytest.mark.parametrize("model", [lambda images: images[:, :, 0, :5].sum(1), torch.cumsum], ids=["logits", "dense"])
+@pytest.mark.parametrize("batch_size", [1, 3, 64, 1000])
+def test_the_batch_size_changes_nothing(movement, model, batch_size):
+    function = (lambda images: images.cumsum(3)) if model is torch.cumsum else model
+    shifts = square_shifts(2)
+    expected = measure_responses(function, IMAGES, shifts, movement, batch_size=5)
+    assert_same(measure_responses(function, IMAGES, shifts, movement, batch_size=batch_size), expected)
+
+
+def test_outputs_that_wait_change_nothing(monkeypatch):
+    waited = measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=4)
+    monkeypatch.setattr(response_table, "WAITING_CALLS", 1)
+    assert_same(measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=4), waited)
+
+
+def test_references_that_do_not_fit_the_device_change_nothing(monkeypatch):
+    expected = measure_responses(lambda images: images.cumsum(3), IMAGES, SHIFTS, ZERO, batch_size=7)
+    monkeypatch.setattr(response_table, "RESIDENT_BYTES", 0)
+    assert_same(measure_responses(lambda images: images.cumsum(3), IMAGES, SHIFTS, ZERO, batch_size=7), expected)
+
+
+def test_a_model_may_change_its_input_and_use_one_buffer():
+    buffer = torch.empty(16, 3, dtype=torch.float64)
+
+    def function(images):
+        images.mul_(-1.0)
+        return torch.mul(linear(images), -1.0, out=buffer[: len(images)])
+
+    images = IMAGES.clone()
+    result = measure_responses(function, images, SHIFTS, CIRCULAR, batch_size=16)
+    assert torch.equal(images, IMAGES)
+    assert_same(result, measure_responses(linear, IMAGES, SHIFTS, CIRCULAR, batch_size=16))
+
+
+def test_an_object_with_logits_and_half_precision_are_understood():
+    result = measure_responses(
+        lambda images: SimpleNamespace(logits=linear(images).bfloat16()), IMAGES, SHIFTS, ZERO, labels=LABELS
+    )
+    exact = measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS)
+    assert present(result.loss).dtype == torch.float64
+    torch.testing.assert_close(result.loss, exact.loss, rtol=0, atol=0.1)
+
+
+def test_the_order_of_the_shifts_is_the_callers():
+    result = measure_responses(linear, IMAGES, [3, -2, 0, 3], ZERO)
+    assert result.shifts == ((0, 3), (0, -2), (0, 0))
+    assert torch.equal(present(result.predictions)[2], linear(IMAGES).argmax(1))
+    assert not result.error_squared[2].any()
+
+
+def test_results_may_be_changed_and_differentiated_with():
+    result = measure_responses(linear, IMAGES.clone().requires_grad_(), SHIFTS, ZERO, labels=LABELS)
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    (weight * present(result.loss).add_(1.0)).sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_budget_that_is_spent_leaves_the_coarse_shifts():
+    result = measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=47, budget_seconds=1e-9)
+    coarse = tuple(itertools.product((-3, 0, 3), repeat=2))
+    assert result.calls == 1
+    assert set(result.take_complete().shifts) == set(coarse)
+    assert result.evaluated.sum() == 47  # nine shifts of five images, and two images of the next
+    left = ~result.evaluated
+    assert (present(result.predictions)[left] == -1).all()
+    assert not present(result.loss)[left].any()
+    assert not result.error_squared[left].any()
+
+
+def test_progress_counts_entries_to_the_end():
+    told = []
+    measure_responses(linear, IMAGES, SHIFTS, ZERO, batch_size=100, progress=lambda *numbers: told.append(numbers))
+    assert [numbers[:2] for numbers in told] == [(100, 245), (200, 245), (245, 245)]
+    assert told[0][2] > 0
+    assert told[-1][2] == 0
+
+
+def test_the_times_are_those_of_the_model_and_of_all():
+    result = measure_responses(linear, IMAGES, SHIFTS, ZERO)
+    assert 0 < result.forward_seconds < result.seconds
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_number_that_is_none_is_named_by_its_shift(bad):
+    # Only the images that the shift has brought to the last column.
+    def function(images):
+        return torch.where(images[:, 0, :, -1:].sum((1, 2))[:, None] > 0, bad, 1.0) * torch.ones(1, 2)
+
+    with pytest.raises(ModelError, match=r"NaN or infinity at shift \(0, 2\) for 2 of 3 images$") as caught:
+        measure_responses(function, points([10, 4, 10]), [(0, 0), (0, 1), (0, 2)], CIRCULAR, batch_size=4)
+    # The order is that of far shifts first: zero, then two, of which nothing was sound but the image unmoved.
+    assert present(caught.value.responses).evaluated.tolist() == [[True] * 3, [False] * 3, [False] * 3]
+
+
+def test_what_was_measured_before_a_model_raised_is_kept():
+    error = RuntimeError("out of ideas")
+    with pytest.raises(ModelError, match=r"RuntimeError at shift \(.*out of ideas") as caught:
+        measure_responses(Failing(linear, 3, error), IMAGES, SHIFTS, ZERO, batch_size=5)
+    assert caught.value.__cause__ is error
+    assert present(caught.value.responses).complete.sum() == 3
+    assert len(present(caught.value.responses).take_complete().shifts) == 3
+
+
+def test_a_model_that_raises_at_once_leaves_nothing():
+    with pytest.raises(ModelError) as caught:
+        measure_responses(Failing(linear, 0, KeyError("pixels")), IMAGES, SHIFTS, ZERO)
+    assert caught.value.responses is None
+
+
+def test_outputs_of_changing_shape_are_refused():
+    sizes = itertools.chain([6], itertools.repeat(5))
+    with pytest.raises(ModelError, match=r"shape \(5, 5\) at shift .* expected \(5, 6\), as at first"):
+        measure_responses(lambda images: images[:, 0, 0, : next(sizes)], IMAGES, SHIFTS, ZERO, batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": IMAGES[:0]}, r"images has shape \(0, 2, 11, 13\)"),
+        ({"shifts": [(0, 1)]}, "with the zero shift"),
+        ({"shifts": [(0, 0), (12, 0)]}, r"shift is \(12, 0\)"),
+        ({"labels": LABELS[:4]}, r"labels has shape \(4,\), expected \(5,\)"),
+        ({"labels": LABELS.double()}, "labels.dtype is torch.float64"),
+        ({"labels": LABELS - 1}, "labels is -1"),
+        ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
+        ({"output": "logit"}, "output is 'logit'"),
+        ({"output": "dense"}, "since the output is said to be dense"),
+        ({"stride": 0}, "stride is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"budget_seconds": 0.0}, "budget_seconds is 0.0"),
+        ({"function": nn.Dropout()}, "training mode"),
+    ],
+)
+def test_bad_input_is_refused(changes, message, as_users_run_it):
+    given = {"function": linear, "images": IMAGES, "shifts": SHIFTS, "movement": ZERO, "labels": LABELS, **changes}
+    with pytest.raises(ValueError, match=message):
+        measure_responses(**given)

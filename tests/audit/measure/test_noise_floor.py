@@ -1,0 +1,111 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from teka.audit.measure.noise_floor import NoiseFloor, noise_floor
+from teka.audit.measure.outputs import ModelError
+
+
+def images(dtype=torch.float32):
+    return torch.randn(7, 2, 5, 3, dtype=dtype, generator=torch.Generator().manual_seed(2))
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(4)
+    layers = nn.Conv2d(2, 5, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(75, 3)
+    return nn.Sequential(*layers).to(dtype).eval()
+
+
+def test_the_precision_is_the_difference_to_the_network_in_double():
+    with torch.no_grad():
+        single, double = network()(images()).double(), network().double()(images().double())
+    floor = noise_floor(network(), images())
+    assert floor.repeat == 0.0
+    assert floor.precision is not None
+    assert floor.precision == pytest.approx(float((single - double).norm() / double.norm()), rel=1e-12)
+    assert 0 < floor.precision < 1e-6
+    assert floor.reason is None
+
+
+def test_a_network_in_double_is_compared_with_itself_in_single():
+    floor = noise_floor(network(torch.float64), images(torch.float64))
+    assert floor.precision == pytest.approx(noise_floor(network(), images()).precision, rel=0.5)
+
+
+def test_the_network_itself_keeps_its_dtype():
+    module = network()
+    noise_floor(module, images())
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+
+
+def test_the_difference_of_two_calls_is_measured():
+    calls = []
+
+    def unstable(batch):
+        calls.append(1)
+        return batch.flatten(1) * (1.25 if len(calls) % 2 == 0 else 1.0)
+
+    assert noise_floor(unstable, images()).repeat == pytest.approx(0.25)
+
+
+def test_batches_are_put_together():
+    whole, parts = (noise_floor(network(), images(), batch_size=size) for size in (7, 3))
+    assert parts.precision == pytest.approx(whole.precision, rel=0.1)
+
+
+@pytest.mark.parametrize("function", [lambda batch: batch.mean((2, 3)), nn.Identity().eval().forward])
+def test_what_is_no_module_has_no_precision_and_a_reason(function):
+    floor = noise_floor(function, images())
+    assert (floor.repeat, floor.precision) == (0.0, None)
+    assert "no module that can be cast" in str(floor.reason)
+
+
+def test_a_module_that_cannot_be_cast_has_no_precision_and_a_reason():
+    class Fixed(nn.Module):
+        def forward(self, batch):
+            return batch.flatten(1) @ torch.ones(30, 2)
+
+    floor = noise_floor(Fixed().eval(), images())
+    assert (floor.repeat, floor.precision) == (0.0, None)
+    assert "the copy in torch.float64 fails" in str(floor.reason)
+
+
+def test_the_precision_may_be_left_out():
+    assert noise_floor(network(), images(), other_dtype=False) == NoiseFloor(0.0, None, "not asked for")
+
+
+def test_outputs_of_zero_have_no_noise():
+    assert noise_floor(lambda batch: torch.zeros(len(batch), 2), images()).repeat == 0.0
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (network().train(), "training mode"),
+        (lambda batch: batch.flatten(1) / 0, "NaN or infinity"),
+        (lambda batch: "a cat", "output of the model is a str"),
+    ],
+)
+def test_bad_functions_are_refused(function, message):
+    with pytest.raises(ValueError, match=message):
+        noise_floor(function, images())
+
+
+def test_a_model_that_raises_is_named_as_such():
+    def failing(batch):
+        raise KeyError("no weights")
+
+    with pytest.raises(ModelError, match="KeyError for the noise floor"):
+        noise_floor(failing, images())
+
+
+def test_no_images_are_refused():
+    with pytest.raises(ValueError, match="at least one image"):
+        noise_floor(network(), images()[:0])
+
+
+def test_the_numbers_survive_json():
+    for floor in (noise_floor(network(), images()), NoiseFloor(0.5, None, "no module")):
+        assert NoiseFloor.from_dict(json.loads(json.dumps(floor.to_dict()))) == floor

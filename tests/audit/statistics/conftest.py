@@ -1,0 +1,57 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from teka.audit.measure.responses import Responses
+from teka.audit.movement import Movement
+
+CIRCULAR = Movement("circular")
+
+
+@pytest.fixture
+def respond() -> Callable[..., Responses]:
+    """Responses with given predictions (S, N) and, if given, labels; every table that follows from nothing is zero."""
+
+    def made(shifts, predictions, labels=None, **tables):
+        predictions = torch.as_tensor(predictions)
+        zeros = torch.zeros(predictions.shape)
+        tables = {"error_squared": zeros, "norm_squared": zeros + 1, **tables}
+        return Responses(
+            movement=CIRCULAR,
+            shifts=tuple(shifts),
+            output="logits",
+            evaluated=tables.pop("evaluated", torch.ones(predictions.shape, dtype=torch.bool)),
+            labels=None if labels is None else torch.as_tensor(labels),
+            predictions=predictions,
+            **tables,
+        )
+
+    return made
+
+
+@pytest.fixture
+def measure() -> Callable[..., Responses]:
+    """Responses as measured of random logits (S, N, K), one for each shift."""
+
+    def made(shifts, logits, labels):
+        zero = next(index for index, shift in enumerate(shifts) if not any(shift))
+        logarithm = logits.log_softmax(dim=2)
+        top = logits[zero].argmax(dim=1)
+        columns = torch.arange(logits.shape[1])
+        chosen = logarithm.exp()[:, columns, top]
+        return Responses(
+            movement=CIRCULAR,
+            shifts=tuple(shifts),
+            output="logits",
+            evaluated=torch.ones(logits.shape[:2], dtype=torch.bool),
+            error_squared=(logits - logits[zero]).square().sum(dim=2),
+            norm_squared=logits[zero].square().sum(dim=1).expand(logits.shape[:2]).clone(),
+            labels=labels,
+            predictions=logits.argmax(dim=2),
+            loss=-logarithm[:, columns, labels],
+            probability_change=(chosen - chosen[zero]).abs(),
+            divergence=(logarithm[zero].exp() * (logarithm[zero] - logarithm)).sum(dim=2).clamp(min=0),
+        )
+
+    return made

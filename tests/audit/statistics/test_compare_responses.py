@@ -1,0 +1,132 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from scipy import stats
+
+from teka.audit.statistics.compare_responses import BONETT_PRICE_IMAGES, compare_responses
+from teka.audit.statistics.comparison import COMPARED_CURVES, COMPARED_NUMBERS, Comparison
+from teka.audit.statistics.summarize import summarize
+
+SHIFTS = tuple((0, step) for step in range(-2, 3))
+
+
+def logits_of(noise, num_images, seed, strength=2.0):
+    """Logits (shifts, images, classes) and labels; the farther the shift the more noise."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(5, (num_images,), generator=torch.Generator().manual_seed(99))
+    clean = strength * torch.nn.functional.one_hot(labels, 5) + torch.randn(num_images, 5, generator=generator)
+    rows = [clean + noise * abs(dx) * torch.randn(num_images, 5, generator=generator) for _, dx in SHIFTS]
+    return torch.stack(rows).double(), labels
+
+
+@pytest.fixture
+def pair(measure):
+    return tuple(measure(SHIFTS, *logits_of(noise, 83, seed)) for noise, seed in ((0.2, 0), (1.5, 1)))
+
+
+def test_every_difference_is_that_of_the_summaries(pair):
+    comparison = compare_responses(*pair, num_resamples=100, num_flips=99)
+    first, second = (summarize(responses, num_resamples=100) for responses in pair)
+    assert set(comparison.numbers) == set(COMPARED_NUMBERS)
+    assert set(comparison.curves) == set(COMPARED_CURVES)
+    for name, number in comparison.numbers.items():
+        assert number.value == pytest.approx(first.numbers[name].value - second.numbers[name].value, abs=1e-12)
+        assert number.lower <= number.value <= number.upper
+        assert 0 < number.p_value <= 1
+    for name, curve in comparison.curves.items():
+        both = zip(first.curves[name].values, second.curves[name].values, strict=True)
+        assert curve.curve.values == pytest.approx([one - other for one, other in both], abs=1e-12)
+
+
+def test_swapping_the_models_changes_signs_only(pair):
+    forward = compare_responses(*pair, num_resamples=200, num_flips=99)
+    backward = compare_responses(*reversed(pair), num_resamples=200, num_flips=99)
+    for name, number in forward.numbers.items():
+        other = backward.numbers[name]
+        ends = (-other.value, -other.upper, -other.lower, other.p_value)
+        assert (number.value, number.lower, number.upper, number.p_value) == pytest.approx(ends, abs=1e-6)
+
+
+def test_a_model_does_not_differ_from_itself(pair):
+    comparison = compare_responses(pair[0], pair[0], num_resamples=100, num_flips=99)
+    for number in comparison.numbers.values():
+        assert (number.value, number.p_value) == (0.0, 1.0)
+    assert comparison.numbers["consistency"].method == BONETT_PRICE_IMAGES
+    accuracy = comparison.curves["accuracy"]
+    assert accuracy.p_values == accuracy.adjusted_p_values == (1.0,) * 5
+    assert all(low < 0 < high for low, high in zip(accuracy.curve.lower, accuracy.curve.upper, strict=True))
+    # At the zero shift both agree with themselves by definition.
+    agreement = comparison.curves["agreement"].curve
+    assert agreement.band_lower[2] == agreement.band_upper[2] == 0.0
+
+
+def test_a_plain_difference_is_found_at_every_far_shift_also_after_adjustment(measure):
+    models = [measure(SHIFTS, *logits_of(noise, 200, seed, 4.0)) for noise, seed in ((0.0, 0), (4.0, 1))]
+    comparison = compare_responses(*models, num_resamples=100, num_flips=999)
+    accuracy = comparison.curves["accuracy"]
+    for row in (0, 1, 3, 4):
+        assert accuracy.p_values[row] < accuracy.adjusted_p_values[row] < 0.001
+        assert accuracy.curve.band_lower[row] > 0
+    assert accuracy.adjusted_p_values[2] > 0.05
+    for name in ("worst_shift_accuracy", "consistency"):
+        assert comparison.numbers[name].lower > 0
+    for name in ("divergence", "mean_error", "probability_change"):
+        assert comparison.numbers[name].upper < 0
+        assert comparison.numbers[name].p_value == pytest.approx(0.001)
+
+
+def test_p_values_are_those_of_the_images_that_tell_the_models_apart(respond):
+    labels = torch.zeros(30, dtype=torch.int64)
+    first, second = torch.zeros(2, 5, 30, dtype=torch.int64)
+    second[:, :7] = 1
+    first[:, 7:9] = 1
+    comparison = compare_responses(respond(SHIFTS, first, labels), respond(SHIFTS, second, labels), num_resamples=100)
+    exact = stats.binomtest(2, 9).pvalue
+    assert comparison.numbers["accuracy"].p_value == pytest.approx(exact)
+    assert comparison.numbers["worst_shift_accuracy"].p_value == pytest.approx(exact)
+    assert comparison.curves["accuracy"].p_values == pytest.approx([exact] * 5)
+    assert comparison.curves["accuracy"].adjusted_p_values == pytest.approx([5 * exact] * 5)
+
+
+def test_bands_and_intervals_cover_no_difference_where_there_is_none(measure):
+    trials, band, interval, small = 80, 0, 0, 0
+    for trial in range(trials):
+        models = [measure(SHIFTS, *logits_of(0.7, 60, 2 * trial + model)) for model in range(2)]
+        comparison = compare_responses(*models, num_resamples=100, num_flips=99, seed=trial)
+        curve = comparison.curves["accuracy"].curve
+        band += all(low <= 0 <= high for low, high in zip(curve.band_lower, curve.band_upper, strict=True))
+        consistency = comparison.numbers["consistency"]
+        interval += consistency.lower <= 0 <= consistency.upper
+        small += consistency.p_value <= 0.1
+    # Three standard deviations below 0.95, and above 0.1.
+    assert band / trials > 0.87
+    assert interval / trials > 0.87
+    assert small / trials < 0.2
+
+
+def test_only_shifts_that_both_finished_are_compared(pair):
+    evaluated = pair[1].evaluated.clone()
+    evaluated[0, 3] = False
+    comparison = compare_responses(pair[0], dataclasses.replace(pair[1], evaluated=evaluated), num_resamples=100)
+    assert comparison.shifts == SHIFTS[1:]
+
+
+def test_what_one_model_lacks_is_left_out(pair):
+    bare = dataclasses.replace(pair[1], output="features", predictions=None, probability_change=None, divergence=None)
+    comparison = compare_responses(pair[0], bare, num_resamples=100)
+    assert not comparison.curves
+    assert set(comparison.numbers) == {"mean_error"}
+
+
+def test_other_images_and_no_flips_are_refused(pair):
+    with pytest.raises(ValueError, match=r"^second\.labels"):
+        compare_responses(pair[0], dataclasses.replace(pair[1], labels=1 - pair[1].labels))
+    with pytest.raises(ValueError, match=r"^num_flips is 0"):
+        compare_responses(*pair, num_flips=0)
+
+
+def test_the_comparison_survives_json(pair):
+    comparison = compare_responses(*pair, num_resamples=100, num_flips=99)
+    assert Comparison.from_dict(json.loads(json.dumps(comparison.to_dict(), allow_nan=False))) == comparison

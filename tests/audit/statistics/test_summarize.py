@@ -1,0 +1,167 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from teka.audit import equivariance_error, square_shifts, wilson_interval
+from teka.audit.measure.responses import Responses
+from teka.audit.movement import Movement
+from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics
+from teka.audit.statistics.summarize import summarize
+
+LINE = tuple((0, step) for step in range(-2, 3))
+
+
+@pytest.fixture
+def random_responses(measure):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 53, 7, generator=generator) + 0.4 * torch.randn(5, 53, 7, generator=generator)
+    return measure(LINE, logits, torch.randint(7, (53,), generator=generator))
+
+
+def test_the_numbers_are_those_worked_out_by_hand(respond):
+    # Four images at five shifts; the zero shift is in the middle.
+    predictions = [[0, 1, 2, 2], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 0, 3], [1, 1, 0, 3]]
+    metrics = summarize(respond(LINE, predictions, [0, 1, 2, 0]))
+    assert metrics.curves["accuracy"].values == (0.75, 1.0, 0.75, 0.5, 0.25)
+    assert metrics.curves["agreement"].values == (0.75, 0.75, 1.0, 0.75, 0.5)
+    value = {name: number.value for name, number in metrics.numbers.items()}
+    assert value["accuracy"] == 0.75
+    assert value["minimum_accuracy"] == 0.25
+    assert value["worst_shift_accuracy"] == 0.25  # the second image only
+    assert value["consistency"] == pytest.approx(11 / 16)
+    assert value["flip_rate"] == pytest.approx(5 / 16)
+    assert value["consistency_when_right"] == pytest.approx((3 + 4 + 2) / 12)
+
+
+def test_a_constant_predictor_is_consistent_and_all_that_is_not_known_is_left_open(respond):
+    metrics = summarize(respond(LINE, torch.ones(5, 30, dtype=torch.int64), torch.arange(30) % 3))
+    assert metrics.curves["accuracy"].values == (1 / 3,) * 5
+    # All shifts go together: the band is as if there were one, up to the draws.
+    assert metrics.curves["accuracy"].band_lower[0] == pytest.approx(metrics.curves["accuracy"].lower[0], abs=0.02)
+    for name in ("consistency", "consistency_when_right"):
+        number = metrics.numbers[name]
+        trials = 30 if name == "consistency" else 10
+        assert (number.value, number.lower, number.upper) == (1.0, *wilson_interval(trials, trials))
+    flips = metrics.numbers["flip_rate"]
+    assert (flips.value, flips.lower) == (0.0, 0.0)
+    assert flips.upper == pytest.approx(1 - wilson_interval(30, 30)[0])
+
+
+def test_an_answer_by_position_is_never_consistent(respond):
+    positions = torch.arange(20)
+    predictions = torch.stack([positions + step for _, step in LINE])
+    metrics = summarize(respond(LINE, predictions, positions))
+    assert metrics.curves["accuracy"].values == (0.0, 0.0, 1.0, 0.0, 0.0)
+    assert metrics.numbers["consistency"].value == metrics.numbers["worst_shift_accuracy"].value == 0.0
+    assert metrics.numbers["flip_rate"].value == 1.0
+
+
+def test_every_number_has_its_interval_around_it(random_responses):
+    metrics = summarize(random_responses, num_resamples=200)
+    assert set(metrics.curves) == set(CURVES)
+    assert set(metrics.numbers) == set(NUMBERS)
+    for number in metrics.numbers.values():
+        assert number.lower <= number.value <= number.upper
+        assert number.confidence == metrics.confidence == 0.95
+    for name, curve in metrics.curves.items():
+        assert all(low <= value for low, value in zip(curve.band_lower, curve.values, strict=True))
+        assert all(value <= high for value, high in zip(curve.values, curve.band_upper, strict=True))
+        if name not in ("accuracy", "loss"):
+            assert curve.band_lower[2] == curve.values[2] == curve.band_upper[2] == float(name == "agreement")
+
+
+def test_means_leave_out_the_zero_shift(random_responses):
+    numbers = summarize(random_responses, num_resamples=100).numbers
+    moved = [0, 1, 3, 4]
+    for name in ("divergence", "probability_change"):
+        expected = getattr(random_responses, name)[moved].double().mean().item()
+        assert numbers[name].value == pytest.approx(expected)
+    errors = (random_responses.error_squared.sum(1) / random_responses.norm_squared.sum(1)).sqrt()
+    assert numbers["mean_error"].value == pytest.approx(errors[moved].mean().item())
+    assert numbers["maximum_error"].value == pytest.approx(errors.max().item())
+
+
+def test_the_error_is_that_of_the_equivariance_meter():
+    images = torch.randn(12, 2, 5, 7, dtype=torch.float64)
+    shifts = square_shifts(1)
+    movement = Movement("circular")
+
+    def function(batch):
+        return batch * torch.linspace(1, 2, 7, dtype=torch.float64)
+
+    unmoved = function(images)
+    targets = torch.stack([movement.move(unmoved, shift) for shift in shifts])
+    answers = torch.stack([function(movement.move(images, shift)) for shift in shifts])
+    responses = Responses(
+        movement,
+        shifts,
+        "dense",
+        torch.ones(9, 12, dtype=torch.bool),
+        (answers - targets).square().flatten(2).sum(2),
+        targets.square().flatten(2).sum(2),
+    )
+    metrics = summarize(responses, num_resamples=100)
+    meter = equivariance_error(function, images, shifts)
+    assert metrics.curves["error"].values == pytest.approx([meter.by_shift[shift] for shift in shifts])
+    assert set(metrics.curves) == {"error"}
+    assert set(metrics.numbers) == {"mean_error", "maximum_error"}
+    assert metrics.numbers["maximum_error"].value == pytest.approx(meter.maximum)
+
+
+def test_an_exact_model_has_no_error_and_an_output_of_nothing_neither(respond):
+    assert summarize(respond(LINE, torch.zeros(5, 20, dtype=torch.int64))).numbers["maximum_error"].upper == 0.0
+    silent = respond(LINE, torch.zeros(5, 20, dtype=torch.int64), norm_squared=torch.zeros(5, 20))
+    assert summarize(silent).curves["error"].values == (0.0,) * 5
+
+
+def test_an_error_with_no_norm_to_be_compared_with_is_left_out(respond):
+    errors = torch.zeros(5, 20)
+    errors[0] = 1.0
+    predictions = torch.zeros(5, 20, dtype=torch.int64)
+    metrics = summarize(respond(LINE, predictions, error_squared=errors, norm_squared=torch.zeros(5, 20)))
+    assert "error" not in metrics.curves
+    assert "mean_error" not in metrics.numbers
+
+
+def test_shifts_that_were_not_finished_are_left_out(random_responses):
+    evaluated = random_responses.evaluated.clone()
+    evaluated[4, 50:] = False
+    part = dataclasses.replace(random_responses, evaluated=evaluated)
+    metrics = summarize(part, num_resamples=100)
+    assert metrics.shifts == LINE[:4]
+    assert metrics.skipped_shifts == LINE[4:]
+    assert metrics.num_images == 53
+
+
+def test_one_wrong_answer_decides_an_image_for_the_worst_shift(respond):
+    predictions = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 0, 0]])
+    shifts = ((0, -1), (0, 0), (0, 1))
+    evaluated = torch.tensor([[True, True, False], [True, True, True], [True, True, False]])
+    metrics = summarize(respond(shifts, predictions, [0, 0, 0], evaluated=evaluated))
+    assert metrics.shifts == ((0, 0),)
+    assert metrics.numbers["worst_shift_accuracy"].value == pytest.approx(2 / 3)
+    # With an image undecided, only complete shifts can speak.
+    undecided = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
+    metrics = summarize(respond(shifts, predictions, [0, 0, 0], evaluated=undecided))
+    assert metrics.numbers["worst_shift_accuracy"].value == pytest.approx(2 / 3)
+    assert metrics.skipped_shifts == (shifts[0], shifts[2])
+
+
+def test_the_zero_shift_alone_defines_no_comparison(respond):
+    metrics = summarize(respond([(0, 0)], torch.zeros(1, 15, dtype=torch.int64), torch.zeros(15, dtype=torch.int64)))
+    assert set(metrics.numbers) == {"accuracy", "minimum_accuracy", "worst_shift_accuracy"}
+
+
+def test_a_zero_shift_that_was_not_finished_is_refused(respond):
+    evaluated = torch.tensor([[True, False]])
+    with pytest.raises(ValueError, match="zero shift"):
+        summarize(respond([(0, 0)], torch.zeros(1, 2, dtype=torch.int64), evaluated=evaluated))
+
+
+def test_the_seed_fixes_the_numbers_and_they_survive_json(random_responses):
+    first, same, other = (summarize(random_responses, num_resamples=100, seed=seed) for seed in (1, 1, 2))
+    assert first == same
+    assert first.numbers["consistency"] != other.numbers["consistency"]
+    assert Metrics.from_dict(json.loads(json.dumps(first.to_dict(), allow_nan=False))) == first

@@ -1,0 +1,232 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from teka.audit.audit import audit
+from teka.audit.audit_report import AuditReport
+from teka.audit.audit_settings import AuditSettings
+from teka.audit.traps import Trap
+
+QUICK = AuditSettings(shifts=[(0, 1), (1, 0), (0, -2)], batch_size=16)
+
+
+def brightest_column(images: Tensor) -> Tensor:
+    """An argmax over position: the class is the column that is brightest."""
+    return images.sum((1, 2))
+
+
+def invariant(images: Tensor) -> Tensor:
+    return torch.stack([images.square().sum((1, 2, 3)), images.sum((1, 2, 3)) * 0.67], dim=1)
+
+
+def delayed(images: Tensor) -> Tensor:
+    """A delayed identity: what goes in comes out one row further down."""
+    return images.roll(1, dims=2)
+
+
+def random_images(number: int = 40, height: int = 8, width: int = 8) -> Tensor:
+    torch.manual_seed(0)
+    return torch.rand(number, 1, height, width)
+
+
+def columns(number: int = 40) -> tuple[Tensor, Tensor]:
+    """Images with one lit column, and which it is."""
+    labels = torch.arange(number) % 7
+    images = torch.zeros(number, 1, 5, 7)
+    images[torch.arange(number), :, :, labels] = 1.0
+    return images, labels
+
+
+def test_an_argmax_over_position_changes_with_every_step_along_its_axis_and_with_none_along_the_other():
+    images, labels = columns()
+    report = audit(brightest_column, images, labels, settings=QUICK)
+    (metrics,) = report.metrics
+    agreement = dict(zip(metrics.shifts, metrics.curves["agreement"].values, strict=True))
+    assert agreement == {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (0, -2): 0.0}
+    assert metrics.numbers["consistency"].value == pytest.approx(1 / 3)
+    assert metrics.numbers["worst_shift_accuracy"].value == 0.0
+    assert metrics.numbers["accuracy"].value == 1.0
+    assert report.verdict[0] == "Moving the image changes the answer in 66.7% of the cases."
+    assert "(dy, dx) = (0, +1)" in report.verdict[1]
+
+
+def test_a_constant_is_consistent_and_called_a_constant_predictor():
+    _, labels = columns()
+
+    def constant(images: Tensor) -> Tensor:
+        return torch.tensor([0.0, 1.0, 0.5]).expand(len(images), 3)
+
+    report = audit(constant, random_images(), labels % 3, settings=QUICK)
+    assert report.metrics[0].numbers["consistency"].value == 1.0
+    assert "constant predictor" in [trap.name for trap in report.traps]
+    assert report.verdict[0].startswith("These numbers do not mean what they seem to: constant predictor")
+
+
+def test_a_delayed_identity_moves_along_exactly():
+    report = audit(delayed, random_images(), settings=replace(QUICK, modes=("circular", "fourier")))
+    assert report.metrics[0].output == "dense"
+    assert report.metrics[0].numbers["maximum_error"].value == 0.0
+    assert report.verdict[0] == "Moving the image changes nothing but rounding."
+    assert "the output moves along exactly" in report.verdict[1]
+
+
+def test_an_invariant_model_is_said_not_to_change():
+    images = random_images()
+    report = audit(invariant, images, invariant(images).argmax(1), settings=QUICK)
+    assert report.metrics[0].numbers["maximum_error"].value < 1e-5
+    assert "the output does not change" in report.verdict[1]
+
+
+def test_layers_are_blamed_for_a_module_and_the_phases_follow_its_stride():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 6, 2, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+    settings = AuditSettings(shifts=[(0, 1), (0, 2), (1, 0), (2, 2)])
+    report = audit(nn.Sequential(*layers).eval(), random_images(), settings=settings)
+    assert report.layers is not None
+    assert report.layers.breaks["aliasing"].name == "0"
+    assert report.phases["circular"].stride == (2, 2)
+    assert any("'0' (Conv2d) breaks for shifts that are no multiple of its stride" in line for line in report.verdict)
+
+
+def test_a_module_in_training_mode_is_measured_in_evaluation_and_set_back():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3))
+    module[1].eval()
+    report = audit(module, random_images(), settings=QUICK)
+    assert [part.training for part in module.modules()] == [True, True, False, True]
+    assert report.noise_floor is not None
+    assert report.noise_floor.repeat == 0.0
+    assert "training mode" in [trap.name for trap in report.traps]
+
+
+def test_a_model_that_draws_anew_is_caught():
+    def noisy(images: Tensor) -> Tensor:
+        return invariant(images) + torch.rand(len(images), 2)
+
+    report = audit(noisy, random_images(), settings=QUICK)
+    (trap,) = (trap for trap in report.traps if trap.name == "non-determinism")
+    assert trap.severity == "invalidates"
+
+
+def test_a_mode_that_fails_costs_only_itself():
+    # The images fill their canvas, so nothing can move without a loss.
+    report = audit(invariant, random_images(), settings=replace(QUICK, modes=("lossless", "circular")))
+    assert [one.movement.mode for one in report.metrics] == ["circular"]
+    assert "mode lossless" in [failure.part for failure in report.failures]
+
+
+def test_a_model_that_raises_at_some_size_costs_only_the_modes_of_that_size():
+    def picky(images: Tensor) -> Tensor:
+        if images.shape[-1] != 8:
+            raise RuntimeError("only 8 columns, please")
+        return invariant(images)
+
+    report = audit(picky, random_images(), settings=replace(QUICK, modes=("circular", "crop")))
+    assert [one.movement.mode for one in report.metrics] == ["circular"]
+    (failure,) = (one for one in report.failures if one.part == "mode crop")
+    assert "only 8 columns, please" in failure.message
+
+
+def test_a_model_without_any_measurable_mode_is_an_error_that_says_why():
+    def broken(images: Tensor) -> Tensor:
+        return invariant(images) * float("nan")
+
+    with pytest.raises(ValueError, match="NaN"):
+        audit(broken, random_images(), settings=QUICK)
+
+
+def test_an_unknown_layer_costs_only_the_layers():
+    settings = replace(QUICK, layers=["encoder.block"])
+    report = audit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval(), random_images(), settings=settings)
+    assert report.metrics
+    (failure,) = (one for one in report.failures if one.part == "layers")
+    assert "encoder.block" in failure.message
+
+
+def test_a_shift_larger_than_the_images_is_an_error():
+    with pytest.raises(ValueError, match="at most the size of the canvas"):
+        audit(invariant, random_images(), settings=AuditSettings(shifts=[(0, 9)]))
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (torch.zeros(0, 1, 5, 5), None, "images has shape"),
+        (torch.zeros(2, 5, 5), None, "images has shape"),
+        (torch.zeros(2, 1, 5, 5, dtype=torch.int64), None, "expected a floating point type"),
+        (torch.full((2, 1, 5, 5), float("nan")), None, "images is 'NaN or infinity'"),
+        (torch.zeros(2, 1, 5, 5), torch.zeros(3, dtype=torch.int64), "one label for each image"),
+        (torch.zeros(2, 1, 5, 5), torch.tensor([0, 2]), "labels is 2, expected classes from 0 to 1"),
+        (torch.zeros(2, 1, 5, 5), torch.tensor([0, -1]), "labels"),
+    ],
+)
+def test_bad_data_is_refused_by_name(images: Tensor, labels: Tensor | None, message: str):
+    with pytest.raises(ValueError, match=message):
+        audit(invariant, images, labels, settings=QUICK, class_names=["small", "large"])
+
+
+def test_a_spent_budget_keeps_what_was_measured_and_says_what_was_not():
+    report = audit(invariant, random_images(), settings=replace(QUICK, batch_size=40, budget_seconds=1e-6))
+    (metrics,) = report.metrics
+    assert metrics.shifts == ((0, 0),)
+    assert len(metrics.skipped_shifts) == 3
+    assert any("time budget" in failure.message for failure in report.failures)
+    assert report.verdict[0] == "No image was moved: time was up before."
+
+
+def test_parts_that_were_not_asked_for_are_not_done():
+    report = audit(invariant, random_images(), settings=replace(QUICK, parts=()))
+    assert report.noise_floor is None
+    assert report.lie_derivative == ()
+    assert report.sensitivity == {}
+
+
+def test_what_the_caller_knows_is_in_the_report():
+    trap = Trap("resize", "note", "one pixel is two")
+    report = audit(
+        invariant,
+        random_images(),
+        settings=QUICK,
+        name="sums",
+        class_names=["small", "large"],
+        model_facts={"kind": "by hand"},
+        data_facts={"name": "noise"},
+        traps=[trap],
+        command="teka audit sums",
+    )
+    assert report.name == "sums"
+    assert report.model["kind"] == "by hand"
+    assert report.data["name"] == "noise"
+    assert report.data["class_names"] == ["small", "large"]
+    assert report.traps[0] == trap
+    assert report.provenance["command"] == "teka audit sums"
+
+
+def test_progress_names_its_part():
+    parts: set[str] = set()
+
+    def progress(part: str, done: int, total: int, seconds_left: float) -> None:
+        parts.add(part)
+        assert done <= total
+
+    audit(invariant, random_images(), settings=replace(QUICK, modes=("circular", "zero")), progress=progress)
+    assert parts == {"circular", "zero"}
+
+
+def test_a_report_comes_back_from_its_file(tmp_path):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 6, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)).eval()
+    images = random_images()
+    settings = replace(QUICK, modes=("circular", "zero"), preset="chaman2021")
+    report = audit(module, images, torch.arange(40) % 3, settings=settings)
+    assert report.failures == ()
+    assert AuditReport.read(report.write(tmp_path / "report.json")) == report
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    images, labels = columns()
+    first, second = (audit(brightest_column, images, labels, settings=QUICK) for _ in range(2))
+    assert first.metrics == second.metrics
+    assert first.examples == second.examples

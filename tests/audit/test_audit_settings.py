@@ -1,0 +1,52 @@
+import pytest
+
+from teka.audit import square_shifts
+from teka.audit.audit_settings import AuditSettings
+
+
+def test_by_default_the_shifts_are_a_square_that_fits_the_images():
+    assert AuditSettings().shifts_for((32, 40)) == square_shifts(8)
+    assert AuditSettings().shifts_for((9, 40)) == square_shifts(2)
+
+
+def test_the_zero_shift_is_always_among_them_and_a_number_is_a_step_along_the_last_axis():
+    assert AuditSettings(shifts=[3, (1, 0), (0, 3)]).shifts_for((9, 9)) == ((0, 0), (0, 3), (1, 0))
+
+
+def test_a_canvas_has_room_for_every_shift_and_a_crop_leaves_it():
+    settings = AuditSettings(shifts=[(0, 3), (-1, 0)])
+    assert settings.movement("canvas", (9, 11)).canvas_size == (11, 17)
+    assert settings.movement("crop", (9, 11)).crop_size == (7, 5)
+    assert settings.movement("zero", (9, 11)).canvas_size is None
+
+
+def test_sizes_that_were_given_are_kept():
+    settings = AuditSettings(shifts=[(0, 1)], canvas_size=20, crop_size=(4, 5))
+    assert settings.movement("canvas", (9, 11)).canvas_size == 20
+    assert settings.movement("crop", (9, 11)).crop_size == (4, 5)
+
+
+def test_fractions_need_a_whole_pixel_of_room():
+    assert AuditSettings(shifts=[(0.5, 1.25)]).movement("canvas", (9, 9)).canvas_size == (11, 13)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("modes", (), "modes is"),
+        ("modes", ("zero", "zero"), "each once"),
+        ("preset", "horn", "did you mean 'horn2021'"),
+        ("parts", ("layer",), "did you mean 'layers'"),
+        ("output", "maps", "output is 'maps'"),
+        ("batch_size", 0, "batch_size is 0"),
+        ("budget_seconds", 0, "budget_seconds is 0"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(argument: str, value: object, message: str):
+    with pytest.raises(ValueError, match=message):
+        AuditSettings(**{argument: value})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_shift_with_too_many_steps_is_refused_where_the_images_are_known():
+    with pytest.raises(ValueError, match="one step for each of the 2 axes"):
+        AuditSettings(shifts=[(0, 1, 2)]).movement("zero", (9, 9))

@@ -1,0 +1,285 @@
+import base64
+
+import numpy as np
+import pytest
+import torch
+from tests.report.audit_reports import (
+    CROSS,
+    LARGEST,
+    SQUARE,
+    example_answer,
+    example_pixels,
+    make_example,
+    make_metrics,
+)
+from tests.report.audit_reports import make_report as report_of
+
+from teka.audit.movement import Movement
+
+READ_CANVAS = """canvas => {
+  const shown = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return [canvas.height, canvas.width, Array.from(shown.data)];
+}"""
+
+
+def shown_pixels(page):
+    """What the canvas of the viewer shows, (H, W, 4)."""
+    height, width, levels = page.locator("[data-part=canvas]").evaluate(READ_CANVAS)
+    return np.array(levels, dtype=np.uint8).reshape(height, width, 4)
+
+
+def moved_pixels(movement, pixels, shift):
+    """What the audit's own movement makes of the same levels."""
+    images = torch.from_numpy(pixels).permute(2, 0, 1)[None].double() / 255
+    moved = movement.move(movement.place(images), shift)[0].permute(1, 2, 0)
+    return (moved * 255).round().clamp(0, 255).to(torch.uint8).numpy()
+
+
+def press(page, axis, key, times=1):
+    slider = page.get_by_label(f"{axis}, ")
+    slider.focus()
+    for _ in range(times):
+        slider.press(key)
+
+
+def answer_shown(page, row=0):
+    cells = page.locator("[data-part=answers] tr").nth(row).locator("td").all_inner_texts()
+    return cells
+
+
+def expect_shown(page, pixels, index, shift, *, label):
+    moved = np.roll(pixels, shift, axis=(0, 1))
+    assert np.array_equal(shown_pixels(page)[..., 0], moved[..., 0])
+    answer, probability = example_answer(index, shift)
+    mark = "✓" if answer == label else "✗"
+    assert answer_shown(page) == [f"{mark} {answer}", f"{100 * probability:.1f} %"]
+
+
+def test_the_keyboard_moves_the_image_and_shows_the_stored_answer(open_page):
+    page = open_page([report_of()])
+    assert page.get_by_text("needs JavaScript").is_hidden()
+    pixels = example_pixels(3)
+    expect_shown(page, pixels, 3, (0, 0), label=3)
+    press(page, "dx", "ArrowRight", 3)
+    expect_shown(page, pixels, 3, (0, 3), label=3)
+    press(page, "dy", "ArrowLeft", 2)
+    expect_shown(page, pixels, 3, (-2, 3), label=3)
+    press(page, "dx", "Home")
+    press(page, "dy", "End")
+    expect_shown(page, pixels, 3, (LARGEST, -LARGEST), label=3)
+    assert page.get_by_label("dx, ").get_attribute("aria-valuetext") == "−4 pixels"
+    assert page.get_by_role("status").text_content().startswith("dx −4, dy +4: patch model answers 3 with 85.6 %")
+
+
+def test_the_mouse_moves_the_image(open_page):
+    page = open_page([report_of()])
+    for axis, share, shift in (("dx", 0.999, (0, 4)), ("dy", 0.001, (-4, 4))):
+        slider = page.get_by_label(f"{axis}, ")
+        slider.scroll_into_view_if_needed()
+        box = slider.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2, steps=5)
+        page.mouse.up()
+        expect_shown(page, example_pixels(3), 3, shift, label=3)
+
+
+def test_a_press_on_the_map_of_answers_goes_there(open_page):
+    page = open_page([report_of()])
+    answers = page.locator("[data-part=maps] canvas")
+    answers.scroll_into_view_if_needed()
+    box = answers.bounding_box()
+    side = box["width"] / len(range(-LARGEST, LARGEST + 1))
+    page.mouse.click(box["x"] + 1.5 * side, box["y"] + 7.5 * side)
+    expect_shown(page, example_pixels(3), 3, (3, -3), label=3)
+
+
+def test_buttons_go_home_and_to_the_nearest_wrong_answer(open_page):
+    page = open_page([report_of()])
+    page.get_by_role("button", name="Next wrong answer").click()
+    assert page.get_by_role("status").text_content().split(":")[0] in {"dx −1", "dx +1", "dy −1", "dy +1"}
+    assert "wrong" in page.get_by_role("status").text_content()
+    page.get_by_role("button", name="Not moved").click()
+    expect_shown(page, example_pixels(3), 3, (0, 0), label=3)
+
+
+def test_another_image_is_chosen_by_the_keyboard(open_page):
+    page = open_page([report_of()])
+    button = page.get_by_role("button", name="Image 1, class 1")
+    button.focus()
+    button.press("Enter")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.locator("[aria-pressed=true]").count() == 1
+    press(page, "dx", "ArrowLeft", 1)
+    expect_shown(page, example_pixels(1), 1, (0, -1), label=1)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "movement",
+    [
+        Movement("circular"),
+        Movement("lossless"),
+        Movement("zero", 0.25),
+        Movement("reflect"),
+        Movement("crop", crop_size=(3, 5)),
+    ],
+    ids=lambda movement: movement.mode,
+)
+def test_the_image_is_moved_as_the_model_saw_it(open_page, movement, channels):
+    height, width = 11, 13
+    example = make_example(2, movement.mode, channels=channels, height=height, width=width)
+    page = open_page([report_of(metrics=(make_metrics(movement),), examples=(example,))])
+    pixels = example_pixels(2, channels, height, width)
+    place = (0, 0)
+    for axis, key, times in (("dx", "ArrowRight", 4), ("dy", "ArrowLeft", 3), ("dx", "ArrowLeft", 7)):
+        press(page, axis, key, times)
+        step = times if key == "ArrowRight" else -times
+        place = (place[0], place[1] + step) if axis == "dx" else (place[0] + step, place[1])
+        expected = moved_pixels(movement, pixels, place)
+        assert np.array_equal(shown_pixels(page)[..., :channels], expected)
+        assert (shown_pixels(page)[..., 3] == 255).all()
+
+
+def test_a_placed_canvas_is_moved_without_loss(open_page):
+    movement = Movement("canvas", 0.5, canvas_size=(11, 13))
+    levels = np.full((11, 13, 1), 128, dtype=np.uint8)
+    levels[4:7, 5:8] = example_pixels(0, 1, 3, 3)
+    example = make_example(0, "canvas", height=11, width=13)
+    example = type(example)(**{**vars(example), "image": base64.b64encode(levels.tobytes()).decode()})
+    page = open_page([report_of(metrics=(make_metrics(movement),), examples=(example,))])
+    press(page, "dy", "ArrowRight", 4)
+    assert np.array_equal(shown_pixels(page)[..., :1], np.roll(levels, 4, axis=0))
+
+
+def test_fractions_are_interpolated_and_the_page_says_so_of_fourier(open_page):
+    shifts = tuple((0, step / 2) for step in range(-3, 4))
+    for mode in ("bilinear", "fourier"):
+        movement = Movement(mode)
+        page = open_page(
+            [report_of(metrics=(make_metrics(movement, shifts),), examples=(make_example(5, mode, shifts),))]
+        )
+        press(page, "dx", "ArrowRight", 3)
+        expected = moved_pixels(Movement("bilinear"), example_pixels(5), (0, 1.5))
+        difference = shown_pixels(page)[..., 0].astype(int) - expected[..., 0]
+        assert abs(difference).max() <= 1  # Halves of a level round either way.
+        assert page.get_by_text("shows them interpolated linearly").is_visible() == (mode == "fourier")
+        assert page.get_by_label("dy, ").is_disabled()
+
+
+def test_where_only_the_axes_were_evaluated_one_slider_takes_the_other_home(open_page):
+    page = open_page([report_of(metrics=(make_metrics(shifts=CROSS),), examples=(make_example(3, shifts=CROSS),))])
+    assert page.get_by_text("Not every pair of steps was evaluated").is_visible()
+    press(page, "dx", "ArrowRight", 2)
+    expect_shown(page, example_pixels(3), 3, (0, 2), label=3)
+    press(page, "dy", "ArrowRight", 1)
+    expect_shown(page, example_pixels(3), 3, (1, 0), label=3)
+
+
+def test_models_are_shown_side_by_side(open_page):
+    first = report_of("patches")
+    second = report_of("rotation", examples=(make_example(3),))
+    page = open_page([first, second])
+    assert page.locator("[data-part=answers] th span").all_inner_texts() == ["patches", "rotation"]
+    assert answer_shown(page, 1) == ["✓ 3", "90.0 %"]
+    page.get_by_role("button", name="Image 1, class 1").click()
+    assert answer_shown(page, 1) == ["not among this model’s examples"]
+
+
+def test_names_of_classes_and_models_are_text(open_page):
+    evil = "<img src=x onerror=alert(1)>"
+    data = {"name": evil, "class_names": [f"{evil}{index}" for index in range(10)]}
+    page = open_page([report_of(evil, data=data)])
+    assert page.locator("img").count() == 0
+    assert answer_shown(page)[0] == f"✓ {evil}3"
+
+
+def test_without_labels_an_answer_is_held_against_that_of_the_image_unmoved(open_page):
+    example = make_example(3)
+    page = open_page([report_of(examples=(type(example)(**{**vars(example), "label": None}),))])
+    assert page.get_by_text("changed at 72 of 81 shifts").is_visible()
+    press(page, "dx", "ArrowRight")
+    assert answer_shown(page)[0] == "✗ 4"
+    assert "changed" in page.get_by_role("status").text_content()
+
+
+def test_a_heat_map_is_read_under_the_pointer(open_page):
+    page = open_page([report_of()])
+    figure = page.locator("figure[data-table]").first
+    cells = figure.locator(".cells")
+    cells.scroll_into_view_if_needed()
+    box = cells.bounding_box()
+    side = box["width"] / 9
+    page.mouse.move(box["x"] + 0.5 * side, box["y"] + 8.5 * side)
+    values = dict(zip(SQUARE, make_metrics().curves["accuracy"].values, strict=True))
+    assert figure.locator(".readout").inner_text() == f"dx −4, dy +4: {100 * values[4, -4]:.1f} %"
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1280])
+def test_nothing_reaches_beyond_the_sides(open_page, width):
+    long_name = "a-model-with-a-very-long-name/" * 4
+    page = open_page([report_of(long_name), report_of("rotation")], width=width)
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_every_control_is_reached_by_the_tabulator(open_page):
+    page = open_page([report_of()])
+    page.locator("[data-part=thumbnails] button").first.focus()
+    reached = []
+    for _ in range(6):
+        reached.append(page.evaluate("document.activeElement.dataset.part ?? document.activeElement.dataset.image"))
+        page.keyboard.press("Tab")
+    assert reached == ["0", "1", "dx", "dy", "home", "next"]
+
+
+def test_text_has_contrast(open_page):
+    page = open_page([report_of(), report_of("rotation")])
+    low = page.evaluate(
+        """() => {
+      const luminance = (colour) => colour.map((level) => level / 255)
+        .map((share) => (share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, share, at) => sum + share * [0.2126, 0.7152, 0.0722][at], 0);
+      const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+      const ground = (element) => {
+        for (let at = element; at; at = at.parentElement) {
+          const colour = parse(getComputedStyle(at).backgroundColor);
+          if (colour.length === 3 || colour[3] === 1) return colour.slice(0, 3);
+        }
+        return [255, 255, 255];
+      };
+      const failing = [];
+      const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+      while (texts.nextNode()) {
+        const element = texts.currentNode.parentElement;
+        // Text on the cells of a map is held against its cell by a test of its own.
+        if (!texts.currentNode.data.trim() || element.closest("svg, script, noscript")) continue;
+        const ink = luminance(parse(getComputedStyle(element).color).slice(0, 3));
+        const paper = luminance(ground(element));
+        const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+        if (contrast < 4.5) failing.push(texts.currentNode.data.trim());
+      }
+      return failing;
+    }"""
+    )
+    assert low == []
+
+
+def test_it_prints_with_what_was_folded_away(open_page):
+    page = open_page([report_of()])
+    printed = page.pdf(format="A4")
+    assert printed.startswith(b"%PDF")
+    assert printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ") >= 2
+    assert not page.locator("details[data-print]").first.evaluate("details => details.open")
+
+
+def test_without_javascript_everything_but_the_viewer_is_there(browser, tmp_path):
+    from teka.report import write_audit_page
+
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(write_audit_page([report_of()], tmp_path / "audit.html").as_uri())
+    assert page.get_by_text("Moving the images needs JavaScript").is_visible()
+    assert not page.locator("#viewer").is_visible()
+    assert page.locator("svg.drawing").first.is_visible()
+    context.close()

@@ -1,0 +1,168 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.adapters.tiny_vit import write_vit
+
+from teka.audit.audit_report import AuditReport
+from teka.cli import main
+from teka.cli.audit import shift_set
+
+SOURCE = """
+import torch
+from torch import nn
+
+class Place(nn.Module):
+    # Answers where the brightest column is, in quarters: a shift by a quarter always changes it.
+    def forward(self, images):
+        columns = images.mean(dim=(1, 2))
+        quarters = columns.unflatten(1, (4, -1)).sum(dim=2)
+        return quarters * 50
+
+class Mean(nn.Module):
+    # Never changes, whatever is rolled.
+    def forward(self, images):
+        mean = images.mean(dim=(1, 2, 3))
+        return torch.stack([mean, 0.5 - mean, mean * 0, mean * 0], dim=1)
+
+def place():
+    return Place().eval()
+
+def mean():
+    return Mean().eval()
+
+def raises():
+    class Raises(nn.Module):
+        def forward(self, images):
+            raise KeyError("weights")
+    return Raises().eval()
+"""
+FAST = ("--skip", "noise", "layers", "derivative", "sensitivity", "--images", "6")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with models in a file and eight grey images of 8 × 12 with one bright column, classes by its quarter."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.py").write_text(SOURCE)
+    images = np.zeros((8, 8, 12), dtype=np.uint8)
+    places = np.arange(8) % 4 * 3 + 1
+    images[np.arange(8), :, places] = 255
+    labels = places // 3
+    np.savez(tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    return tmp_path
+
+
+def test_known_answers_come_out_and_are_written(here, capsys):
+    arguments = ["audit", "models.py:place", "--data", "data.npz", "--max-shift", "3", "--shifts", "dx"]
+    assert main([*arguments, *FAST, "--json", "out/place.json", "--seed", "2"]) == 0
+    report = AuditReport.read(here / "out" / "place.json")
+    assert report.number("accuracy") == 1
+    # By −1 … 1 the bright column stays within its quarter; by 2 and 3 it leaves it at one side, or at both.
+    shifts = [step for _, step in report.metrics[0].shifts]
+    assert sorted(shifts) == list(range(-3, 4))
+    agreement = dict(zip(shifts, report.metrics[0].curves["agreement"].values, strict=True))
+    assert [agreement[step] for step in range(-3, 4)] == [0, 0, 1, 1, 1, 0, 0]
+    assert report.number("consistency") == pytest.approx(2 / 6)
+    assert report.model["kind"] == "factory"
+    assert report.data["name"] == "data.npz"
+    assert str(report.provenance["command"]).startswith("teka audit models.py:place")
+    out = capsys.readouterr().out
+    assert "6 of 8 test images of data.npz, 8 × 12" in out
+    assert "written: out/place.json" in out
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("place", "not passed: consistency is"),
+        # One that answers one class only is consistent and still no good.
+        ("mean", "do not mean what they say ("),
+    ],
+)
+def test_below_the_gate_the_answer_is_1(here, capsys, model, said):
+    arguments = ["audit", f"models.py:{model}", "--data", "data.npz", "--max-shift", "2", "--shifts", "axes"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, *FAST, "--fail-under", "0.95"])
+    assert stopped.value.code == 1
+    assert said in capsys.readouterr().out
+
+
+def test_a_good_model_passes(capsys):
+    arguments = ["audit", "digits", "--data", "digits", "--max-shift", "1", *FAST[:-1], "40"]
+    assert main([*arguments, "--fail-under", "0.9", "--metric", "worst_shift_accuracy"]) == 0
+    assert "passed: worst_shift_accuracy is" in capsys.readouterr().out
+
+
+def test_several_modes_may_be_said_either_way(here, capsys):
+    arguments = ["audit", "models.py:mean", "--data", "data.npz", "--max-shift", "1", *FAST, "--json", "out.json"]
+    assert main([*arguments, "--mode", "circular", "zero", "--mode", "reflect"]) == 0
+    report = AuditReport.read(here / "out.json")
+    assert [metrics.movement.mode for metrics in report.metrics] == ["circular", "zero", "reflect"]
+
+
+def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
+    write_vit(tmp_path / "vit", ("left", "right", "none"))
+    random = np.random.default_rng(0)
+    for label in ("left", "right"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for number in range(5):
+            levels = random.integers(0, 256, (17, 13 + number, 3), dtype=np.uint8)
+            Image.fromarray(levels).save(tmp_path / "pictures" / label / f"{number}.png")
+    files = ["--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html")]
+    arguments = ["audit", str(tmp_path / "vit"), "--data", str(tmp_path / "pictures"), "--max-shift", "2"]
+    assert main([*arguments, "--images", "2", "--skip", "derivative", *files]) == 0
+    report = AuditReport.read(tmp_path / "out.json")
+    assert report.data["class_names"] == ["left", "right", "none"]
+    assert report.data["image_shape"] == [1, 12, 12]
+    assert report.layers is not None
+    assert "<html" in (tmp_path / "out.html").read_text()
+
+
+def test_what_was_stopped_goes_on(here, capsys):
+    arguments = ["audit", "models.py:place", "--data", "data.npz", "--max-shift", "2", *FAST, "--resume", "state"]
+    assert main([*arguments, "--json", "first.json"]) == 0
+    assert (here / "state" / "circular.safetensors").is_file()
+    assert main([*arguments, "--json", "second.json"]) == 0
+    first, second = (json.loads((here / name).read_text()) for name in ("first.json", "second.json"))
+    assert first["metrics"] == second["metrics"]
+
+
+def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
+    (here / "taken").mkdir()
+    good = ("audit", "models.py:place", "--data", "data.npz")
+    assert "one of" in fails("audit", "nothing", "--data", "data.npz")
+    assert "it has" in fails("audit", "models.py:plaice", "--data", "data.npz")
+    assert "did you mean 'digits'" in fails("audit", "digits", "--data", "digitz")
+    assert "did you mean 'circular'" in fails(*good, "--mode", "circulr", *FAST)
+    assert "metric" in fails(*good, "--metric", "flip_rate")
+    assert "fail_under" in fails(*good, "--fail-under", "95")
+    assert "skip" in fails(*good, "--skip", "noises")
+    assert "preset" in fails(*good, "--preset", "horn2022")
+    assert "it is a folder" in fails(*good, "--html", here / "taken")
+    assert "images is 99" in fails(*good, "--images", "99")
+    assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")
+    assert "device" in fails(*good, "--device", "warp")
+    assert "KeyError" in fails("audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "largest", "step", "expected"),
+    [
+        ("dx", 1, 1, ((0, -1), (0, 0), (0, 1))),
+        ("dy", 1, 0.5, ((-1, 0), (-0.5, 0), (0, 0), (0.5, 0), (1, 0))),
+        ("square", 0, 1, ((0, 0),)),
+    ],
+)
+def test_sets_of_shifts(name, largest, step, expected):
+    found = shift_set(name, largest, step)
+    assert found is not None
+    assert set(found) == set(expected)
+    assert len(found) == len(expected)
+
+
+def test_the_square_and_the_axes_have_as_many_shifts_as_said():
+    assert len(shift_set("square", 3, 1) or ()) == 49
+    assert len(shift_set("axes", 3, 1) or ()) == 13
+    assert shift_set("square", None, 1) is None

@@ -1,0 +1,60 @@
+import json
+
+import numpy as np
+import pytest
+
+from teka.cli import main
+
+SOURCE = """
+from torch import nn
+
+class Quarters(nn.Module):
+    def __init__(self, sign):
+        super().__init__()
+        self.sign = sign
+
+    def forward(self, images):
+        columns = images.mean(dim=(1, 2)).unflatten(1, (4, -1))
+        return self.sign * columns.sum(dim=2) * 50
+
+def right():
+    return Quarters(1).eval()
+
+def wrong():
+    return Quarters(-1).eval()
+"""
+OPTIONS = ("--data", "data.npz", "--images", "0", "--max-shift", "1", "--shifts", "dx")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.py").write_text(SOURCE)
+    images = np.zeros((20, 6, 12), dtype=np.uint8)
+    places = np.arange(20) % 4 * 3 + 1
+    images[np.arange(20), :, places] = 255
+    labels = places // 3
+    np.savez(tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    return tmp_path
+
+
+def test_one_that_is_right_and_one_that_is_wrong_differ_everywhere(here, capsys):
+    assert main(["compare", "models.py:right", "models.py:wrong", *OPTIONS, "--json", "out.json"]) == 0
+    written = json.loads((here / "out.json").read_text())
+    (comparison,) = written["comparisons"]
+    assert (comparison["first"], comparison["second"]) == ("models:right", "models:wrong")
+    assert comparison["numbers"]["accuracy"]["value"] == 1
+    # Twenty images that only the first answers rightly: 2 · 2⁻²⁰ by McNemar's exact test.
+    assert comparison["numbers"]["accuracy"]["p_value"] == pytest.approx(2 * 0.5**20)
+    assert [report["name"] for report in written["reports"]] == ["models:right", "models:wrong"]
+    out = capsys.readouterr().out
+    assert "models:right less models:wrong" in out
+    assert "Accuracy differs at 3 of 3 shifts" in out
+    assert "+100.0 points" in out
+
+
+def test_bad_input_is_one_line(here, fails):
+    assert "two or more" in fails("compare", "models.py:right", *OPTIONS)
+    assert "each once" in fails("compare", "models.py:right", "models.py:right", *OPTIONS)
+    assert "one of" in fails("compare", "models.py:right", "nothing", *OPTIONS)
+    assert "one size" in fails("compare", "digits", "models.py:right", "--ignore-labels", *OPTIONS)

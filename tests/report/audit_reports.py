@@ -1,0 +1,193 @@
+"""Reports of audits with known numbers: a patch model that answers otherwise the further its images are moved."""
+
+import base64
+import itertools
+
+import numpy as np
+
+from teka.audit.audit_report import AuditReport, Failure
+from teka.audit.example import Example
+from teka.audit.layers import LayerFindings
+from teka.audit.layers.layer_break import LayerBreak
+from teka.audit.layers.layer_finding import LayerFinding
+from teka.audit.measure.lie_derivative import LieDerivative
+from teka.audit.measure.noise_floor import NoiseFloor
+from teka.audit.measure.sensitivity_map import SensitivityMap
+from teka.audit.movement import Movement
+from teka.audit.phase import PhaseTable
+from teka.audit.statistics.curve import Curve
+from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.metrics import Metrics
+from teka.audit.traps.trap import Trap
+
+LARGEST = 4
+SQUARE = tuple(itertools.product(range(-LARGEST, LARGEST + 1), repeat=2))
+CROSS = tuple(shift for shift in SQUARE if 0 in shift)
+HEIGHT, WIDTH = 11, 7
+
+
+def example_pixels(index=0, channels=1, height=HEIGHT, width=WIDTH):
+    """Levels (H, W, C) of which no two rows or columns are alike."""
+    return np.random.default_rng(index).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def example_answer(index, shift):
+    """Class and probability that the patch model gives: right where both steps are multiples of 4."""
+    down, right = shift
+    off = (down % 4 != 0) + (right % 4 != 0)
+    return (index + off) % 10, round(0.9 - 0.2 * off - 0.01 * abs(down) - 0.001 * abs(right), 3)
+
+
+def make_example(index=0, mode="circular", shifts=SQUARE, *, channels=1, label=None, height=HEIGHT, width=WIDTH):
+    answers = [example_answer(index, shift) for shift in shifts]
+    levels = base64.b64encode(example_pixels(index, channels, height, width).tobytes()).decode("ascii")
+    return Example(
+        mode=mode,
+        index=index,
+        label=index % 10 if label is None else label,
+        image=levels,
+        height=height,
+        width=width,
+        channels=channels,
+        shifts=tuple(map(tuple, shifts)),
+        predictions=tuple(answer for answer, _ in answers),
+        probabilities=tuple(probability for _, probability in answers),
+    )
+
+
+def make_curve(values, spread=0.02, *, is_share=True):
+    def moved(by):
+        ends = [value + by for value in values]
+        return tuple(min(max(end, 0.0), 1.0) for end in ends) if is_share else tuple(max(end, 0.0) for end in ends)
+
+    return Curve(
+        tuple(values), moved(-spread), moved(spread), moved(-2 * spread), moved(2 * spread), "bootstrap over images"
+    )
+
+
+def make_metrics(movement=None, shifts=SQUARE, *, fall=0.5, skipped=(), output="logits"):
+    """Numbers of a mode in which accuracy falls by `fall` off the multiples of 4, and a little with distance."""
+    movement = movement or Movement("circular")
+
+    def lost(shift):
+        off = sum(step % 4 != 0 for step in shift) / 2
+        return fall * (0.8 * off + 0.2 * min(1.0, sum(map(abs, shift)) / (2 * LARGEST)))
+
+    error = make_curve([1.5 * lost(shift) + 1e-7 * any(shift) for shift in shifts], is_share=False)
+    if output != "logits":
+        method = "bootstrap over images"
+        numbers = {
+            "mean_error": Estimate(0.31, 0.28, 0.34, 0.95, method),
+            "maximum_error": Estimate(0.71, 0.62, 0.8, 0.95, method),
+        }
+        return Metrics(movement, output, 60, tuple(shifts), tuple(skipped), {"error": error}, numbers, 0.95)
+    accuracy = [0.97 - lost(shift) for shift in shifts]
+    agreement = [1 - lost(shift) for shift in shifts]
+    consistency = sum(agreement) / len(agreement)
+    known = {
+        "accuracy": 0.97,
+        "minimum_accuracy": min(accuracy),
+        "worst_shift_accuracy": max(0.0, min(accuracy) - 0.1),
+        "consistency": consistency,
+        "consistency_when_right": min(1.0, consistency + 0.01),
+        "flip_rate": 1 - consistency,
+        "probability_change": 0.21 * fall,
+        "divergence": 0.9 * fall,
+        "mean_error": 0.3 * fall + 1e-7,
+        "maximum_error": max(error.values),
+    }
+    numbers = {
+        name: Estimate(value, max(0.0, value - 0.02), min(1.0, value + 0.015), 0.95, "wilson")
+        for name, value in known.items()
+    }
+    curves = {
+        "accuracy": make_curve(accuracy),
+        "loss": make_curve([0.1 + 2 * lost(shift) for shift in shifts], 0.05, is_share=False),
+        "agreement": make_curve(agreement),
+        "error": error,
+    }
+    return Metrics(movement, "logits", 60, tuple(shifts), tuple(skipped), curves, numbers, 0.95)
+
+
+def make_layers():
+    """A strided patch embedding, absolute positions after it, one block."""
+
+    def layer(name, kind, interior, border, aliasing, added, grid=(3, 2)):
+        return LayerFinding(
+            name, kind, "map", grid, (4.0, 4.0), 0, interior, border, aliasing, 2e-8, added, error=interior
+        )
+
+    return LayerFindings(
+        findings=(
+            layer("embed", "Conv2d", 1e-7, 0.03, 0.4, 0.0),
+            layer("add_position", "AbsolutePosition", 0.6, 0.65, 0.7, 0.6),
+            layer("blocks.0.attention.output.dense", "Linear", 0.7, 0.72, 0.75, 0.1),
+            layer("head", "Linear", None, None, 0.5, None, grid=()),
+        ),
+        first_break="add_position",
+        threshold=1e-3,
+        absolute_embeddings=("add_position.position",),
+        class_tokens=("class_token",),
+        skipped={"dropout": "its output is no tensor"},
+        max_shift=4.0,
+        breaks={
+            "interior": LayerBreak("interior", "add_position", "AbsolutePosition", 0.6, 1e-3),
+            "aliasing": LayerBreak("aliasing", "embed", "Conv2d", 0.4, 1e-3),
+        },
+        num_images=16,
+        movement=Movement("circular"),
+    )
+
+
+def make_phases(stride=4, number="accuracy"):
+    """Shares that fall by a quarter for each axis off the grid, (k, l) of each phase k, l."""
+    phases = tuple(itertools.product(range(stride), repeat=2))
+    shares = [0.95 - 0.25 * (down > 0) - 0.25 * (right > 0) for down, right in phases]
+    estimates = tuple(Estimate(share, share - 0.02, share + 0.02, 0.95, "bootstrap over images") for share in shares)
+    return PhaseTable((stride, stride), phases, (5,) * len(phases), {number: estimates})
+
+
+def make_report(name="patch model", **further):
+    """The report of a model in one mode, with something in every field."""
+    metrics = further.pop("metrics", (make_metrics(),))
+    square = metrics[0].shifts if metrics else SQUARE
+    fields = {
+        "name": name,
+        "model": {"kind": "module", "parameters": 20513, "weights_sha256": "5f" * 32, "input_size": [HEIGHT, WIDTH]},
+        "data": {"name": "digits, test part", "num_images": 60, "sha256": "a0" * 32, "class_names": None},
+        "settings": {"modes": ["circular"], "shifts": [list(shift) for shift in square], "seed": 0, "confidence": 0.95},
+        "metrics": metrics,
+        "phases": {one.movement.mode: make_phases() for one in metrics},
+        "noise_floor": NoiseFloor(0.0, 3.1e-7),
+        "lie_derivative": (
+            LieDerivative(0, "invariant", (0.2, 0.4, 0.9), "forward-mode jvp"),
+            LieDerivative(1, "invariant", (0.1, 0.5, 0.6), "forward-mode jvp"),
+        ),
+        "sensitivity": {
+            one.movement.mode: SensitivityMap(
+                one.movement, one.shifts, tuple(0.1 * sum(map(abs, shift)) for shift in one.shifts), 3.2, 60
+            )
+            for one in metrics
+        },
+        "layers": make_layers(),
+        "presets": (),
+        "traps": (
+            Trap("phases unseen", "note", "No shift has phase 3."),
+            Trap("few images", "limits", "60 images give intervals of ± 5 points; 400 would halve them."),
+        ),
+        "failures": (Failure("Lie derivative", "the model rounds its input"),),
+        "examples": tuple(make_example(index) for index in (3, 1)),
+        "verdict": (
+            "The answer changes with position: 97.0 % right unmoved, 52.0 % at the worst shift.",
+            "It keeps its answers at shifts that are multiples of 4.",
+            "add_position adds absolute positions.",
+        ),
+        "provenance": {
+            "command": "teka audit runs/patch --data digits",
+            "teka": "0.1.0",
+            "torch": "2.13.0",
+            "date": "2021-02-15",
+            "seconds": 12.5,
+        },
+    }
+    return AuditReport(**{**fields, **further})

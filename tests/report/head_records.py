@@ -1,0 +1,36 @@
+"""Made-up records of heads, as training writes them."""
+
+import numpy as np
+
+NUMBERS = ("heads", "local", "distinct", "window_3", "window_5", "local_window_3", "spread", "distance")
+
+
+def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
+    """The arrays of `heads.npz`: heads that wander to the right and grow sharper."""
+    layer = np.repeat(np.arange(len(layers)), layers)
+    heads = len(layer)
+    time = np.arange(moments)[:, None]
+    center = np.stack(np.broadcast_arrays(np.arange(heads) - 2.0, 0.5 * time - 1.0), axis=-1)
+    precision = np.broadcast_to(np.eye(2) * (1.0 + np.arange(moments))[:, None, None, None], (moments, heads, 2, 2))
+    covariance = np.linalg.inv(precision)
+    counts = np.broadcast_to(np.array(layers), (moments, len(layers)))
+    arrays = {
+        "encoding": np.array("quadratic" if gaussian else "table"),
+        "content": np.array(""),
+        "grid": np.array(grid),
+        "query": np.array([grid[0] // 2, grid[1] // 2]),
+        "layer": layer,
+        "epoch": np.arange(moments),
+        "train_accuracy": np.array([np.nan, *np.linspace(0.3, 0.8, moments - 1)]),
+        "validation_accuracy": np.array([np.nan, *np.linspace(0.35, 0.7, moments - 1)]),
+        "center": center if gaussian else np.full_like(center, np.nan),
+        "precision": precision if gaussian else np.full_like(precision, np.nan),
+        "mean": center,
+        "covariance": covariance,
+        "offset": center.round().astype(int),
+        "weight": np.full((moments, heads), 0.25),
+    }
+    for place, name in enumerate(NUMBERS):
+        arrays[name] = counts if name == "heads" else np.minimum(counts, place + 0 * counts)
+        arrays[f"chance_{name}"] = arrays[name].mean(axis=0)
+    return arrays
