@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 
 import jaxtyping
@@ -5,7 +6,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# One thread here and in the commands that tests start: threads of several processes wait for each other.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("teka", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile("teka")
 

@@ -76,7 +76,7 @@ def make_case(
         settings: What the audit is asked to do.
         data_dir: Folder with the data set's files.
         image_size: Size at which the data are loaded.
-        num_images: Number of images; None takes all test images.
+        num_images: At most so many test images; None takes all.
         placed_size: Size at which images are placed in modes `crop` and `canvas`, if not by room for every shift.
         shift: "after": images are brought to the model's size and then shifted, by its own pixels; "before": they are
             shifted as the data have them, and resized by the function.

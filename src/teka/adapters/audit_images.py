@@ -62,12 +62,12 @@ def load_images(
         data_dir: Folder with the data set's files.
         image_size: Size at which the data are loaded, before that: the canvas of digits, else a bilinear resize in
             whole levels.
-        num_images: Number of images; None takes all.
+        num_images: At most so many images; None takes all.
         seed: Seed of the choice.
 
     Raises:
         ImportError: A library that the data need is not installed.
-        ValueError: No such data, more images than there are, channels that cannot be made the model's, or pictures of
+        ValueError: No such data, fewer than one image, channels that cannot be made the model's, or pictures of
             several sizes that nothing resizes to one.
     """
     folder = None if data in NAMES else find_pictures(data, data_dir)
@@ -88,5 +88,5 @@ def _choose(available: int, num_images: int | None, seed: int) -> list[int]:
     whole_number("seed", seed, smallest=0)
     if num_images is None:
         return list(range(available))
-    whole_number("images", num_images, smallest=1, largest=available)
+    whole_number("images", num_images, smallest=1)
     return sorted(np.random.default_rng(seed).permutation(available)[:num_images].tolist())

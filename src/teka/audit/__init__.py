@@ -1,9 +1,28 @@
 """Measure how any function of images, volumes or signals behaves when its input moves."""
 
+from teka.audit.audit import audit
+from teka.audit.audit_report import AuditReport, Failure
+from teka.audit.audit_settings import PARTS, AuditSettings
 from teka.audit.background import blank_margins
+from teka.audit.canvas import paste_on_canvas
 from teka.audit.diagnose import diagnose
 from teka.audit.diagnosis import Diagnosis
 from teka.audit.equivariance import EquivarianceError, assert_translation_equivariant, equivariance_error
+from teka.audit.example import Example
+from teka.audit.layers import LayerFindings, blame_layers
+from teka.audit.measure import (
+    LieDerivative,
+    ModelError,
+    NoiseFloor,
+    Responses,
+    SensitivityMap,
+    lie_derivative,
+    measure_responses,
+    noise_floor,
+    search_worst,
+    sensitivity_map,
+)
+from teka.audit.movement import Movement
 from teka.audit.permutation import (
     PermutationError,
     assert_permutation_equivariant,
@@ -11,29 +30,72 @@ from teka.audit.permutation import (
     permutation_error,
 )
 from teka.audit.permutations import random_permutations
+from teka.audit.phase import PhaseTable, StrideChoice, best_stride, error_by_phase
+from teka.audit.presets import PRESETS, PresetResult
 from teka.audit.shift_accuracy import ShiftAccuracy, accuracy_by_shift
 from teka.audit.shifts import axis_shifts, square_shifts
-from teka.audit.translate import TRANSLATION_MODES, paste_on_canvas, translate
+from teka.audit.statistics.compare_responses import compare_responses
+from teka.audit.statistics.comparison import Comparison
+from teka.audit.statistics.curve import Curve
+from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.summarize import summarize
+from teka.audit.statistics.summarize_seeds import summarize_seeds
+from teka.audit.translate import TRANSLATION_MODES, translate
+from teka.audit.traps import Trap
 from teka.audit.wilson import wilson_interval
 
 __all__ = [
+    "PARTS",
+    "PRESETS",
     "TRANSLATION_MODES",
+    "AuditReport",
+    "AuditSettings",
+    "Comparison",
+    "Curve",
     "Diagnosis",
     "EquivarianceError",
+    "Estimate",
+    "Example",
+    "Failure",
+    "LayerFindings",
+    "LieDerivative",
+    "Metrics",
+    "ModelError",
+    "Movement",
+    "NoiseFloor",
     "PermutationError",
+    "PhaseTable",
+    "PresetResult",
+    "Responses",
+    "SensitivityMap",
     "ShiftAccuracy",
+    "StrideChoice",
+    "Trap",
     "accuracy_by_shift",
     "assert_permutation_equivariant",
     "assert_permutation_invariant",
     "assert_translation_equivariant",
+    "audit",
     "axis_shifts",
+    "best_stride",
+    "blame_layers",
     "blank_margins",
+    "compare_responses",
     "diagnose",
     "equivariance_error",
+    "error_by_phase",
+    "lie_derivative",
+    "measure_responses",
+    "noise_floor",
     "paste_on_canvas",
     "permutation_error",
     "random_permutations",
+    "search_worst",
+    "sensitivity_map",
     "square_shifts",
+    "summarize",
+    "summarize_seeds",
     "translate",
     "wilson_interval",
 ]

@@ -15,8 +15,12 @@ COMMANDS = {
     "train": "train a model on a data set",
     "evaluate": "accuracy of a trained run on its test images",
     "shift": "accuracy of trained runs at every shift",
+    "heads": "where the heads of a self-attention network look, in pictures",
+    "prune": "remove a trained run's degenerate heads and train on",
     "export": "write a trained run's model as a model file",
     "predict": "what a trained model says of pictures",
+    "audit": "what a model makes of images that move",
+    "compare": "models over the same images, moved alike",
     "study": "train a grid of runs and compare them",
     "reproduce": "the table and the figure of Horn et al. (2021)",
     "bench": "time and memory of the layers on this machine",
@@ -33,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line after `teka`, the process's own by default.
 
     Returns:
-        Exit code: 0; 1 when training diverged, ran out of memory or lost a process, or a download failed; 130 when
-        interrupted. Bad input exits with 2 and one line on standard error.
+        Exit code: 0; 1 when training diverged, ran out of memory or lost a process, a download failed, or an audit
+        stayed below what it was held to; 130 when interrupted. Bad input exits with 2 and one line on standard error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):

@@ -78,7 +78,7 @@ def add_options(parser: Parser) -> None:
         help="Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file.",
     )
     parser.add_argument("--data_dir", type=str | None, help="Folder with the data set's files.")
-    parser.add_argument("--images", type=int, default=500, help="Test images, drawn by --seed; 0 takes all.")
+    parser.add_argument("--images", type=int, default=500, help="Test images at most, drawn by --seed; 0 takes all.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the images drawn and of the bootstrap.")
     parser.add_argument(
         "--image_size", type=int | tuple[int, int] | None, help="Size at which the data are loaded, in pixels."
