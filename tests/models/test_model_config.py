@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from teka.models import ModelConfig
+from teka.models import ModelConfig, SelfAttentionNetwork
 
 PERFORMER: dict[str, Any] = {
     "model": "performer",
@@ -17,6 +17,17 @@ PERFORMER: dict[str, Any] = {
 def test_what_is_written_is_read_back():
     config = ModelConfig(**PERFORMER, class_names=("a", "b", "c"), pictures={"fit": "whole"}, facts={"seed": [0, None]})
     assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_numbers_of_heads_for_every_block_are_read_back():
+    options = {"dim": 8, "depth": 2, "heads": (3, 1)}
+    config = ModelConfig("self_attention", (6, 10), 2, 3, options)
+    assert config == ModelConfig("self_attention", (6, 10), 2, 3, {**options, "heads": [3, 1]})
+    assert ModelConfig.from_dict(config.to_dict()) == config
+    model = config.make_model()
+    assert isinstance(model, SelfAttentionNetwork)
+    assert model.heads == (3, 1)
+    assert options["heads"] == (3, 1)
 
 
 def test_a_model_is_made_without_a_trace_in_torchs_random_state():

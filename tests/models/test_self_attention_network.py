@@ -125,10 +125,50 @@ def test_what_does_not_fit_is_an_error(options, message):
 
 
 def test_the_table_of_costs_is_what_its_code_prints(capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    block, _ = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     exec(compile(block, "self_attention_network.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     rows = re.findall(r"^\| `(?:self|resnet).*$", PAGE, flags=re.MULTILINE)
     assert len(printed) == len(rows)
     for line, row in zip(printed, rows, strict=True):
         assert row.startswith(line), f"{line} is not the beginning of {row}"
+
+
+def test_blocks_may_have_different_numbers_of_heads():
+    model = build(heads=[3, 5])
+    assert model.heads == (3, 5) == tuple(attention.heads for attention in model.attentions())
+    assert build(heads=3).heads == (3, 3)
+    assert model(draw_images()).shape == (3, 5)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("content", [None, "softmax"])
+def test_without_heads_it_is_the_network_with_their_maps_at_zero(encoding, content):
+    model = build(heads=(3, 5), encoding=encoding, content=content).eval()
+    pruned = model.without_heads([[1], [4, 0, 2]])
+    assert pruned.heads == (2, 2)
+    fresh = build(heads=(2, 2), encoding=encoding, content=content).eval()
+    fresh.load_state_dict(pruned.state_dict())
+    assert relative_change(fresh(draw_images()), pruned(draw_images())) == 0
+    with torch.no_grad():
+        for attention, removed in zip(model.attentions(), [[1], [4, 0, 2]], strict=True):
+            attention.output.weight.unflatten(1, (attention.heads, -1))[:, removed] = 0
+    assert relative_change(pruned(draw_images()), model(draw_images())) < 1e-10
+
+
+def test_without_heads_it_has_the_papers_parameters():
+    with torch.device("meta"):
+        model = SelfAttentionNetwork(32, 3, 10, encoding="generalized_quadratic", heads=(7, 5, 8, 7, 3, 9))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{parameters / 1e6:.1f}M" == paper_models()["SA quadratic generalized pruned"].parameters
+
+
+@pytest.mark.parametrize("heads", [0, (3,), (3, 0), (3, 3, 3)], ids=str)
+def test_numbers_of_heads_that_do_not_fit_are_an_error(heads):
+    with pytest.raises(ValueError, match=r"heads is .* one for each of depth = 2 blocks"):
+        build(heads=heads)
+
+
+def test_heads_to_remove_are_said_for_every_block():
+    with pytest.raises(ValueError, match="for each of 2 blocks"):
+        build().without_heads([[0]])

@@ -76,3 +76,21 @@ def test_a_run_that_may_stop_early_has_a_point_of_the_curve_after_every_epoch(ti
     assert 1 < len(steps) < 30
     assert steps == list(range(4, 4 * len(steps) + 1, 4))
     assert (content["steps"], content["epochs"]) == (steps[-1], len(steps))
+
+
+def test_a_cell_of_a_self_attention_network_keeps_its_heads(tiny_fields, write, tmp_path):
+    tiny_fields["base"] |= {"model": "self_attention", "dim": 6, "heads": 3}
+    for name in ("stem", "periodic"):
+        tiny_fields["base"].pop(name)
+    tiny_fields["factors"] = {"encoding": {name: {"encoding": name} for name in ("quadratic", "table")}}
+    del tiny_fields["leave_out"], tiny_fields["reference"]
+    study = read_study(write(tiny_fields))
+    for encoding, shape in (("quadratic", "center"), ("table", "mean")):
+        cell = study.make_cell({"encoding": encoding}, 0)
+        run_cell(cell, study.measure, tmp_path / "cells", data_dir=None, command="")
+        heads = read_json(tmp_path / "cells" / f"{cell.name}.json")["heads"]
+        assert isinstance(heads, dict)
+        assert heads.keys() == {"start", "end", "chance"}
+        assert [len(layer[shape]) for layer in heads["end"]] == [3, 3]
+        assert heads["start"][0][shape] != heads["end"][0][shape]
+        assert 0 < heads["chance"][0]["window_3"] < 3

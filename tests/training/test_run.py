@@ -17,6 +17,25 @@ def test_a_run_survives_a_round_trip_through_its_file(tmp_path):
     assert Run.load(tmp_path) == run
 
 
+def test_numbers_of_heads_for_every_block_survive_it_too(tmp_path):
+    run = Run(model="self_attention", dim=8, depth=2, heads=(3, 1))
+    run.save(tmp_path)
+    assert Run.load(tmp_path) == run
+    model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=3)
+    assert isinstance(model, SelfAttentionNetwork)
+    assert model.heads == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"heads": [3, 1]}, {"heads": [3, "1"], "model": "self_attention"}, {"heads": [True], "model": "self_attention"}],
+    ids=str,
+)
+def test_numbers_of_heads_that_a_model_does_not_take_are_an_error(fields, as_users_run_it):
+    with pytest.raises(ValueError, match=r"heads is .* with model='self_attention' one for each block"):
+        Run.from_dict(fields)
+
+
 def test_every_field_is_saved(tmp_path):
     Run().save(tmp_path)
     saved = json.loads((tmp_path / "run.json").read_text())

@@ -1,6 +1,7 @@
 """Models made of teka's layers, the baselines that they are compared with, and files of trained ones."""
 
 from teka.models.alexnet import AlexNet
+from teka.models.degenerate_heads import DegenerateHeads, degenerate_heads, heads_table
 from teka.models.linformer import Linformer
 from teka.models.model_config import ModelConfig
 from teka.models.model_file import PRETRAINED, load, read_config, save
@@ -16,12 +17,15 @@ __all__ = [
     "PRETRAINED",
     "VGG16",
     "AlexNet",
+    "DegenerateHeads",
     "Linformer",
     "ModelConfig",
     "Performer",
     "ResNet18",
     "RoutingTransformer",
     "SelfAttentionNetwork",
+    "degenerate_heads",
+    "heads_table",
     "load",
     "read_config",
     "save",

@@ -26,8 +26,9 @@ class ModelConfig:
         image_size: Height and width of its images in pixels.
         in_channels: Channels of its images.
         num_classes: Number of its logits.
-        options: The model's own options by name; those left out are at their defaults. An option that is a module or
-            another object, such as a stem of one's own, cannot be written down.
+        options: The model's own options by name; those left out are at their defaults. A tuple becomes a list, which
+            is what JSON has. An option that is a module or another object, such as a stem of one's own, cannot be
+            written down.
         class_names: A name for each class, if they have any.
         pictures: How pictures become the model's images, as `teka.prediction.PictureSettings` reads it.
         facts: What else is known: provenance, data, accuracy.
@@ -56,6 +57,9 @@ class ModelConfig:
         for argument in ("in_channels", "num_classes"):
             if not _is_size(getattr(self, argument)):
                 raise wrong_value(argument, getattr(self, argument), "a whole number of at least 1")
+        if isinstance(self.options, Mapping):
+            listed = {name: list(one) if isinstance(one, tuple) else one for name, one in self.options.items()}
+            object.__setattr__(self, "options", listed)
         for argument in ("options", "pictures", "facts"):
             value = getattr(self, argument)
             if not (isinstance(value, Mapping) and _is_json(value)) and (argument, value) != ("pictures", None):

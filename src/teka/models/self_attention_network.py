@@ -1,5 +1,8 @@
 """The fully attentional network of Cordonnier et al.: self-attention that can do what convolutions do."""
 
+import copy
+from collections.abc import Iterable, Sequence
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -8,7 +11,7 @@ from teka.grid import Grid
 from teka.models.encodings import make_encoding
 from teka.models.images import check_images, check_sizes, read_image_size
 from teka.models.post_norm_block import PostNormBlock
-from teka.nn import Attention, InvertibleDownsampling
+from teka.nn import Attention, InvertibleDownsampling, prune_heads
 
 
 class SelfAttentionNetwork(nn.Module):
@@ -37,7 +40,7 @@ class SelfAttentionNetwork(nn.Module):
         content: Content kernel beside the encoding, such as "softmax", or None for attention by position alone.
         dim: Size of a token, of a head's values, and of its queries and keys.
         depth: Number of blocks.
-        heads: Number of heads.
+        heads: Number of heads of every block, or one number for each block.
         mlp_ratio: Width of the MLPs' hidden layer over dim.
         downsampling: Side of the blocks of pixels that become tokens.
         periodic: Whether the image's edges meet, left and right, top and bottom.
@@ -58,7 +61,7 @@ class SelfAttentionNetwork(nn.Module):
         content: str | None = None,
         dim: int = 400,
         depth: int = 6,
-        heads: int = 9,
+        heads: int | Sequence[int] = 9,
         mlp_ratio: float = 1.28,
         downsampling: int = 2,
         periodic: bool = False,
@@ -66,8 +69,9 @@ class SelfAttentionNetwork(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        sizes = {"in_channels": in_channels, "num_classes": num_classes, "dim": dim, "depth": depth, "heads": heads}
+        sizes = {"in_channels": in_channels, "num_classes": num_classes, "dim": dim, "depth": depth}
         check_sizes({**sizes, "downsampling": downsampling})
+        self.heads = _heads_of_blocks(heads, depth)
         self.image_size = read_image_size(image_size)
         if any(side % downsampling for side in self.image_size):
             raise wrong_value("image_size", image_size, f"height and width, multiples of downsampling = {downsampling}")
@@ -78,13 +82,13 @@ class SelfAttentionNetwork(nn.Module):
         self.downsampling = InvertibleDownsampling(downsampling)
         self.stem = nn.Linear(in_channels * downsampling**2, dim)
         self.blocks = nn.ModuleList()
-        for _ in range(depth):
+        for own_heads in self.heads:
             attention = Attention(
                 dim,
-                heads,
+                own_heads,
                 dim_head=dim,
                 kernel="constant" if content is None else content,
-                relative=make_encoding(encoding, heads=heads, sides=self.grid.shape, embedding_dim=dim),
+                relative=make_encoding(encoding, heads=own_heads, sides=self.grid.shape, embedding_dim=dim),
                 position_heads=0,
                 values="tokens",
                 backend=backend,
@@ -93,10 +97,31 @@ class SelfAttentionNetwork(nn.Module):
         self.head = nn.Linear(dim, num_classes)
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
 
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of every block."""
+        return tuple(block.attention for block in self.blocks if isinstance(block, PostNormBlock))
+
     def chosen_backends(self) -> tuple[str, ...]:
         """Names of the backends that compute the blocks."""
-        attentions = [block.attention for block in self.blocks if isinstance(block, PostNormBlock)]
-        return tuple(sorted({attention.chosen_backend(self.grid) for attention in attentions}))
+        return tuple(sorted({attention.chosen_backend(self.grid) for attention in self.attentions()}))
+
+    def without_heads(self, heads: Sequence[Iterable[int]]) -> "SelfAttentionNetwork":
+        """This network without some heads of its blocks, and without their weights; this one stays as it is.
+
+        Args:
+            heads: Which heads to remove, for each block; `teka.nn.prune_heads` says more.
+
+        Raises:
+            ValueError: Another number of blocks, a head that is not there, or all heads of a block.
+        """
+        if len(heads) != len(self.blocks):
+            raise wrong_value("heads", heads, f"the heads to remove for each of {len(self.blocks)} blocks")
+        pruned = copy.deepcopy(self)
+        for block, removed in zip(pruned.blocks, heads, strict=True):
+            assert isinstance(block, PostNormBlock)
+            block.attention = prune_heads(block.attention, removed)
+        pruned.heads = tuple(attention.heads for attention in pruned.attentions())
+        return pruned
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Logits of images.
@@ -112,3 +137,10 @@ class SelfAttentionNetwork(nn.Module):
         for block in self.blocks:
             tokens = block(tokens, self.grid)
         return self.head(tokens.mean(dim=1))
+
+
+def _heads_of_blocks(heads: int | Sequence[int], depth: int) -> tuple[int, ...]:
+    numbers = (heads,) * depth if isinstance(heads, int) else tuple(heads)
+    if len(numbers) != depth or not all(isinstance(number, int) and number >= 1 for number in numbers):
+        raise wrong_value("heads", heads, f"a number of at least 1, or one for each of depth = {depth} blocks")
+    return numbers

@@ -8,6 +8,7 @@ from teka.nn.explain import Explanation, explain
 from teka.nn.gate import Gate
 from teka.nn.invertible_downsampling import InvertibleDownsampling
 from teka.nn.learned_features import LearnedFeatures
+from teka.nn.prune_heads import prune_heads
 from teka.nn.random_features import RandomFeatures, redraw_projections
 from teka.nn.relative import (
     Clipped,
@@ -47,5 +48,6 @@ __all__ = [
     "TransformerBlock",
     "ValueConvolution",
     "explain",
+    "prune_heads",
     "redraw_projections",
 ]

@@ -11,13 +11,16 @@ from torch import nn
 from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import make_directory, write_json
+from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.study.cell import Cell
 from teka.study.learning_curve import LearningCurve
 from teka.study.measure import Measure
+from teka.study.measure_heads import measure_heads
 from teka.study.measure_model import EVALUATION_BATCH, measure_model
 from teka.training import Run
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state, load_weights
+from teka.training.head_recorder import HeadRecorder, Moment, chance_head_grids
 from teka.training.train import load_data, train
 
 CELLS = "cells"
@@ -82,7 +85,13 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
     else:
         if not curve.points:  # trained to its end before, and cut off in what comes now
             curve.load_state_dict(callback_state(place / CHECKPOINTS / LAST, LearningCurve.__name__))
-        about |= measure_model(run_model(cell, dataset, place, measure), dataset, measure)
+        model = run_model(cell, dataset, place, measure)
+        about |= measure_model(model, dataset, measure)
+        kept = callback_state(place / CHECKPOINTS / LAST, HeadRecorder.__name__).get("moments")
+        if isinstance(model, SelfAttentionNetwork) and isinstance(kept, list):
+            moments = [Moment.from_dict(one) for one in kept]
+            chance = chance_head_grids(moments[0].heads, model.grid, cell.run)
+            about |= {"heads": measure_heads(moments, chance)}
         about |= {
             "parameters": result["parameters"],
             "steps": curve.points[-1].step,

@@ -2,6 +2,7 @@
 
 from teka.training.evaluate import evaluate
 from teka.training.execution import Execution
+from teka.training.prune import Pruning, prune
 from teka.training.recipe import Recipe, read_recipe, recipe_names
 from teka.training.restore import TrainedRun, restore
 from teka.training.run import Run
@@ -10,12 +11,14 @@ from teka.training.train import train
 
 __all__ = [
     "Execution",
+    "Pruning",
     "Recipe",
     "Run",
     "ShiftSettings",
     "TrainedRun",
     "evaluate",
     "measure",
+    "prune",
     "read_recipe",
     "recipe_names",
     "restore",

@@ -45,7 +45,7 @@ class Run:
         backend: "auto", "dense", "linear", "toeplitz" or "rings".
         dim: Size of a token.
         depth: Number of blocks.
-        heads: Number of heads.
+        heads: Number of heads; of "self_attention" also one number for each block.
         dim_head: Size of a head, dim / heads by default.
         patch_size: Side of a token in pixels.
         stem: How images become tokens: "patch" or "convolution".
@@ -107,7 +107,7 @@ class Run:
     backend: str = "auto"
     dim: int = 64
     depth: int = 2
-    heads: int = 4
+    heads: int | tuple[int, ...] = 4
     dim_head: int | None = None
     patch_size: int = 1
     stem: str = "patch"
@@ -242,12 +242,19 @@ def _check_model(run: Run) -> None:
     """Hold that no option of a model is given that this one does not have."""
     if run.model not in MODELS:
         raise unknown_name("model", run.model, MODELS)
+    if isinstance(run.heads, tuple) and (run.model != "self_attention" or not all(map(_is_whole, run.heads))):
+        expected = "a whole number, or with model='self_attention' one for each block"
+        raise wrong_value("heads", run.heads, expected)
     fields = {field.name: field.default for field in dataclasses.fields(Run)}
     taken = _model_fields(MODELS[run.model])
     for other in MODELS.values():
         for name in _model_fields(other):
             if name not in taken and getattr(run, name) != fields[name]:
                 raise wrong_value(name, getattr(run, name), f"{fields[name]!r} with model={run.model!r}, without it")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_types(run: Run) -> None:

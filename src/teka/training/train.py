@@ -17,6 +17,7 @@ from teka import data
 from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_json
+from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training.batch_source import BatchSource
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST
@@ -24,6 +25,7 @@ from teka.training.classifier import Classifier
 from teka.training.clock import Clock, seconds_so_far
 from teka.training.epoch_table import EpochTable
 from teka.training.execution import Execution
+from teka.training.head_recorder import HeadRecorder
 from teka.training.loggers import check_loggers, open_loggers
 from teka.training.processes import Processes, is_first_process
 from teka.training.run import RUN_FILE, Run
@@ -66,7 +68,8 @@ def train(
 
     The folder holds `run.json`, `result.json`, `logs/` (a CSV table and TensorBoard's events for each start) and
     `checkpoints/` with the best epoch's state (by validation accuracy; the last where nothing is held out) and the
-    last's.
+    last's. That of a "self_attention" model has `heads.npz` too: where its heads look before training and after each
+    epoch.
 
     Args:
         run: What to train.
@@ -130,6 +133,7 @@ def train(
             use_distributed_sampler=False,
             callbacks=[
                 clock,
+                *([HeadRecorder(model, run, folder)] if isinstance(model, SelfAttentionNetwork) else []),
                 *([] if measured is None else [measured]),
                 *([EpochTable(clock)] if progress_bar else []),
                 *callbacks,

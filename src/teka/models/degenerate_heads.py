@@ -1,0 +1,134 @@
+"""Heads whose Gaussians have degenerated: they attend to everything, or to a thin stripe."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.linalg import svdvals
+
+from teka.errors import wrong_value
+from teka.models.self_attention_network import SelfAttentionNetwork
+from teka.nn import GeneralizedQuadratic, Quadratic
+from teka.nn.relative import RelativeModule
+
+LARGEST_PRECISION = 1e-5
+CONDITION_NUMBER = 1e5
+
+
+@dataclass(frozen=True)
+class DegenerateHeads:
+    """Which heads of a layer have degenerated.
+
+    Args:
+        largest_precision: Largest eigenvalue of Σ⁻¹ of every head, in units of length^−2: over the standard deviation
+            1/√λ along the narrowest axis.
+        condition_number: Largest eigenvalue of Σ⁻¹ over the smallest, the squared ratio of the ellipse's axes.
+        everywhere: Heads that attend to everything alike.
+        thin: Heads that attend to a thin stripe.
+    """
+
+    largest_precision: tuple[float, ...]
+    condition_number: tuple[float, ...]
+    everywhere: tuple[int, ...]
+    thin: tuple[int, ...]
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads of the layer."""
+        return len(self.condition_number)
+
+    @property
+    def prunable(self) -> tuple[int, ...]:
+        """The heads that have degenerated, but for the roundest where all have: a layer needs one."""
+        degenerate = sorted({*self.everywhere, *self.thin})
+        if len(degenerate) == self.num_heads:
+            degenerate.remove(min(degenerate, key=lambda head: (head in self.everywhere, self.condition_number[head])))
+        return tuple(degenerate)
+
+
+def degenerate_heads(
+    model: SelfAttentionNetwork,
+    *,
+    largest_precision: float = LARGEST_PRECISION,
+    condition_number: float = CONDITION_NUMBER,
+) -> tuple[DegenerateHeads, ...]:
+    """The heads of every layer whose Gaussians exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) have degenerated.
+
+        λ_max(Σ⁻¹) < `largest_precision`        the head attends to everything alike
+        λ_max / λ_min > `condition_number`      the head attends to a thin stripe
+
+    For the encoding "quadratic" Σ⁻¹ = 2α is the same along all axes, and the first rule alone can hold.
+
+    Source: Cordonnier et al. 2020, A.1, with 10⁻⁵ and 10⁵; their code has 1,000 for the second.
+
+    Args:
+        model: A network with encoding "quadratic" or "generalized_quadratic" and without content: what a head looks at
+            is not known from its position kernel alone if content is a factor of its weights.
+        largest_precision: The first rule's threshold, in units of length^−2.
+        condition_number: The second rule's.
+
+    Returns:
+        What was found in each layer, from the first to the last.
+
+    Raises:
+        ValueError: A network with another encoding or with content, or a threshold that cannot be.
+    """
+    if not largest_precision >= 0:
+        raise wrong_value("largest_precision", largest_precision, "a number of at least 0")
+    if not condition_number >= 1:
+        raise wrong_value("condition_number", condition_number, "a number of at least 1")
+    layers = []
+    for attention in model.attentions():
+        if attention.query is not None:
+            raise wrong_value("model", "one with content", "a network whose heads attend by position alone")
+        eigenvalues = _eigenvalues(attention.relative)
+        largest = eigenvalues.amax(dim=1).tolist()
+        condition = [_ratio(*pair) for pair in zip(largest, eigenvalues.amin(dim=1).tolist(), strict=True)]
+        layers.append(
+            DegenerateHeads(
+                tuple(largest),
+                tuple(condition),
+                tuple(head for head, value in enumerate(largest) if value < largest_precision),
+                tuple(head for head, value in enumerate(condition) if value > condition_number),
+            )
+        )
+    return tuple(layers)
+
+
+def heads_table(layers: Sequence[DegenerateHeads]) -> str:
+    """Counts of the heads of every layer as a table of text, with their sums.
+
+    Args:
+        layers: What `degenerate_heads` gives.
+    """
+    rows = [
+        (one.num_heads, len(one.everywhere), len(one.thin), len(one.prunable), one.num_heads - len(one.prunable))
+        for one in layers
+    ]
+    sums = tuple(sum(column) for column in zip(*rows, strict=True))
+    named = [*((str(number), row) for number, row in enumerate(rows, start=1)), ("all", sums)]
+    lines = ["layer  heads  everywhere  thin  pruned  left"]
+    lines += [f"{name:>5}  {a:>5}  {b:>10}  {c:>4}  {d:>6}  {e:>4}" for name, (a, b, c, d, e) in named]
+    return "\n".join(lines)
+
+
+def _ratio(largest: float, smallest: float) -> float:
+    if smallest > 0:
+        return largest / smallest
+    return math.inf if largest > 0 else 1.0  # Σ⁻¹ = 0 is as round as can be
+
+
+def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:
+    """Those of Σ⁻¹, in double precision."""
+    with torch.no_grad():
+        if isinstance(relative, GeneralizedQuadratic):
+            # Singular values of L, squared: of LᵀL itself small eigenvalues would drown in rounding.
+            return svdvals(relative.precision_factor.detach().cpu().double()).square()
+        if isinstance(relative, Quadratic):
+            alpha = relative().precision.cpu().double()
+            return (2 * alpha)[:, None].expand(-1, relative.center.shape[1])
+    name = type(relative).__name__
+    raise wrong_value("the model's relative kernel", name, "Quadratic or GeneralizedQuadratic, a Gaussian a head")

@@ -1,0 +1,182 @@
+"""A finished run without its degenerate heads, trained on."""
+
+import dataclasses
+import math
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from teka.data import Dataset
+from teka.errors import wrong_value
+from teka.files import make_directory, write_json
+from teka.flops import flop_counter
+from teka.models import DegenerateHeads, SelfAttentionNetwork, degenerate_heads
+from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION
+from teka.provenance import provenance
+from teka.training.batches import batches
+from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
+from teka.training.evaluate import Evaluation, evaluate
+from teka.training.initial_weights import InitialWeights
+from teka.training.restore import TrainedRun
+from teka.training.train import train
+
+PRUNING_FILE = "pruning.json"
+# As in the code of Cordonnier et al.: 300 epochs at 0.1, then 100 of the pruned network at 0.01.
+SHARE_OF_EPOCHS = 3
+SHARE_OF_LEARNING_RATE = 10
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class PrunedModel:
+    """A model's size, cost and accuracy at one time of its pruning.
+
+    Args:
+        parameters: Number of parameters.
+        flops: Operations of matrix products and convolutions for one image, forward in evaluation.
+        accuracy: Share of the test images answered rightly.
+    """
+
+    parameters: int
+    flops: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What a pruning did.
+
+    Args:
+        layers: The heads of every layer before it.
+        before: The trained model.
+        pruned: The model without the degenerate heads.
+        tuned: The same after training went on.
+        evaluation: Accuracy of the last in full.
+        seconds: Time that training took.
+    """
+
+    layers: tuple[DegenerateHeads, ...]
+    before: PrunedModel
+    pruned: PrunedModel
+    tuned: PrunedModel
+    evaluation: Evaluation
+    seconds: float
+
+
+def prune(
+    trained: TrainedRun,
+    out: str | Path,
+    *,
+    largest_precision: float = LARGEST_PRECISION,
+    condition_number: float = CONDITION_NUMBER,
+    epochs: int | None = None,
+    learning_rate: float | None = None,
+    command: str = "",
+    progress_bar: bool = True,
+) -> Pruning:
+    """Remove the degenerate heads of a finished run, train on, and write the folder of a finished run.
+
+    What is left is trained by the run's own recipe, from the weights that it has. The folder is written whole or not
+    at all. Besides what every run's holds there is `pruning.json`; `run.json` has the numbers of heads that are left,
+    and the epochs and learning rate of this training. To prune once more is to prune that folder.
+
+    Source: Cordonnier et al. 2020, A.1; number of epochs and learning rate by their code.
+
+    Args:
+        trained: A run of "self_attention" with encoding "quadratic" or "generalized_quadratic", without content.
+        out: The folder to write; nothing may stand there but an empty folder.
+        largest_precision: See `teka.models.degenerate_heads`.
+        condition_number: See there.
+        epochs: Epochs of the training on, by default a third of the run's.
+        learning_rate: Peak learning rate, by default a tenth of the run's.
+        command: The command to keep with the numbers.
+        progress_bar: Whether to print a row of a table for each epoch.
+
+    Raises:
+        ValueError: A run of another model, no degenerate head, or a folder that is not empty.
+        KeyboardInterrupt: Interrupted; nothing was written.
+        FloatingPointError: The loss became NaN or infinite; nothing was written.
+    """
+    model, dataset, folder = trained.model, trained.dataset, Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise wrong_value("out", str(out), "a folder that is empty, or a place where none stands")
+    if not isinstance(model, SelfAttentionNetwork):
+        raise wrong_value("run", trained.run.model, "a run of model 'self_attention'")
+    layers = degenerate_heads(model, largest_precision=largest_precision, condition_number=condition_number)
+    pruned = model.without_heads([layer.prunable for layer in layers])
+    if pruned.heads == model.heads:
+        raise wrong_value("run", str(trained.folder), f"one with degenerate heads to spare; {_extremes(layers)}")
+    run = dataclasses.replace(
+        trained.run,
+        heads=pruned.heads,
+        epochs=-(-trained.run.epochs // SHARE_OF_EPOCHS) if epochs is None else epochs,
+        learning_rate=trained.run.learning_rate / SHARE_OF_LEARNING_RATE if learning_rate is None else learning_rate,
+    )
+    before, after = _measure(model, dataset), _measure(pruned, dataset)
+    parent = make_directory("out", folder.parent)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=parent))
+    try:
+        start = InitialWeights(pruned.state_dict())
+        result = train(run, temporary, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar)
+        load_weights(pruned, temporary / CHECKPOINTS / BEST)
+        evaluation = evaluate(TrainedRun(temporary, run, pruned, dataset, result), command=command)
+        seconds = result["seconds"]
+        assert isinstance(seconds, float)
+        tuned = PrunedModel(after.parameters, after.flops, evaluation.accuracy)
+        pruning = Pruning(layers, before, after, tuned, evaluation, seconds)
+        thresholds = {"largest_precision": largest_precision, "condition_number": condition_number}
+        write_json(temporary / PRUNING_FILE, _to_dict(pruning, trained, thresholds, command))
+        temporary.chmod(0o755)
+        temporary.replace(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return pruning
+
+
+def _measure(model: nn.Module, dataset: Dataset) -> PrunedModel:
+    images = torch.zeros(1, dataset.in_channels, *dataset.image_size)
+    with torch.no_grad(), flop_counter() as counter:
+        model(images)
+    right = 0
+    with torch.inference_mode():
+        for images, labels in batches(dataset.test, batch_size=EVALUATION_BATCH):
+            right += int((model(images).argmax(dim=1) == labels).sum())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return PrunedModel(parameters, counter.get_total_flops(), right / len(dataset.test))
+
+
+def _extremes(layers: Sequence[DegenerateHeads]) -> str:
+    precision = min(value for layer in layers for value in layer.largest_precision)
+    condition = max(value for layer in layers for value in layer.condition_number)
+    return f"the smallest of the largest precisions is {precision:.3g}, the largest condition number {condition:.3g}"
+
+
+def _to_dict(pruning: Pruning, trained: TrainedRun, thresholds: dict[str, float], command: str) -> dict[str, object]:
+    return {
+        **provenance(command),
+        "run": str(trained.folder),
+        **thresholds,
+        "layers": [
+            {
+                "heads": layer.num_heads,
+                "everywhere": list(layer.everywhere),
+                "thin": list(layer.thin),
+                "pruned": list(layer.prunable),
+                "largest_precision": list(layer.largest_precision),
+                # JSON has no infinity.
+                "condition_number": [value if math.isfinite(value) else None for value in layer.condition_number],
+            }
+            for layer in pruning.layers
+        ],
+        "before": dataclasses.asdict(pruning.before),
+        "pruned": dataclasses.asdict(pruning.pruned),
+        "tuned": dataclasses.asdict(pruning.tuned),
+        "test_images": pruning.evaluation.test_images,
+        "seconds": pruning.seconds,
+    }

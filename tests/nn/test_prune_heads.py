@@ -1,0 +1,200 @@
+"""Heads removed for good: the same numbers as with their contribution at zero, for as much less."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import relative_change
+from torch import Tensor
+
+from teka import Grid, functional
+from teka.flops import flop_counter
+from teka.functional.kernel import KERNELS
+from teka.nn import Attention, Clipped, EmbeddedTable, LearnedFeatures, Quadratic, prune_heads
+from teka.nn.prune_heads import HEAD_PARAMETERS
+from teka.nn.relative import RELATIVE_MODULES
+
+GRID = Grid((3, 5))
+DIM, HEADS, WIDTH = 8, 5, 4
+
+
+def build(**options: Any) -> Attention:
+    """A layer none of whose parameters is what it begins as: these are often the same in all heads."""
+    torch.manual_seed(0)
+    layer = Attention(DIM, HEADS, **{"dim_head": WIDTH, **options}).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return layer
+
+
+def draw_tokens(prefix: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, prefix + GRID.num_tokens, DIM, generator=generator).double()
+
+
+def silence(layer: Attention, heads: list[int]) -> Attention:
+    """The full layer, whose output map has zeros for the heads' part."""
+    silent = copy.deepcopy(layer)
+    with torch.no_grad():
+        silent.output.weight.unflatten(1, (layer.heads, -1))[:, heads] = 0
+    return silent
+
+
+def check(layer: Attention, heads: list[int], **arguments: Any) -> Attention:
+    pruned = prune_heads(layer, heads)
+    tokens = draw_tokens(arguments.get("num_prefix_tokens", 0))
+    assert relative_change(pruned(tokens, GRID, **arguments), silence(layer, heads)(tokens, GRID, **arguments)) < 1e-12
+    assert pruned.heads == layer.heads - len(set(heads))
+    return pruned
+
+
+@pytest.mark.parametrize("heads", [[4, 1], [0, 2, 3, 4]], ids=str)
+@pytest.mark.parametrize("values", ["projected", "tokens"])
+@pytest.mark.parametrize("relative", [*(name for name in RELATIVE_MODULES if name != "rotation_joint"), None])
+def test_with_every_relative_kernel_it_is_the_layer_with_the_heads_contribution_at_zero(relative, values, heads):
+    check(build(relative=relative, values=values), heads)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_with_every_content_kernel_too(kernel):
+    check(build(kernel=kernel, relative="quadratic"), [4, 1])
+
+
+def test_with_the_joint_rotation_too():
+    check(build(kernel="positive", relative="rotation_joint"), [3, 0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gate": True, "value_convolution": 3},
+        {"gate": True, "values": "tokens"},
+        {"query_key": "normalized"},
+        {"query_key": "centred", "relative": "quadratic", "position_heads": 2},
+        {"query_key": "normalized", "relative": "clipped"},
+        {"qkv_bias": False, "relative": "fourier"},
+        {"kernel": "constant", "relative": "quadratic", "backend": "toeplitz"},
+    ],
+    ids=str,
+)
+def test_with_every_option_of_a_layer_too(options):
+    check(build(**options), [1, 4])
+
+
+@pytest.mark.parametrize("heads", [[0, 1], [3], [0, 3], [0, 1, 2], [3, 4], [0, 1, 2, 4], [1, 2, 3, 4]], ids=str)
+@pytest.mark.parametrize("kernel", ["softmax", "positive", "hedgehog", "constant"])
+@pytest.mark.parametrize("relative", ["quadratic", "clipped"])
+def test_heads_by_position_alone_stay_so_without_the_others_and_the_others_without_them(relative, kernel, heads):
+    layer = build(kernel=kernel, relative=relative, position_heads=2, backend="auto")
+    pruned = check(layer, heads, num_prefix_tokens=1)
+    by_position = sum(head not in heads for head in (3, 4))
+    by_content = pruned.heads - by_position
+    assert pruned.position_heads == (by_position if by_content else 0)
+    assert (pruned.relative is None) == (by_position == 0)
+    if not by_content:
+        assert isinstance(pruned.kernel, functional.Constant)
+        assert pruned.key is None
+
+
+def test_without_heads_by_position_the_others_need_no_backend_of_theirs():
+    layer = build(kernel="softmax", relative="quadratic", position_heads=2, backend="toeplitz")
+    assert check(layer, [3, 4]).backend == "auto"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"relative": Quadratic(2, HEADS), "kernel": "constant"},
+        {"relative": EmbeddedTable(2, HEADS, max_offset=4, embedding_dim=7), "kernel": "constant"},
+        {"relative": None, "kernel": LearnedFeatures("hedgehog", WIDTH, HEADS)},
+        {"relative": Clipped(WIDTH), "kernel": "squared_relu", "position_heads": 3},
+    ],
+    ids=["quadratic", "embedded table", "learned features", "clipped"],
+)
+def test_modules_that_a_layer_was_given_are_pruned_as_its_own_and_stay_as_they_are(options):
+    layer = build(**options)
+    before = copy.deepcopy(layer.state_dict())
+    check(layer, [0, 3])
+    for name, found in layer.state_dict().items():
+        torch.testing.assert_close(found, before[name], rtol=0, atol=0)
+
+
+def test_a_kernel_with_maps_for_every_head_keeps_those_of_the_heads_that_are_kept():
+    generator = torch.Generator().manual_seed(3)
+    maps = [torch.randn(HEADS, 3, WIDTH, generator=generator).double() for _ in range(2)]
+    biases = [torch.randn(HEADS, 3, generator=generator).double() for _ in range(2)]
+    layer = build(kernel=functional.Hedgehog(*maps, *biases), relative=None)
+    assert isinstance(check(layer, [0, 3]).kernel, functional.Hedgehog)
+    shared = functional.Hedgehog(*(one[:1] for one in (*maps, *biases)))
+    check(build(kernel=shared, relative=None), [0, 3])
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel": "constant", "relative": "quadratic", "values": "tokens"}], ids=str)
+def test_parameters_and_operations_fall_with_the_number_of_heads(options):
+    layer = build(**options)
+    pruned = prune_heads(layer, [0, 2, 3])
+    counts = []
+    for one in (layer, pruned):
+        with torch.no_grad(), flop_counter() as counter:
+            one(draw_tokens(), GRID)
+        without_bias = sum(parameter.numel() for parameter in one.parameters()) - DIM
+        counts.append((counter.get_total_flops(), without_bias))
+    # All but the bias of the output is the heads': two fifths of it are left.
+    assert [5 * after for after in counts[1]] == [2 * before for before in counts[0]]
+
+
+def test_it_has_the_shapes_of_a_layer_made_with_fewer_heads_and_may_be_pruned_again():
+    options = {"kernel": "hedgehog", "relative": "fourier", "gate": True, "query_key": "normalized"}
+    layer = build(**options)
+    pruned = prune_heads(layer, [0, 2])
+    fresh = Attention(DIM, HEADS - 2, dim_head=WIDTH, **options)
+    assert repr(fresh.double()) == repr(pruned)
+    fresh.load_state_dict(pruned.state_dict())
+    once = prune_heads(layer, [0, 2, 4])
+    assert relative_change(prune_heads(pruned, [2])(draw_tokens(), GRID), once(draw_tokens(), GRID)) == 0
+
+
+def test_what_does_not_learn_still_does_not_and_the_rest_does():
+    layer = build(relative="quadratic", kernel="constant")
+    layer.output.weight.requires_grad_(False)
+    pruned = prune_heads(layer, [1])
+    assert not pruned.output.weight.requires_grad
+    pruned(draw_tokens(), GRID).square().sum().backward()
+    assert pruned.output.weight.grad is None
+    assert all(parameter.grad is not None for name, parameter in pruned.named_parameters() if name != "output.weight")
+
+
+def test_the_parameters_of_every_relative_kernel_are_known():
+    assert set(RELATIVE_MODULES.values()) <= set(HEAD_PARAMETERS)
+
+
+def test_without_a_head_to_remove_it_is_a_copy():
+    layer = build()
+    copied = prune_heads(layer, [])
+    assert repr(copied) == repr(layer)
+    for name, found in copied.state_dict().items():
+        torch.testing.assert_close(found, layer.state_dict()[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("heads", [[5], [-1], [0, True]], ids=str)
+def test_a_head_that_is_not_there_is_an_error(heads):
+    with pytest.raises(ValueError, match=r"heads is .* expected whole numbers from 0 to 4"):
+        prune_heads(build(), heads)
+
+
+def test_all_heads_are_never_removed():
+    with pytest.raises(ValueError, match="fewer than all 5 heads"):
+        prune_heads(build(), range(5))
+
+
+def test_a_relative_kernel_of_ones_own_is_an_error_as_its_parameters_are_not_known():
+    class Twisted(Quadratic):
+        pass
+
+    layer = build(relative=Twisted(2, HEADS), kernel="constant")
+    with pytest.raises(ValueError, match="relative kernel is 'Twisted'"):
+        prune_heads(layer, [0])
+    mixed = build(relative=Twisted(2, 2), kernel="softmax", position_heads=2)
+    assert prune_heads(mixed, [0]).heads == 4
