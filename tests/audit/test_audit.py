@@ -87,7 +87,7 @@ def test_layers_are_blamed_for_a_module_and_the_phases_follow_its_stride():
     assert report.layers is not None
     assert report.layers.breaks["aliasing"].name == "0"
     assert report.phases["circular"].stride == (2, 2)
-    assert any("'0' (Conv2d) breaks for shifts that are no multiple of its stride" in line for line in report.verdict)
+    assert "First to break: 0 between the cells of its grid." in report.verdict
 
 
 def test_a_module_in_training_mode_is_measured_in_evaluation_and_set_back():

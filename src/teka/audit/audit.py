@@ -237,7 +237,7 @@ class _Work:
     def _unmoved(self, images: Tensor) -> Tensor:
         """What the model sees of images that are not moved, in the first mode."""
         movement = self.settings.movement(self.settings.modes[0], self.sizes)
-        return movement.move(movement.place(images.to(self.settings.device)), (0,) * len(self.sizes))
+        return movement.move(movement.place(images.to(self.settings.device)), (0, 0))
 
     def _mode(self, index: int, mode: str) -> None:
         settings, left = self.settings, self.seconds_left
@@ -275,17 +275,18 @@ class _Work:
         )
 
     def _stride(self) -> tuple[int, ...]:
-        """Pixels to a cell of the model's coarsest grid of more than one cell; without layers, what the errors tell."""
+        """Pixels to a cell of the coarsest grid that some shift is a multiple of; without layers, what errors tell."""
         if self.results.layers is not None:
             grids = [one for one in self.results.layers.findings if one.grid and min(one.grid) > 1]
-            coarsest = [max((one.stride[axis] for one in grids), default=1) for axis in range(len(self.sizes))]
-            return tuple(max(int(side), 1) for side in coarsest)
+            reach = [max(abs(shift[axis]) for shift in self.settings.shifts_for(self.sizes)) for axis in (0, 1)]
+            sides = [[int(one.stride[axis]) for one in grids if one.stride[axis] <= reach[axis]] for axis in (0, 1)]
+            return tuple(max([1, *found]) for found in sides)
         responses = self.results.responses[0]
         if len(responses.take_complete().shifts) < 2:
-            return (1,) * len(self.sizes)
+            return (1, 1)
         choice = best_stride(responses, STRIDES, seed=self.settings.seed)
         known = choice.stride is not None and choice.p_value < 1 - self.settings.confidence
-        return (choice.stride if known and choice.stride else 1,) * len(self.sizes)
+        return (choice.stride if known and choice.stride else 1,) * 2
 
     def _phases(self) -> None:
         stride = self._stride()

@@ -13,6 +13,8 @@ from teka.audit.traps import Trap
 EXACT = 1e-5
 """An error up to which an output counts as not moved, by rounding of single precision alone."""
 
+PLACES = {"interior": "within the image", "edge": "at the image's edge", "aliasing": "between the cells of its grid"}
+
 
 def verdict(
     metrics: Sequence[Metrics],
@@ -118,16 +120,9 @@ def _of_phases(phases: Mapping[str, PhaseTable]) -> list[str]:
 
 
 def _of_layers(layers: LayerFindings) -> list[str]:
-    sentences = []
-    for kind, one in layers.breaks.items():
-        words = {
-            "interior": "does not move along with the image" + (", even in its interior" if one.has_interior else ""),
-            "edge": "lets the edge of the image in",
-            "aliasing": "breaks for shifts that are no multiple of its stride",
-        }[kind]
-        sentences.append(f"First to break: {one.name!r} ({one.module}) {words}, error {one.error:.2g}.")
-    if not layers.breaks:
-        sentences.append(f"No layer breaks: every error is at most {layers.threshold:.0e} of its output.")
-    if layers.absolute_embeddings:
-        sentences.append(f"Absolute positions are added by {', '.join(map(repr, layers.absolute_embeddings))}.")
-    return sentences
+    broken = [f"{one.name} {PLACES[kind]}" for kind, one in layers.breaks.items()]
+    if not broken:
+        return [f"No layer breaks: every error is at most {layers.threshold:.0e} of its output."]
+    owners = " and ".join(name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings)
+    added = f"; absolute positions are added in {owners}" if owners else ""
+    return [f"First to break: {', '.join(broken)}{added}."]

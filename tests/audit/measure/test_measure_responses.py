@@ -253,6 +253,12 @@ def test_a_number_that_is_none_is_named_by_its_shift(bad):
     assert present(caught.value.responses).evaluated.tolist() == [[True] * 3, [False] * 3, [False] * 3]
 
 
+def test_large_numbers_whose_sum_is_infinite_are_measured():
+    result = measure_responses(lambda images: 3e38 * torch.ones(len(images), 9), IMAGES, SHIFTS, ZERO)
+    assert result.evaluated.all()
+    assert not result.error_squared.any()
+
+
 def test_what_was_measured_before_a_model_raised_is_kept():
     error = RuntimeError("out of ideas")
     with pytest.raises(ModelError, match=r"RuntimeError at shift \(.*out of ideas") as caught:
