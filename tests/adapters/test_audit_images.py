@@ -35,8 +35,12 @@ def test_arrays_are_read_and_bytes_resized_in_whole_levels(tmp_path):
     assert (found.labels.tolist(), found.class_names, found.num_classes) == (labels.tolist(), None, 4)
 
 
-@pytest.mark.parametrize(("number", "seed", "said"), [(361, 0, "images"), (0, 0, "images"), (5, -1, "seed")])
-def test_more_images_than_there_are_is_an_error(number, seed, said):
+def test_of_fewer_images_than_asked_for_all_are_taken():
+    assert len(load_images("digits", Preprocessing(), num_images=361).images) == 360
+
+
+@pytest.mark.parametrize(("number", "seed", "said"), [(0, 0, "images"), (5, -1, "seed")])
+def test_no_images_and_a_negative_seed_are_refused(number, seed, said):
     with pytest.raises(ValueError, match=f"{said} is"):
         load_images("digits", Preprocessing(), num_images=number, seed=seed)
 
