@@ -137,6 +137,23 @@ def test_a_model_without_any_measurable_mode_is_an_error_that_says_why():
         audit(broken, random_images(), settings=QUICK)
 
 
+def test_a_model_that_raises_late_keeps_what_was_measured_before():
+    calls = []
+
+    def tired(images: Tensor) -> Tensor:
+        calls.append(len(images))
+        if sum(calls) > 120:
+            raise RuntimeError("enough")
+        return invariant(images)
+
+    settings = replace(QUICK, batch_size=20, parts=())
+    report = audit(tired, random_images(), settings=settings)
+    (metrics,) = report.metrics
+    assert (0, 0) in metrics.shifts
+    assert metrics.skipped_shifts
+    assert any("enough" in failure.message for failure in report.failures)
+
+
 def test_an_unknown_layer_costs_only_the_layers():
     settings = replace(QUICK, layers=["encoder.block"])
     report = audit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval(), random_images(), settings=settings)

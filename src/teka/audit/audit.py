@@ -17,6 +17,7 @@ from teka.audit.measure.checkpoint import tensor_hash, weights_hash
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.noise_floor import NoiseFloor, noise_floor
+from teka.audit.measure.outputs import ModelError
 from teka.audit.measure.responses import Responses
 from teka.audit.measure.sensitivity_map import SensitivityMap, sensitivity_map
 from teka.audit.phase import PhaseTable, best_stride, error_by_phase
@@ -243,25 +244,34 @@ class _Work:
         settings, left = self.settings, self.seconds_left
         # The modes that are still to come get as much.
         budget = None if left is None else max(left / (len(settings.modes) - index), 1e-3)
-        responses = measure_responses(
-            self.model,
-            self.images,
-            settings.shifts_for(self.sizes),
-            settings.movement(mode, self.sizes),
-            labels=self.labels,
-            output=settings.output,
-            stride=settings.stride,
-            batch_size=settings.batch_size,
-            device=settings.device,
-            budget_seconds=budget,
-            progress=self._report(mode),
-            checkpoint=None if self.checkpoint is None else self.checkpoint / f"{mode}.safetensors",
-        )
+        error = None
+        try:
+            responses = measure_responses(
+                self.model,
+                self.images,
+                settings.shifts_for(self.sizes),
+                settings.movement(mode, self.sizes),
+                labels=self.labels,
+                output=settings.output,
+                stride=settings.stride,
+                batch_size=settings.batch_size,
+                device=settings.device,
+                budget_seconds=budget,
+                progress=self._report(mode),
+                checkpoint=None if self.checkpoint is None else self.checkpoint / f"{mode}.safetensors",
+            )
+        except ModelError as raised:
+            # What was measured before it happened is as good as any.
+            if raised.responses is None or not raised.responses.complete[raised.responses.zero]:
+                raise
+            responses, error = raised.responses, raised
         metrics = summarize(
             responses, confidence=settings.confidence, num_resamples=settings.num_resamples, seed=settings.seed
         )
         self.results.responses.append(responses)
         self.results.metrics.append(metrics)
+        if error is not None:
+            raise error
 
     def _layers(self, few: Tensor) -> None:
         if not isinstance(self.model, torch.nn.Module):
