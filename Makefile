@@ -20,7 +20,6 @@ test: $(READY)
 
 # The pages of the audit in a headless Chromium, which must be installed.
 browser: $(READY)
-	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[browser]'
 	$(BIN)/python -m pytest tests/browser
 
 lint: $(READY)
