@@ -141,7 +141,7 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "skip" in fails(*good, "--skip", "noises")
     assert "preset" in fails(*good, "--preset", "horn2022")
     assert "it is a folder" in fails(*good, "--html", here / "taken")
-    assert "images is 99" in fails(*good, "--images", "99")
+    assert "images is -1" in fails(*good, "--images", "-1")
     assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")
     assert "device" in fails(*good, "--device", "warp")
     assert "KeyError" in fails("audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1")
