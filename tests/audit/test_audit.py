@@ -154,6 +154,16 @@ def test_a_model_that_raises_late_keeps_what_was_measured_before():
     assert any("enough" in failure.message for failure in report.failures)
 
 
+def test_what_is_named_takes_the_place_of_the_settings_own():
+    settings = replace(QUICK, modes=("zero",), parts=())
+    report = audit(invariant, random_images(), shifts=[(1, 1)], preset="chaman2021", seed=3, settings=settings)
+    assert [one.movement.mode for one in report.metrics] == ["zero"]
+    assert report.metrics[0].shifts == ((0, 0), (1, 1))
+    assert report.settings["seed"] == 3
+    assert [one.name for one in report.presets] == ["chaman2021"]
+    assert [one.movement.mode for one in audit(invariant, random_images(), modes=["circular"]).metrics] == ["circular"]
+
+
 def test_an_unknown_layer_costs_only_the_layers():
     settings = replace(QUICK, layers=["encoder.block"])
     report = audit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval(), random_images(), settings=settings)

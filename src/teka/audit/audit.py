@@ -1,13 +1,15 @@
 """What happens to a model's answers when its images move: the whole audit."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from teka.audit.audit_report import AuditReport
-from teka.audit.audit_settings import AuditSettings
+from teka.audit.audit_settings import AuditSettings, Steps
 from teka.audit.audit_work import AuditWork, Progress
 from teka.audit.evaluation_mode import evaluating, module_of
 from teka.audit.measure.checkpoint import tensor_hash, weights_hash
@@ -22,6 +24,12 @@ def audit(
     images: Tensor,
     labels: Tensor | None = None,
     *,
+    shifts: Sequence[Steps] | None = None,
+    modes: Sequence[str] | None = None,
+    preset: str | None = None,
+    seed: int | None = None,
+    device: torch.device | str | None = None,
+    budget_seconds: float | int | None = None,
     settings: AuditSettings | None = None,
     name: str | None = None,
     class_names: Sequence[str] | None = None,
@@ -44,7 +52,13 @@ def audit(
         images: Images (N, C, H, W), floating point, as the model takes them. Where the mode fills with a background,
             images before normalisation are better; put the normalisation into the model then.
         labels: Their classes (N,), integers from 0, or None.
-        settings: What to do; the defaults of `AuditSettings` if None.
+        shifts: The set of shifts, ints along dx or (dy, dx); by default the square of ±8 pixels, less for small images.
+        modes: Modes of `teka.audit.translate`, each measured for itself; by default "circular".
+        preset: A procedure of the literature to add, a name of `teka.audit.PRESETS`.
+        seed: Seed of the bootstrap and of the preset's draws; by default 0.
+        device: Where images are taken; None leaves them.
+        budget_seconds: Time for the whole audit; None for no limit.
+        settings: What else to do; those of the six above that are not None take the place of its own.
         name: What to call the model; the name of its class by default.
         class_names: A name for each class.
         model_facts: What else to report of the model.
@@ -58,7 +72,16 @@ def audit(
         ValueError: Images or labels of a wrong shape or type, no images, or not a single mode that could be measured;
             the message is then that of the first.
     """
-    settings = AuditSettings() if settings is None else settings
+    given = {
+        "shifts": shifts,
+        "modes": modes,
+        "preset": preset,
+        "seed": seed,
+        "device": device,
+        "budget_seconds": budget_seconds,
+    }
+    named = {option: value for option, value in given.items() if value is not None}
+    settings = dataclasses.replace(settings or AuditSettings(), **named)  # pyright: ignore[reportArgumentType]
     _check_data(images, labels, class_names)
     started = time.monotonic()
     module = module_of(model)
