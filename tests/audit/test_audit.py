@@ -164,6 +164,17 @@ def test_what_is_named_takes_the_place_of_the_settings_own():
     assert [one.movement.mode for one in audit(invariant, random_images(), modes=["circular"]).metrics] == ["circular"]
 
 
+def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
+    images, labels = columns()
+    # Unmoved, the last column is dark in all of these.
+    images, labels = images[labels < 6], labels[labels < 6] % 3
+    report = audit(lambda batch: batch[:, 0, :3, -1] * torch.arange(3.0), images, labels, settings=QUICK)
+    (metrics,) = report.metrics
+    assert "maximum_error" not in metrics.numbers
+    assert "consistency" in metrics.numbers
+    assert "the answer changes in" in report.verdict[1]
+
+
 def test_an_unknown_layer_costs_only_the_layers():
     settings = replace(QUICK, layers=["encoder.block"])
     report = audit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval(), random_images(), settings=settings)

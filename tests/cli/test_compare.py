@@ -6,6 +6,7 @@ import pytest
 from teka.cli import main
 
 SOURCE = """
+import torch
 from torch import nn
 
 class Quarters(nn.Module):
@@ -22,6 +23,9 @@ def right():
 
 def wrong():
     return Quarters(-1).eval()
+
+def last_pixel():
+    return lambda images: images[:, 0, :4, -1] * torch.arange(4.0)
 """
 OPTIONS = ("--data", "data.npz", "--images", "0", "--max-shift", "1", "--shifts", "dx")
 
@@ -51,6 +55,17 @@ def test_one_that_is_right_and_one_that_is_wrong_differ_everywhere(here, capsys)
     assert "models:right less models:wrong" in out
     assert "Accuracy differs at 3 of 3 shifts" in out
     assert "+100.0 points" in out
+
+
+def test_every_model_answers_to_the_images_on_which_another_is_worst(here):
+    assert main(["compare", "models.py:right", "models.py:last_pixel", *OPTIONS, "--json", "out.json"]) == 0
+    first, second = json.loads((here / "out.json").read_text())["reports"]
+    indices = [example["index"] for example in first["examples"]]
+    assert indices == [example["index"] for example in second["examples"]]
+    assert len(set(indices)) == len(indices) > 8
+    assert [example["predictions"] for example in first["examples"]] != [
+        example["predictions"] for example in second["examples"]
+    ]
 
 
 def test_bad_input_is_one_line(here, fails):

@@ -11,7 +11,7 @@ from torch import Tensor
 from teka.audit.audit_report import Failure
 from teka.audit.audit_settings import AuditSettings
 from teka.audit.evaluation_mode import module_of
-from teka.audit.example import Example, make_examples
+from teka.audit.example import Example, make_examples, worst_images
 from teka.audit.layers import LayerFindings, blame_layers
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import measure_responses
@@ -72,6 +72,7 @@ class AuditWork:
         progress: Called with the name of a part, the entries done, their total and the seconds left.
         checkpoint: A folder for the state of the measurements, or None.
         results: What was found.
+        stride: Pixels to a cell of the grid whose phases are told apart; found with the phases.
     """
 
     model: Callable[[Tensor], object]
@@ -82,6 +83,7 @@ class AuditWork:
     progress: Progress | None
     checkpoint: Path | None
     results: AuditResults = field(default_factory=AuditResults)
+    stride: tuple[int, ...] = (1, 1)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -132,7 +134,7 @@ class AuditWork:
         for responses in results.responses[:1]:
             if responses.output == "logits":
                 found += [*collapse(responses), *chance(responses)]
-            found += phases_unseen(responses.shifts, self._stride())
+            found += phases_unseen(responses.shifts, self.stride)
         return list(dict.fromkeys(found))
 
     def _attempt(self, part: str | None, name: str, work: Callable[[], None]) -> Exception | None:
@@ -220,12 +222,13 @@ class AuditWork:
         responses = self.results.responses[0]
         if len(responses.take_complete().shifts) < 2:
             return (1, 1)
-        choice = best_stride(responses, STRIDES, seed=self.settings.seed)
+        number = "agreement" if responses.output == "logits" else "error"
+        choice = best_stride(responses, STRIDES, number=number, seed=self.settings.seed)
         known = choice.stride is not None and choice.p_value < 1 - self.settings.confidence
         return (choice.stride if known and choice.stride else 1,) * 2
 
     def _phases(self) -> None:
-        stride = self._stride()
+        self.stride = stride = self._stride()
         if max(stride) > 1:
             for responses in self.results.responses:
                 self.results.phases[responses.movement.mode] = error_by_phase(
@@ -271,7 +274,7 @@ class AuditWork:
                 self.model,
                 self.images,
                 responses,
-                self.settings.num_examples,
+                worst_images(responses, self.settings.num_examples),
                 batch_size=self.settings.batch_size,
                 device=self.settings.device,
             )

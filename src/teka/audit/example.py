@@ -1,7 +1,7 @@
 """Images that show what an audit found, with the model's answer at every shift."""
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -87,25 +87,25 @@ def make_examples(
     function: Callable[[Tensor], object],
     images: Float[Tensor, "images channels height width"],
     responses: Responses,
-    number: int,
+    indices: Iterable[int],
     *,
     batch_size: int = 256,
     device: torch.device | str | None = None,
 ) -> tuple[Example, ...]:
-    """The images whose answer changes most, with the answer and its probability at every shift.
+    """Some of the images, with the answer and its probability at every shift.
 
     Args:
         function: The classifier, images to logits (B, K).
         images: All images, as they were measured.
         responses: What the classifier answered; nothing comes of another output.
-        number: How many images.
+        indices: Which images, such as `worst_images` gives.
         batch_size: Images for one call.
         device: Where the images are taken; None leaves them where they are.
     """
     movement, examples = responses.movement, []
     rows = responses.complete.nonzero().flatten().tolist()
     shifts = tuple(responses.shifts[row] for row in rows)
-    for index in worst_images(responses, number):
+    for index in indices if responses.predictions is not None else ():
         placed = movement.place(images[index : index + 1].to(device))
         answers, shares = [], []
         for start in range(0, len(shifts), batch_size):

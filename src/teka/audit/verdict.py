@@ -60,15 +60,15 @@ def _headline(metrics: Sequence[Metrics], noise: NoiseFloor | None, traps: Seque
     flips = [one.numbers["flip_rate"].value for one in moved if "flip_rate" in one.numbers]
     if flips and max(flips) > 0:
         return f"Moving the image changes the answer in {max(flips):.1%} of the cases."
-    error = f"{max(one.numbers['maximum_error'].value for one in moved):.2g} of its size"
-    if flips:
-        return f"Moving the image changes the output by up to {error}, and never the answer."
-    return f"Moving the image changes the output by up to {error}."
+    errors = [one.numbers["maximum_error"].value for one in moved if "maximum_error" in one.numbers]
+    # An output that is 0 has no size to compare with.
+    by = f" by up to {max(errors):.2g} of its size" if errors else ""
+    return f"Moving the image changes the output{by}{', and never the answer' if flips else ''}."
 
 
 def _is_exact(metrics: Metrics, noise: NoiseFloor | None) -> bool:
     floor = EXACT if noise is None else max(EXACT, 10 * noise.repeat)
-    return metrics.numbers["maximum_error"].value <= floor
+    return "maximum_error" in metrics.numbers and metrics.numbers["maximum_error"].value <= floor
 
 
 def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
@@ -76,13 +76,14 @@ def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
     where = f"Moved in mode {metrics.movement.mode} ({len(metrics.shifts)} shifts, {metrics.num_images} images)"
     if len(metrics.shifts) < 2:
         return f"In mode {metrics.movement.mode} no image was moved: time was up before."
-    error = numbers["maximum_error"].value
     if _is_exact(metrics, noise):
+        error = numbers["maximum_error"].value
         kind = "moves along exactly" if metrics.output == "dense" else "does not change"
         right = f"; {_share(numbers['accuracy'])} of the images are answered rightly" if "accuracy" in numbers else ""
         return f"{where}, the output {kind}: relative error at most {error:.1e}, which is rounding{right}."
     if "flip_rate" not in numbers:
-        return f"{where}, the output changes by {error:.2g} of its size at the worst shift."
+        by = f" by {numbers['maximum_error'].value:.2g} of its size" if "maximum_error" in numbers else ""
+        return f"{where}, the output changes{by} at the worst shift."
     answer = f"{where}, the answer changes in {_share(numbers['flip_rate'])} of the cases"
     if "minimum_accuracy" not in numbers:
         return f"{answer}."

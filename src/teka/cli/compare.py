@@ -2,11 +2,14 @@
 
 import argparse
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from teka.adapters.audit_case import AuditCase
 from teka.audit.audit_report import AuditReport
 from teka.audit.audit_settings import PARTS
+from teka.audit.example import make_examples
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.statistics.compare_responses import compare_responses
@@ -55,7 +58,7 @@ def main(options: argparse.Namespace, command: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if options.resume is None else make_directory("resume", options.resume)
         measured = [_measure(case, folder / str(number), command) for number, case in enumerate(cases)]
-    reports = [report for report, _ in measured]
+    reports = share_examples(cases, measured)
     print(audit_text(reports))
     comparisons: list[dict[str, object]] = []
     for other in range(1, len(cases)):
@@ -87,6 +90,38 @@ def check_same_sizes(cases: list[AuditCase]) -> None:
         shown = ", ".join(f"{case.subject.name}: {size}" for case, size in zip(cases, sizes, strict=True))
         expected = "one size, for a pixel of a shift is another step for each; --shift-before-resize, or --input-size"
         raise wrong_value("the size of the models' images", shown, expected)
+
+
+def share_examples(
+    cases: Sequence[AuditCase], measured: Sequence[tuple[AuditReport, list[Responses]]]
+) -> list[AuditReport]:
+    """The reports with the same images as examples, so that every model's answers to each of them can be shown.
+
+    Args:
+        cases: The models and their images.
+        measured: For each, its report and what it answered in each mode.
+    """
+    shared: dict[str, dict[int, None]] = {}
+    for report, _ in measured:
+        for example in report.examples:
+            shared.setdefault(example.mode, {})[example.index] = None
+    reports = []
+    for case, (report, answers) in zip(cases, measured, strict=True):
+        settings = case.settings
+        examples = [
+            example
+            for responses in answers
+            for example in make_examples(
+                case.function,
+                case.images,
+                responses,
+                shared.get(responses.movement.mode, {}),
+                batch_size=settings.batch_size,
+                device=settings.device,
+            )
+        ]
+        reports.append(replace(report, examples=tuple(examples)))
+    return reports
 
 
 def _measure(case: AuditCase, folder: Path, command: str) -> tuple[AuditReport, list[Responses]]:
