@@ -124,11 +124,8 @@ class AuditWork:
         module = module_of(self.model)
         if module is not None:
             found += random_features(module)
-        try:
-            found += batch_mates(self.model, self._unmoved(self.images[:FEW_IMAGES]), repeat)
-        # As in `_attempt`: what a model raises must not cost what was measured.
-        except Exception as error:
-            results.failures.append(Failure("batch mates", _in_words(error)))
+        few = self.images[:FEW_IMAGES]
+        self._attempt(None, "batch mates", lambda: found.extend(batch_mates(self.model, self._unmoved(few), repeat)))
         for mode in settings.modes:
             found += fill_value(self.images, settings.movement(mode, self.sizes))
         for responses in results.responses[:1]:
