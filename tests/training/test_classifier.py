@@ -8,7 +8,13 @@ import torch
 from teka.data.augment import HorizontalFlip, RandomShift
 from teka.training import Run
 from teka.training.batches import TrainBatch
-from teka.training.classifier import Classifier, learning_rate_factor, make_augmentations, make_optimizer
+from teka.training.classifier import (
+    Classifier,
+    is_large_on_cpu,
+    learning_rate_factor,
+    make_augmentations,
+    make_optimizer,
+)
 
 
 def model_of(run):
@@ -79,6 +85,41 @@ def test_adam_takes_every_parameter_once():
     optimizer = make_optimizer(model, dataclasses.replace(RUN, optimizer="adam", weight_decay=0.0))
     assert isinstance(optimizer, torch.optim.Adam)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_a_fused_step_is_the_plain_one(optimizer):
+    fields = {"weight_decay": 0.0} if optimizer == "adam" else {"momentum": 0.5} if optimizer == "sgd" else {}
+    run = Run(optimizer=optimizer, learning_rate=0.1, **fields)
+    models = [torch.nn.Linear(5, 3, dtype=torch.float64) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    tokens = torch.randn(7, 5, dtype=torch.float64)
+    for model, fused in zip(models, (None, True), strict=True):
+        made = make_optimizer(model, run, fused=fused)
+        for _ in range(3):
+            made.zero_grad()
+            model(tokens).square().sum().backward()
+            made.step()
+    assert torch.allclose(models[0].weight, models[1].weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("width", "device", "precision", "expected"),
+    [
+        pytest.param(1000, "cpu", "32-true", True, id="large on a CPU"),
+        pytest.param(100, "cpu", "32-true", None, id="small"),
+        pytest.param(1000, "meta", "32-true", None, id="elsewhere"),
+        pytest.param(1000, "cpu", "bf16-mixed", None, id="under autocast"),
+    ],
+)
+def test_the_step_is_fused_where_the_parameters_fill_a_cpus_memory(width, device, precision, expected):
+    model = torch.nn.Linear(width, width, device=device)
+    assert is_large_on_cpu(model) == (width == 1000 and device == "cpu")
+    module = Classifier(model, RUN, num_classes=10, num_steps=10)
+    trainer: Any = SimpleNamespace(precision=precision)
+    module._trainer = trainer
+    made: Any = module.configure_optimizers()
+    assert made["optimizer"].param_groups[0]["fused"] is expected
 
 
 @pytest.mark.parametrize(

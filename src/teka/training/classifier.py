@@ -22,6 +22,7 @@ from teka.training.run import Run
 Batch = Sequence[Tensor]  # images (B, C, H, W) and labels (B,)
 
 
+LARGE = 1_000_000  # numbers, with gradients and two moments 16 MB
 PART = 1_000_000_007  # between the seeds of two parts of a step, more than a training has steps
 
 
@@ -102,7 +103,9 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer, and the learning rate's schedule by steps."""
-        optimizer = make_optimizer(self.model, self.run)
+        # Lightning clips no gradients of a fused optimizer under autocast.
+        plain = self.trainer.precision == "32-true"
+        optimizer = make_optimizer(self.model, self.run, fused=True if plain and is_large_on_cpu(self.model) else None)
         # A plain function: LambdaLR would put the state of a bound method into the checkpoint.
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.run, self.num_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -139,7 +142,19 @@ def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
+def is_large_on_cpu(model: nn.Module) -> bool:
+    """Whether a model's parameters lie in a CPU's memory and in none of its caches.
+
+    A step of torch's plain loop over them reads and writes each many times: 2.4 s for VGG-16 where fused takes 0.15 s.
+
+    Args:
+        model: The model.
+    """
+    parameters = list(model.parameters())
+    return sum(map(torch.numel, parameters)) >= LARGE and all(each.device.type == "cpu" for each in parameters)
+
+
+def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> Optimizer:
     """Adam, AdamW, or SGD with momentum.
 
     The decay of AdamW spares biases, norms, tokens and the parameters of positions. That of SGD spares the parameters
@@ -148,18 +163,19 @@ def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
     Args:
         model: The model.
         run: Which of the three, learning rate, betas or momentum, and weight decay.
+        fused: Whether a step is one pass over the parameters; None for torch's choice.
     """
     if run.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=run.learning_rate, betas=run.betas)
+        return torch.optim.Adam(model.parameters(), lr=run.learning_rate, betas=run.betas, fused=fused)
     if run.optimizer == "adamw":
         linear = (module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d))
         groups = _decay_groups(model, {id(module.weight) for module in linear}, run.weight_decay)
-        return torch.optim.AdamW(groups, lr=run.learning_rate, betas=run.betas)
+        return torch.optim.AdamW(groups, lr=run.learning_rate, betas=run.betas, fused=fused)
     placing = (module for module in model.modules() if isinstance(module, RelativeModule))
     spared = {id(parameter) for module in placing for parameter in module.parameters(recurse=False)}
     decayed = {id(parameter) for parameter in model.parameters()} - spared
     groups = _decay_groups(model, decayed, run.weight_decay)
-    return torch.optim.SGD(groups, lr=run.learning_rate, momentum=run.momentum)
+    return torch.optim.SGD(groups, lr=run.learning_rate, momentum=run.momentum, fused=fused)
 
 
 def _decay_groups(model: nn.Module, decayed: set[int], weight_decay: float) -> list[dict[str, object]]:
