@@ -35,6 +35,7 @@ def export(net: nn.Module, path, batch: int | None, *, external_data: bool = Fal
         output_names=["logits"],
         dynamic_shapes=shapes,
         external_data=external_data,
+        dynamo=True,
         verbose=False,
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import teka
 from teka import Grid
+from teka.audit.advice import features_for
 from teka.audit.diagnose import MEASURED_TOKENS
 from teka.functional import Positive
 from teka.functional.estimator_report import estimator_report
@@ -116,20 +117,28 @@ def test_the_errors_of_features_are_those_of_the_report():
     assert group.query_norm[1] == pytest.approx(float(query[:, 1].norm(dim=-1).mean()), rel=1e-6)
 
 
-def test_the_number_of_features_that_it_names_suffices():
+def median_error(layer: Attention, tokens: Tensor) -> float:
+    """Median of the estimator's error over draws: now and then a draw errs by far more than the others."""
+    errors = []
+    for seed in range(7):
+        torch.manual_seed(seed)
+        teka.nn.redraw_projections(layer)
+        (group,) = teka.diagnose(layer, tokens).groups
+        assert group.estimator is not None
+        errors.append(group.estimator.total.error)
+    return sorted(errors)[3]
+
+
+def test_the_number_of_features_that_it_names_brings_the_error_near_a_tenth():
     options = {"dim": 16, "heads": 2, "kernel": "positive"}
     layer = build(**options, num_features=64)
     tokens = draw_tokens(200, 16)
-    (few,) = teka.diagnose(layer, tokens).groups
-    assert few.estimator is not None
-    needed = round(64 * (few.estimator.total.error / 0.1) ** 2 + 0.5)
-    assert few.estimator.total.error > 0.12
-    more = build(**options, num_features=needed)
+    error = median_error(layer, tokens)
+    assert error > 0.2
+    more = build(**options, num_features=features_for(error, 64))
     more.load_state_dict({name: tensor for name, tensor in layer.state_dict().items() if "kernel." not in name}, False)
-    diagnosis = teka.diagnose(more, tokens)
-    (many,) = diagnosis.groups
-    assert many.estimator is not None
-    assert many.estimator.total.error == pytest.approx(0.1, rel=0.4)
+    # Heavy tails: it falls more slowly than with the root, so that the number is one to begin with.
+    assert 0.08 < median_error(more, tokens) < 0.16
 
 
 @pytest.mark.parametrize(

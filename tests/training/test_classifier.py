@@ -89,7 +89,7 @@ def test_adam_takes_every_parameter_once():
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_a_fused_step_is_the_plain_one(optimizer):
-    fields = {"weight_decay": 0.0} if optimizer == "adam" else {"momentum": 0.5} if optimizer == "sgd" else {}
+    fields: dict[str, Any] = {"adam": {"weight_decay": 0.0}, "adamw": {}, "sgd": {"momentum": 0.5}}[optimizer]
     run = Run(optimizer=optimizer, learning_rate=0.1, **fields)
     models = [torch.nn.Linear(5, 3, dtype=torch.float64) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())

@@ -45,7 +45,9 @@ def advise(
 
 
 def features_for(error: float, num_features: int, target: float = TARGET_ERROR) -> int:
-    """Number of features for a target error, by the law that an estimate's error falls as m^(−1/2).
+    """Least number of features for a target error, by the law that an estimate's error falls as m^(−1/2).
+
+    Where few draws carry the estimate, as with positive features of long vectors, it falls more slowly.
 
     Args:
         error: The error now.
@@ -78,7 +80,7 @@ def _about_estimator(
     worse = ", more than predicting the mean of the values would" if total.error > total.error_of_mean else ""
     more = (
         f"{group.name} errs by {100 * total.error:.0f} % with {estimator.num_features} features{worse}; as the error "
-        f"falls with the root of their number, 10 % takes about {needed:,} (num_features)"
+        f"falls with the root of their number, 10 % takes {needed:,} or more (num_features)"
     )
     more += ", and more while the estimate is that far off." if total.error > 0.5 else "."
     if needed > num_tokens:

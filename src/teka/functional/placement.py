@@ -87,18 +87,18 @@ class Placement:
     @property
     def periods(self) -> tuple[float | None, ...]:
         """Period of every axis in physical units, None where it is not periodic."""
-        periodic = next((sites.grid for sites in (self.query, self.key) if sites.grid is not None), None)
-        if periodic is None:
+        grids = [sites.grid for sites in (self.query, self.key) if sites.grid is not None]
+        if not grids:
             return (None,) * self.num_axes
-        return tuple(periodic.axis_period(axis) for axis in range(periodic.num_axes))
+        return tuple(grids[0].axis_period(axis) for axis in range(grids[0].num_axes))
 
     def offsets_like(
-        self, tensor: Tensor, rows: slice | Tensor = slice(None)
+        self, tensor: Tensor, rows: slice | Tensor | None = None
     ) -> Float[Tensor, "*batch queries keys axes"]:
-        """Offset x_i − x_j of some queries from every key, wrapped where periodic, in a tensor's dtype and device."""
+        """Offset x_i − x_j of some or all queries from every key, wrapped where periodic, like a tensor."""
         grid = self.query.grid or self.key.grid
         query, key = (self._places(sites, tensor) for sites in (self.query, self.key))
-        query = query[..., rows, :]
+        query = query if rows is None else query[..., rows, :]
         if query.ndim != key.ndim:
             query, key = (one if one.ndim == 3 else one[None] for one in (query, key))
         # Rounded after the difference is taken: positions far from 0 may be given with more digits than the tensor has.

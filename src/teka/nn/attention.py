@@ -260,7 +260,7 @@ class Attention(nn.Module):
         query, key, value = self.project(tokens[:, :num_queries], tokens if few else context, key_mask)
         places = {} if few else {"grid": grid, "positions": positions, "num_prefix_tokens": num_prefix_tokens}
         if context is not None:
-            places |= {"key_grid": context_grid, "key_positions": context_positions}
+            places.update(key_grid=context_grid, key_positions=context_positions)
         mixed = []
         for group in self.head_groups():
             part = group.part_of(query, key, value, tokens[:, :num_queries].shape[1])

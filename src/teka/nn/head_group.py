@@ -53,7 +53,8 @@ class HeadGroup:
             num_queries: Number of tokens that attend.
         """
         value = value[:, self.heads]
-        width = next((one.shape[-1] for one in (query, key) if one is not None), value.shape[-1])
+        other = value if key is None else key
+        width = (other if query is None else query).shape[-1]
         nothing = value.new_zeros(1)
         if query is None or self.queries is None:
             query = nothing.expand(*value.shape[:2], num_queries, width)

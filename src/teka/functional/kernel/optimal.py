@@ -1,7 +1,7 @@
 """Optimal positive random features (OPRF)."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxtyping import Bool, Float
@@ -68,7 +68,7 @@ class Optimal(Exponential):
             scaled = vectors.detach() * math.sqrt(scale)
             means.append(kept_mean(scaled, mask))
             mean_square = mean_square + kept_mean((scaled - means[-1]).square().sum(dim=-1, keepdim=True), mask)
-        return replace(self, mean_square=mean_square, query_mean=means[0], key_mean=means[1])
+        return Optimal(self.projection, mean_square=mean_square, query_mean=means[0], key_mean=means[1])
 
     def query_exponent(
         self, query: Float[Tensor, "batch heads queries dim"], *, scale: float

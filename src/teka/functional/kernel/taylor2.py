@@ -1,7 +1,7 @@
 """The Taylor series of the softmax kernel to second order."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -64,7 +64,7 @@ class Taylor2(FeatureKernel):
         key_mask: Bool[Tensor, "batch keys"] | None,
     ) -> "Taylor2":
         """The kernel with the mean of the kept keys, if it is to be subtracted."""
-        return self if self.key_shift == "none" else replace(self, key_mean=kept_mean(key, key_mask))
+        return self if self.key_shift == "none" else Taylor2(self.key_shift, kept_mean(key, key_mask))
 
     def query_features(
         self, query: Float[Tensor, "batch heads queries dim"], *, scale: float

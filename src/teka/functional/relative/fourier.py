@@ -1,6 +1,5 @@
 """The Fourier kernel: a non-negative sum of a few waves."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -77,7 +76,8 @@ class Fourier(WaveRelative, DrawableRelative):
 
     def on(self, placement: Placement) -> "Fourier":
         """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
-        return dataclasses.replace(self, frequency=placement.torus_frequency(precise(self.frequency)))
+        frequency = placement.torus_frequency(precise(self.frequency))
+        return Fourier(self.constant_weight, self.amplitude, frequency, self.phase)
 
     def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
         """log c at offsets, from 1 + cos t = 2 cos²(t/2), which loses no digits where it is small."""

@@ -1,6 +1,5 @@
 """The generalized quadratic kernel: attention about a displaced point, wider in some directions than in others."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,7 +64,7 @@ class GeneralizedQuadratic(StationaryRelative, DrawableRelative):
 
     def on(self, placement: Placement) -> "GeneralizedQuadratic":
         """The kernel with the periods of the grid."""
-        return dataclasses.replace(self, periods=placement.periods)
+        return GeneralizedQuadratic(self.center, self.precision_factor, placement.periods)
 
     def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
         """−½ ‖L (Δ + Δ_h)‖² at offsets Δ."""

@@ -1,6 +1,5 @@
 """The quadratic kernel: attention about a point that is displaced from the query."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,7 +59,7 @@ class Quadratic(SeparableRelative, DrawableRelative):
 
     def on(self, placement: Placement) -> "Quadratic":
         """The kernel with the periods of the grid."""
-        return dataclasses.replace(self, periods=placement.periods)
+        return Quadratic(self.center, self.precision, placement.periods)
 
     def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
         """−α (Δ + Δ_h)² at offsets Δ along one axis."""

@@ -1,6 +1,5 @@
 """The rotary kernel: features turned by an angle of their position."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -84,7 +83,7 @@ class Rotary(RotaryRelative, DrawableRelative):
 
     def on(self, placement: Placement) -> "Rotary":
         """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
-        return dataclasses.replace(self, frequency=placement.torus_frequency(precise(self.frequency)))
+        return Rotary(placement.torus_frequency(precise(self.frequency)), self.normalizer)
 
     def turn(
         self, features: Float[Tensor, "batch heads tokens features"], positions: Float[Tensor, "*batch tokens axes"]

@@ -1,6 +1,5 @@
 """The table kernel: a learned number for every offset along every axis."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,7 +69,7 @@ class Table(SeparableRelative, DrawableRelative):
             expected = "a grid, not bare positions, with relative='table', which counts cells"
             raise wrong_value("grid" if placement.query.grid is None else "key_grid", None, expected)
         query, key = placement.grids
-        return dataclasses.replace(self, spacing=tuple(_cell_width(query, key, axis) for axis in range(query.num_axes)))
+        return Table(self.tables, tuple(_cell_width(query, key, axis) for axis in range(query.num_axes)))
 
     def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
         """The entries for offsets along one axis."""

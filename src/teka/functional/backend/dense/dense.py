@@ -69,7 +69,7 @@ def dense(
     empty = None
     if is_causal and key_mask is not None:
         # A query all of whose keys are dropped: it is given every key here, and 0 in the end.
-        empty = ~keep.any(dim=-1, keepdim=True) if keep is not None else None
+        empty = _without_keys(keep) if keep is not None else None
         keep = keep | empty if keep is not None and empty is not None else keep
     if isinstance(kernel, FeatureKernel):
         # A column of ones sums the weights in the same product: one pass fewer over the matrix.
@@ -154,10 +154,16 @@ def _fused_softmax(
     else:
         keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
         assert keep is not None
-        empty = ~keep.any(dim=-1, keepdim=True)
+        empty = _without_keys(keep)
         output = scaled_dot_product_attention(query, key, value, attn_mask=keep | empty, scale=scale)
         output = output.masked_fill(empty, 0.0) if is_causal else output
     return output[..., :size]
+
+
+def _without_keys(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "batch 1 queries 1"]:
+    """The queries that keep no key."""
+    # A sum: for `any` Inductor of PyTorch 2.6 writes C++ that does not compile.
+    return keep.sum(dim=-1, keepdim=True) == 0
 
 
 def _log_rows(

@@ -158,7 +158,7 @@ def _over_cells(grid: Grid, *tensors: Float[Tensor, "batch heads tokens _"]) -> 
 
 def _divisor(number: int, most: int) -> int:
     """The largest divisor that is at most `most`, or 1."""
-    return next(divisor for divisor in range(max(1, min(number, most)), 0, -1) if number % divisor == 0)
+    return max(divisor for divisor in range(1, max(1, min(number, most)) + 1) if number % divisor == 0)
 
 
 def _contiguous(like: Tensor) -> Tensor:
