@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from teka.audit import wilson_interval
 from teka.reference import PIXELS, figure1, paper_row
-from teka.report.notation import percent, signed
+from teka.report.notation import signed
 from teka.report.require import require
 from teka.report.study_cell import CellResult, ShiftedClass
-from teka.report.study_notation import NOTHING
+from teka.report.study_notation import NOTHING, signed_with_deviation, with_deviation
 from teka.report.study_plot import GRID, INK, PALE, level_styles, make_figure
 from teka.report.study_results import StudyResults
 from teka.report.study_text import TextTable
@@ -91,20 +91,20 @@ def shift_table(study: StudyResults) -> TextTable:
             if not every:
                 continue
             results = _results(study, model, data)
-            still = fmean(curve.accuracy_by_shift[0, 0] for curve in every)
-            lowest = fmean(min(curve.accuracy_by_shift.values()) for curve in every)
-            worst = fmean(result.worst_shift_accuracy or 0.0 for result in results)
-            mean = fmean(fmean(curve.accuracy_by_shift.values()) for curve in one) if one else None
+            still = [curve.accuracy_by_shift[0, 0] for curve in every]
+            lowest = [min(curve.accuracy_by_shift.values()) for curve in every]
+            always = [result.worst_shift_accuracy or 0.0 for result in results]
+            means = [fmean(curve.accuracy_by_shift.values()) for curve in one]
             rows.append(
                 (
                     f"{DATA_NAMES[data]}, {model}",
                     f"{one[0].images:,}" if one else NOTHING,
-                    NOTHING if mean is None else percent(mean),
+                    with_deviation(means) if means else NOTHING,
                     f"{every[0].images:,}",
-                    percent(still),
-                    percent(lowest),
-                    percent(worst),
-                    f"{100 * (lowest - still):+.1f}".replace("-", "−"),
+                    with_deviation(still),
+                    with_deviation(lowest),
+                    with_deviation(always),
+                    signed_with_deviation([low - middle for low, middle in zip(lowest, still, strict=True)]),
                 )
             )
     heads = (

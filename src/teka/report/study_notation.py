@@ -1,6 +1,8 @@
 """How the numbers of a study are written for people."""
 
 import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
 
 from teka.report.notation import percent
 from teka.report.study_estimate import Estimate
@@ -16,8 +18,26 @@ def with_interval(share: Estimate) -> str:
 
 def signed_with_interval(difference: Estimate) -> str:
     """A difference of shares in % points with its sign, a true minus: "−0.3 ± 0.4"."""
-    rounded = round(100 * difference.mean, 1) + 0.0  # Adding 0 makes a rounded −0 a 0.
-    return f"{rounded:+.1f}".replace("-", "−") + _half_width(difference)
+    return _signed(difference.mean) + _half_width(difference)
+
+
+def with_deviation(shares: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds of shares in %: "94.8 ± 0.3"; the mean alone for one seed."""
+    return percent(fmean(shares)) + _deviation(shares)
+
+
+def signed_with_deviation(differences: Sequence[float]) -> str:
+    """The same of differences of shares, with a sign, a true minus: "−0.3 ± 0.4"."""
+    return _signed(fmean(differences)) + _deviation(differences)
+
+
+def _deviation(shares: Sequence[float]) -> str:
+    return f" ± {percent(stdev(shares))}" if len(shares) > 1 else ""
+
+
+def _signed(difference: float) -> str:
+    rounded = round(100 * difference, 1) + 0.0  # Adding 0 makes a rounded −0 a 0.
+    return f"{rounded:+.1f}".replace("-", "−")
 
 
 def _half_width(share: Estimate) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from teka.reference import PaperRow, paper_row, table1
-from teka.report.notation import listed, percent
+from teka.report.notation import listed
 from teka.report.study_cell import CellResult
 from teka.report.study_group import StudyGroup
-from teka.report.study_notation import NOTHING, diverged, significant
+from teka.report.study_notation import NOTHING, diverged, significant, with_deviation
 from teka.report.study_results import StudyResults
 from teka.report.study_text import TextTable
 
@@ -85,8 +85,7 @@ def with_spread(study: StudyResults, model: str, data: str) -> str:
     if group is None:
         return NOTHING
     values = [result.accuracy for result in group.results]
-    spread = f" ± {percent(stdev(values))}" if len(values) > 1 else ""
-    return "\n".join(part for part in (f"{percent(fmean(values))}{spread}" if values else "", diverged(group)) if part)
+    return "\n".join(part for part in (with_deviation(values) if values else "", diverged(group)) if part)
 
 
 def _results(study: StudyResults, model: str) -> list[CellResult]:
