@@ -33,9 +33,10 @@ def as_users_run_this_file() -> Iterator[None]:
 
 @contextlib.contextmanager
 def annotations_unchecked() -> Iterator[None]:
-    """Switch the checks of annotations off, and on again."""
+    """Switch the checks of annotations off, and then to what they were: a test may ask for it in such a file."""
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+        jaxtyping.config.update("jaxtyping_disable", before)
