@@ -23,8 +23,6 @@ from teka.functional import attention
 from teka.functional.kernel import RANDOM_KERNELS
 from teka.functional.relative import RELATIVES, RingRelative, RotationJoint
 
-pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
-
 TOLERANCE = 1e-10
 # Float32 against the dense float64 truth, relative to the largest number: measured up to 3.3e-6, and for features of
 # both signs, where a denominator comes near 0 and magnifies rounding, up to 4.5e-4.

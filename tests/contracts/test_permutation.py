@@ -19,8 +19,6 @@ from teka import Grid
 from teka.functional import attention
 from teka.nn import AttentionPool
 
-pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
-
 TOLERANCE = 1e-10
 NUM_TOKENS = 11
 

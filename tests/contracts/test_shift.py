@@ -23,8 +23,6 @@ from teka.functional.kernel import RANDOM_KERNELS, Kernel
 from teka.functional.relative import RELATIVES, Relative, RingRelative, RotationJoint
 from teka.nn import AbsolutePosition, Attention
 
-pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
-
 TOLERANCE = 1e-10
 CLEARLY_BROKEN = 0.01
 HEADS, DIM = 3, 5

@@ -23,8 +23,6 @@ from teka.models import Performer
 from teka.models.performer import POOLS, POSITIONS
 from teka.nn import Attention, RandomFeatures, redraw_projections
 
-pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
-
 GRID = Grid((3, 5))
 # Output for the same input against float32, over the largest number (at least 1): only the output is rounded.
 HALF_BANDS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

@@ -40,10 +40,7 @@ UNMAPPED = [case for case in NAMED if case.backend == "fft"]
 MAPPED = [case for case in NAMED if case not in UNMAPPED]
 Attend = Callable[..., Tensor]
 # vmap has no rule for torch's fused softmax, and goes through it one by one.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),
-    pytest.mark.usefixtures("as_users_run_this_file"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
 def draw(seed: int, num_tokens: int) -> list[Tensor]:

@@ -9,6 +9,8 @@ from teka.functional.relative import RELATIVES
 from teka.models.performer import POOLS, POSITIONS
 from teka.nn import Rotation
 
+pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
+
 
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("position", POSITIONS)
