@@ -29,8 +29,7 @@ def has_shifts(study: StudyResults) -> bool:
     Args:
         study: The results.
     """
-    models = _models(study)
-    return any(result.shifted_images for result in study.results if result.labels["model"] in models)
+    return any(result.shifted_images for result in _performers(study))
 
 
 def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.figure.Figure":
@@ -79,14 +78,14 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
 
 
 def shift_table(study: StudyResults) -> TextTable:
-    """Every Performer under shifts: the mean over all shifts for class 1, and all classes at their worst.
+    """Every model under shifts: the mean over all shifts for class 1, and all classes at their worst.
 
     Args:
         study: The results, with the factors "data" and "model".
     """
     rows = []
     for data in ordered_data(study):
-        for model in _models(study):
+        for model in ordered_models(study):
             one, every = (_curves(study, model, data, chosen) for chosen in (CLASS, None))
             if not every:
                 continue
@@ -98,6 +97,7 @@ def shift_table(study: StudyResults) -> TextTable:
             rows.append(
                 (
                     f"{DATA_NAMES[data]}, {model}",
+                    f"±{_largest_shift(results)} of {_image_size(results)}",
                     f"{one[0].images:,}" if one else NOTHING,
                     with_deviation(means) if means else NOTHING,
                     f"{every[0].images:,}",
@@ -108,8 +108,8 @@ def shift_table(study: StudyResults) -> TextTable:
                 )
             )
     heads = (
-        "data and model", f"images of class {CLASS}", "mean over shifts", "images of all classes", "not shifted",
-        "worst shift", "right at every shift", "worst less not shifted",
+        "data and model", "pixels", f"images of class {CLASS}", "mean over shifts", "images of all classes",
+        "not shifted", "worst shift", "right at every shift", "worst less not shifted",
     )  # fmt: skip
     return TextTable("Accuracy in % under shifts along x", heads, tuple(rows))
 
@@ -131,20 +131,23 @@ def _curves(study: StudyResults, model: str, data: str, of_class: int | None) ->
     return [result.classes[of_class] for result in results if of_class in result.classes]
 
 
-def _largest_shift(study: StudyResults) -> int:
-    return max(abs(shift[1]) for result in study.results for shift in result.accuracy_by_shift)
+def _largest_shift(results: Sequence[CellResult]) -> int:
+    return max(abs(shift[1]) for result in results for shift in result.accuracy_by_shift)
 
 
-def _image_size(study: StudyResults) -> int:
+def _image_size(results: Sequence[CellResult]) -> int:
+    return max((result.image_size for result in results if result.image_size is not None), default=PIXELS)
+
+
+def _performers(study: StudyResults) -> list[CellResult]:
     models = _models(study)
-    sizes = [result.image_size for result in study.results if result.labels["model"] in models]
-    return max((size for size in sizes if size is not None), default=PIXELS)
+    return [result for result in study.results if result.labels["model"] in models]
 
 
 def _draw_paper(panel: "matplotlib.axes.Axes", study: StudyResults, data: str, colours: dict[str, str]) -> None:
     for curve in figure1():
         if curve.data == data:
-            scale = _image_size(study) / PIXELS
+            scale = _image_size(_performers(study)) / PIXELS
             panel.plot(
                 [scale * shift for shift in curve.accuracy], list(curve.accuracy.values()), linestyle=(0, (1, 1.6)),
                 color=colours.get(curve.model, PALE), linewidth=1.3, alpha=0.75, zorder=1,
@@ -177,7 +180,7 @@ def _dress(panel: "matplotlib.axes.Axes", study: StudyResults, data: str, of_cla
     what = CLASS_NAMES.get(data, f"class {of_class}") if of_class == CLASS else "all classes"
     panel.set_title(f"{DATA_NAMES[data]}, {what}", color=INK, fontsize=11, loc="left")
     panel.set_xlabel("shift to the right, dx (pixels)", color=INK)
-    largest = _largest_shift(study)
+    largest = _largest_shift(_performers(study))
     ticks = [step for step in range(-largest, largest + 1) if step % max(1, largest // 4) == 0]
     panel.set_xticks(ticks, [signed(step) for step in ticks])
     panel.set_ylim(-2, 102)
@@ -195,7 +198,8 @@ def figure1_note(study: StudyResults) -> str:
     Args:
         study: The results.
     """
-    largest, size = _largest_shift(study), _image_size(study)
+    performers = _performers(study)
+    largest, size = _largest_shift(performers), _image_size(performers)
     scaled = f" The paper's curves, of {PIXELS} pixels, are drawn at the same share of the width."
     return (
         f"Shifts along x by up to {largest} of {size} pixels, of the test images that lose nothing by any of them. "

@@ -40,7 +40,7 @@ class ReproductionFiles(NamedTuple):
 def write_reproduction(folder: str | Path, *, description: str = "", planned: int | None = None) -> ReproductionFiles:
     """Write `table1.md`, `table1.csv`, `reproduction.html`, `figure1.png` and `figure1_all_classes.png`.
 
-    Every file is written whole or not at all; nothing is written if the results cannot be read. Where no model was
+    Every file is written whole or not at all; nothing is written if the results cannot be read. Where no Performer was
     measured under shifts yet there is no figure.
 
     Args:
@@ -56,7 +56,7 @@ def write_reproduction(folder: str | Path, *, description: str = "", planned: in
     folder = Path(folder)
     study = read_study_results(folder, planned=planned)
     shifted = has_shifts(study)
-    tables = [accuracy_table(study), *([shift_table(study)] if shifted else []), effort_table(study)]
+    tables = [table for table in (accuracy_table(study), shift_table(study), effort_table(study)) if table.rows]
     pictures = {name: encode_png(draw_figure1(study, of_class=of_class)) for name, _, of_class in FIGURES if shifted}
     notes = reproduction_notes(study)
     page = render_page(
