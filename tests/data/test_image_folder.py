@@ -1,4 +1,3 @@
-import io
 import sys
 from pathlib import Path
 
@@ -152,23 +151,6 @@ def test_the_first_picture_of_another_size_is_an_error_that_names_it(tmp_path: P
     put(tmp_path / "b" / "9.png", pixels(0, height=8))
     with pytest.raises(ValueError, match=r"9\.png has 6 × 7 pixels, expected the 5 × 7 of .*000\.png; with image_size"):
         read_image_folder(tmp_path)
-
-
-def encoded(format_: str) -> bytes:
-    file = io.BytesIO()
-    picture(pixels(3, channels=3, height=23, width=31)).save(file, format_)
-    return file.getvalue()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-@pytest.mark.parametrize("format_", ["png", "jpeg", "bmp", "gif", "tiff", "webp"])
-def test_a_picture_that_is_cut_off_anywhere_is_an_error_that_names_it(tmp_path: Path, format_: str):
-    put_classes(tmp_path, {"a": 3, "b": 3})
-    content, path = encoded(format_), tmp_path / "b" / "cut"
-    for kept in range(0, len(content) // 2, 1 + len(content) // 60):
-        path.write_bytes(content[:kept])
-        with pytest.raises(ValueError, match=f"{path} is no picture that can be read"):
-            read_image_folder(tmp_path)
 
 
 def transparent(mode: str) -> Image.Image:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from teka.data.hold_out import hold_out_test
 from teka.data.levels import Levels
+from teka.data.open_picture import open_picture
 from teka.data.resize import resize_bilinear
 from teka.errors import wrong_value
 
@@ -110,16 +111,7 @@ def _read_all(paths: list[Path], image_size: int | Sequence[int] | None) -> UInt
 
 
 def _read(path: Path) -> UInt8[Tensor, "channels h w"]:
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise ImportError("pictures need Pillow, which is missing: pip install teka[train]") from error
-    try:
-        with Image.open(path) as opened:
-            picture = ImageOps.exif_transpose(opened)
-    # What damaged files raise depends on their format.
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} is no picture that can be read: {error}") from error
+    picture = open_picture(path)
     if picture.mode not in _BYTES:
         raise wrong_value(f"the pixel type of {path}", picture.mode, "8 bits a channel")
     if "A" in picture.getbands() or "transparency" in picture.info:

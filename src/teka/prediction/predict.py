@@ -95,8 +95,9 @@ def read_images(
         if settings.fit == "whole":
             levels = read_picture(picture, in_channels=config.in_channels, ground=ground)
         else:
+            levels = read_picture(picture, ground=ground)[0]
             try:
-                canvas = fit_ink(read_picture(picture, ground=ground)[0], settings, ground=ground)
+                canvas = fit_ink(levels, settings, ground=ground)
             except ValueError as error:
                 raise ValueError(f"{picture}: {error}") from error
             levels = canvas.expand(config.in_channels, -1, -1)

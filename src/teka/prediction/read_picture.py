@@ -7,6 +7,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from teka.data.open_picture import open_picture
 from teka.errors import unknown_name, wrong_value
 
 GROUNDS = ("auto", "dark", "light")
@@ -29,31 +30,28 @@ def read_picture(path: str | Path, *, in_channels: int = 1, ground: str = "auto"
     Raises:
         ImportError: Pillow is not installed.
         ValueError: No such file, one that is no picture or is damaged, floating point levels that are neither from 0 to
-            1 nor from 0 to 255, another number of channels, or an unknown ground.
+            1 nor from 0 to 255, pixels that Pillow turns into no grey or RGB, another number of channels, or an unknown
+            ground.
     """
     if ground not in GROUNDS:
         raise unknown_name("ground", ground, GROUNDS)
     if in_channels not in _CHANNELS:
         raise wrong_value("in_channels", in_channels, "1 or 3: a picture is grey or has three colours")
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise ImportError("pictures need Pillow, which is missing: pip install teka[train]") from error
-    try:
-        with Image.open(path) as opened:
-            picture = ImageOps.exif_transpose(opened)
-        if picture.mode in _DEEP:
-            picture = Image.fromarray(_to_bytes(np.asarray(picture), str(path)))
-        elif picture.has_transparency_data:
+    picture = open_picture(path)
+    if picture.mode in _DEEP:
+        levels = _to_bytes(np.asarray(picture), path)
+        levels = levels if in_channels == 1 else np.repeat(levels[..., None], 3, axis=2)
+    else:
+        if picture.has_transparency_data:
             picture = _over_ground(picture.convert("RGBA"), ground)
-        levels = np.array(picture.convert(_CHANNELS[in_channels]))
-    # What damaged files raise depends on their format.
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} is no picture that can be read: {error}") from error
+        try:
+            levels = np.array(picture.convert(_CHANNELS[in_channels]))
+        except ValueError as error:
+            raise wrong_value(f"the pixel type of {path}", picture.mode, "one that becomes grey or RGB") from error
     return torch.from_numpy(levels if levels.ndim == 3 else levels[..., None]).permute(2, 0, 1).contiguous()
 
 
-def _to_bytes(levels: np.ndarray, path: str) -> np.ndarray:
+def _to_bytes(levels: np.ndarray, path: str | Path) -> np.ndarray:
     """Bytes of deeper levels: whole ones from 0 to 65,535, or floating point from 0 to 1 or to 255."""
     lowest, highest = float(levels.min()), float(levels.max())
     if levels.dtype.kind != "f":
@@ -63,7 +61,7 @@ def _to_bytes(levels: np.ndarray, path: str) -> np.ndarray:
     else:
         top = 255.0
     if not (lowest >= 0 and highest <= top):
-        raise wrong_value("its levels", f"from {lowest:g} to {highest:g}", f"levels from 0 to {top:g}")
+        raise wrong_value(f"the levels of {path}", f"from {lowest:g} to {highest:g}", f"levels from 0 to {top:g}")
     return np.rint(levels.astype(np.float64) * (255 / top)).astype(np.uint8)
 
 
