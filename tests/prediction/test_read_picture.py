@@ -41,6 +41,7 @@ def test_other_kinds_of_pixels_are_read(mode: str, tmp_path: Path):
 def test_deep_levels_are_rounded_to_bytes(tmp_path: Path):
     deep = put(tmp_path, Image.fromarray(GREY.astype(np.uint16) * 257))
     assert torch.equal(read_picture(deep)[0], torch.from_numpy(GREY))
+    assert torch.equal(read_picture(deep, in_channels=3), torch.from_numpy(GREY).expand(3, *GREY.shape))
     for top in (1, 255):
         floating = put(tmp_path, Image.fromarray((GREY * (top / 255)).astype(np.float32)), "picture.tif")
         assert torch.equal(read_picture(floating)[0], torch.from_numpy(GREY))
