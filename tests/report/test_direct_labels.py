@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.report.direct_labels import spread
+from teka.report.direct_labels import spread, stretch_for
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.1)), min_size=1, max_size=9))
@@ -25,3 +25,9 @@ def test_labels_that_do_not_collide_stay():
 
 def test_labels_that_do_not_fit_run_over_at_the_bottom_without_overlap():
     assert spread([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], 0.0, 1.0) == pytest.approx([0.75, 0.25, -0.25])
+
+
+def test_a_panel_is_stretched_by_as_many_labels_as_it_does_not_hold():
+    assert stretch_for(["a"]) == stretch_for(["a"] * 13) == 1
+    assert stretch_for(["a"] * 58) == pytest.approx(2 * stretch_for(["a"] * 29))
+    assert stretch_for(["a name of two lines, as it is long"] * 29) > stretch_for(["a"] * 29) > 2

@@ -1,8 +1,10 @@
 import io
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from PIL import Image, ImageSequence
 from tests.report.head_records import head_arrays
 
@@ -124,3 +126,13 @@ def test_progress_has_a_line_for_each_layer_and_one_for_chance(make):
         for layer, line in enumerate(layers):
             np.testing.assert_array_equal(line.get_ydata(), record.numbers[name][:, layer])
         assert set(np.asarray(chance.get_ydata())) == {record.chance[name].mean()}
+
+
+def test_labels_of_many_layers_stay_beside_their_panel(make):
+    figure = draw_head_progress(make(layers=(1,) * 29))
+    figure.savefig(io.BytesIO(), format="png")
+    panel = figure.axes[-1]
+    boxes = sorted((Text.get_window_extent(text) for text in panel.texts), key=lambda box: -box.y0)
+    assert len(boxes) == 30
+    assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
+    assert boxes[-1].y0 >= panel.bbox.y0

@@ -60,11 +60,14 @@ def test_every_model_is_named_once_whatever_its_name(report_of, model, layout):
     assert encode_png(figure).startswith(b"\x89PNG")
 
 
-def test_direct_labels_do_not_overlap(report_of, model):
-    figure = draw_shift_curve(report_of(*[model(f"a rather long name of model number {index}") for index in range(5)]))
+@pytest.mark.parametrize("count", [5, 30])
+def test_direct_labels_do_not_overlap(report_of, model, count):
+    names = [f"a rather long name of model number {index}" for index in range(count)]
+    figure = draw_shift_curve(report_of(*map(model, names)))
     figure.savefig(io.BytesIO(), format="png")
     boxes = sorted((Text.get_window_extent(text) for text in figure.axes[-1].texts), key=lambda box: -box.y0)
-    assert len(boxes) == 5
+    assert len(boxes) == count
+    assert boxes[-1].y0 >= figure.axes[-1].bbox.y0
     assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
     assert all(box.x1 <= figure.bbox.x1 for box in boxes)
 

@@ -52,6 +52,19 @@ def test_direct_labels_name_every_line_without_overlap(matrix):
         assert all(box.x1 <= figure.bbox.x1 for box in boxes)
 
 
+def test_labels_of_thirty_lines_stay_beside_their_panel(study_of, study_cell):
+    names = [f"variant {index} of thirty that has a long name" for index in range(30)]
+    cells = [study_cell(labels={"data": "mnist", "kernel": name, "position": "rotation"}) for name in names]
+    figure = draw_learning_curves(StudyMatrix(study_of(*cells)), "rotation", REFERENCE)
+    figure.savefig(io.BytesIO(), format="png")
+    for panel in figure.axes:
+        assert len(texts_of(panel)) == len(names)
+        boxes = sorted((Text.get_window_extent(text) for text in panel.texts), key=lambda box: -box.y0)
+        assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
+        assert boxes[-1].y0 >= panel.bbox.y0
+        assert boxes[0].y1 <= panel.bbox.y1 + 0.03 * panel.bbox.height
+
+
 def test_the_band_goes_from_the_lowest_seed_to_the_highest(matrix):
     panel = draw_learning_curves(matrix, "none", REFERENCE).axes[0]
     runs = matrix.at("mnist", "constant", "none").results

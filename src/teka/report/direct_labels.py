@@ -11,7 +11,9 @@ CHARACTERS = 24
 """Longest line of a label; longer names are wrapped."""
 
 LINE_HEIGHT, GAP = 0.062, 0.012
-"""Height of a line of a label and the gap between labels, as shares of a panel's height."""
+"""Height of a line of a label and the gap between labels, as shares of the height of a panel of usual size."""
+TOP = 1.03
+"""Highest place for a label's upper edge, as a share of a panel's height."""
 
 
 def spread(heights: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
@@ -49,18 +51,28 @@ class LineLabel(NamedTuple):
     y: float
 
 
-def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], ink: str) -> None:
+def stretch_for(names: Sequence[str]) -> float:
+    """How many times as high as usual a panel has to be for the names of all its lines, at least 1.
+
+    Args:
+        names: The names of the lines that are labelled.
+    """
+    return max(1.0, sum(_size(_wrap(name)) for name in names) / TOP)
+
+
+def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], ink: str, stretch: float = 1.0) -> None:
     """Write the name of each line of a panel to the right of its end, tied to it by a thin line of its colour.
 
     Args:
         panel: A panel whose limits are set.
         labels: The lines.
         ink: Colour of the text.
+        stretch: How many times as high as usual the panel is.
     """
-    texts = [textwrap.fill(label.name, CHARACTERS) for label in labels]
-    sizes = [LINE_HEIGHT * (1 + text.count("\n")) + GAP for text in texts]
+    texts = [_wrap(label.name) for label in labels]
+    sizes = [_size(text) / stretch for text in texts]
     to_fraction = panel.transData + panel.transAxes.inverted()
-    heights = spread([float(to_fraction.transform((label.x, label.y))[1]) for label in labels], sizes, 0.0, 1.03)
+    heights = spread([float(to_fraction.transform((label.x, label.y))[1]) for label in labels], sizes, 0.0, TOP)
     for label, text, height in zip(labels, texts, heights, strict=True):
         panel.annotate(
             text,
@@ -83,3 +95,11 @@ def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], ink:
                 "shrinkB": 5,
             },
         )
+
+
+def _wrap(name: str) -> str:
+    return textwrap.fill(name, CHARACTERS)
+
+
+def _size(text: str) -> float:
+    return LINE_HEIGHT * (1 + text.count("\n")) + GAP

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from teka.report.direct_labels import LineLabel, label_lines
+from teka.report.direct_labels import LineLabel, label_lines, stretch_for
 from teka.report.head_record import HeadRecord
 from teka.report.require import require
 from teka.report.study_plot import COLOURS, DASHES, INK, MARKERS, PALE, dress_panel, make_figure
@@ -73,7 +73,15 @@ def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
         ImportError: matplotlib is not installed.
     """
     require("matplotlib")
-    figure = make_figure(9.6, 2.9)
+    ends = record.numbers[PANELS[-1][0]][-1]
+    labels = [
+        LineLabel(f"layer {layer + 1}", COLOURS[layer % len(COLOURS)], float(record.epoch[-1]), float(end))
+        for layer, end in enumerate(ends)
+    ]
+    chance = float(record.chance[PANELS[-1][0]].mean())
+    labels.append(LineLabel("random start", PALE, float(record.epoch[-1]), chance))
+    stretch = stretch_for([label.name for label in labels])
+    figure = make_figure(9.6, 2.9 * stretch)
     panels = list(figure.subplots(1, len(PANELS)))
     for panel, (name, title) in zip(panels, PANELS, strict=True):
         for layer, line in enumerate(record.numbers[name].T):
@@ -83,13 +91,7 @@ def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
         panel.set_ylim(0, None if top is None else 1.04 * top)
         _name_epochs(panel)
         dress_panel(panel, title, "y")
-    ends = record.numbers[PANELS[-1][0]][-1]
-    labels = [
-        LineLabel(f"layer {layer + 1}", COLOURS[layer % len(COLOURS)], float(record.epoch[-1]), float(end))
-        for layer, end in enumerate(ends)
-    ]
-    random = LineLabel("random start", PALE, float(record.epoch[-1]), float(record.chance[PANELS[-1][0]].mean()))
-    label_lines(panels[-1], [*labels, random], INK)
+    label_lines(panels[-1], labels, INK, stretch)
     return figure
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from teka.errors import unknown_name
 from teka.files import write_bytes
-from teka.report.direct_labels import LineLabel, label_lines
+from teka.report.direct_labels import LineLabel, label_lines, stretch_for
 from teka.report.model_result import AXES
 from teka.report.notation import signed
 from teka.report.require import require
@@ -57,7 +57,8 @@ def draw_shift_curve(report: Report, *, layout: Literal["beside", "stacked"] = "
 
     axes = [axis for axis in AXES if report.shifts(axis)]
     rows, columns = (len(axes), 1) if layout == "stacked" else (1, len(axes))
-    size = (4.2, 0.8 + 2.6 * rows) if layout == "stacked" else (2.0 + 4.0 * columns, 4.0)
+    stretch = stretch_for([label.name for label in _labels(report, axes[-1])])
+    size = (4.2, 0.8 + 2.6 * rows) if layout == "stacked" else (2.0 + 4.0 * columns, 4.0 * stretch)
     figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor="white")
     panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
     for panel, axis in zip(panels, axes, strict=True):
@@ -73,7 +74,7 @@ def draw_shift_curve(report: Report, *, layout: Literal["beside", "stacked"] = "
         for text in legend.get_texts():
             text.set_parse_math(False)  # A name is not a formula, even with a dollar sign.
     else:
-        label_lines(panels[-1], _labels(report, axes[-1]), INK)
+        label_lines(panels[-1], _labels(report, axes[-1]), INK, stretch)
     return figure
 
 

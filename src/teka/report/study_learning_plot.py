@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from teka.errors import wrong_value
-from teka.report.direct_labels import LineLabel, label_lines
+from teka.report.direct_labels import LineLabel, label_lines, stretch_for
 from teka.report.require import require
 from teka.report.study_group import CurvePoint, StudyGroup
 from teka.report.study_matrix import StudyMatrix
@@ -76,14 +76,15 @@ def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[st
         raise wrong_value("column", column, "one with a finished cell")
     styles = level_styles(matrix.rows, reference_row(matrix, reference))
     width = max(WIDTH, LABELS_WIDTH + 2.2 * len(curves)) if len(curves) > 1 else 0.75 * WIDTH
-    figure = make_figure(width, 0.4 + PANEL_HEIGHT * len(MEASURES))
+    stretch = stretch_for(list(list(curves.values())[-1]))
+    figure = make_figure(width, 0.4 + PANEL_HEIGHT * stretch * len(MEASURES))
     grid = figure.subplots(len(MEASURES), len(curves), squeeze=False)
     for line, measure in zip(grid, MEASURES, strict=True):
         for panel, (name, groups) in zip(line, curves.items(), strict=True):
             _draw_lines(panel, groups, styles, measure)
             dress_panel(panel, name if measure is MEASURES[0] else "", "y")
         line[0].set_ylabel("accuracy (%)", color=INK, fontsize=9)
-        _label(line[-1], list(curves.values())[-1], styles, measure)
+        _label(line[-1], list(curves.values())[-1], styles, stretch)
     _name_further(figure, curves, styles)
     if column:
         title = f"{matrix.column_factor}: {column}   (lines: mean of the seeds; shaded: lowest to highest)"
@@ -128,11 +129,11 @@ def _tick_decades(panel: "matplotlib.axes.Axes") -> None:
 
 
 def _label(
-    panel: "matplotlib.axes.Axes", groups: Mapping[str, StudyGroup], styles: Mapping[str, RowStyle], measure: _Measure
+    panel: "matplotlib.axes.Axes", groups: Mapping[str, StudyGroup], styles: Mapping[str, RowStyle], stretch: float
 ) -> None:
     lines = dict(zip(reversed(list(groups)), panel.get_lines(), strict=True))
     ends = {row: np.asarray(line.get_xydata())[-1].tolist() for row, line in lines.items()}
-    label_lines(panel, [LineLabel(row, styles[row].colour, *ends[row]) for row in groups], INK)
+    label_lines(panel, [LineLabel(row, styles[row].colour, *ends[row]) for row in groups], INK, stretch)
 
 
 def _name_further(
