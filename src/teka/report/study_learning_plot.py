@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 LABELS_WIDTH, PANEL_HEIGHT = 2.0, 2.75
+BAND_ALPHA, BAND_LINES = 0.13, 9
+"""Opacity of a band, and from how many lines on bands are paler, as so many would bury the lines."""
 LOGARITHMIC_FROM = 3.0
 """Ratio of the longest run to the shortest from which an axis is logarithmic."""
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
@@ -99,12 +101,13 @@ def _draw_lines(
     shortest = min(measure.along(group, group.curve[-1]) for group in groups.values())
     factor, prefix = next((size, name) for size, name in PREFIXES if longest >= size or size == 1.0)
     factor = factor if "{}" in measure.name else 1.0
+    alpha = BAND_ALPHA * min(1.0, BAND_LINES / len(groups))
     # The last drawn lies above, so the reference and the best are seen.
     for row, group in reversed(list(groups.items())):
         style, curve = styles[row], group.curve
         places = [measure.along(group, point) / factor for point in curve]
         low, high = (limit_percent([getattr(point, end) for point in curve]) for end in ("lowest", "highest"))
-        panel.fill_between(places, low, high, color=style.colour, alpha=0.13, linewidth=0)
+        panel.fill_between(places, low, high, color=style.colour, alpha=alpha, linewidth=0)
         panel.plot(
             places, limit_percent([point.accuracy.mean for point in curve]), color=style.colour, linestyle=style.dashes,
             marker=style.marker, markersize=3.6, markeredgecolor="white", markeredgewidth=0.4, linewidth=1.5,
