@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 import yaml
 
@@ -53,6 +55,17 @@ def test_the_summary_alone_trains_nothing_and_shows_the_table(study, capsys):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_steps_are_timed_and_the_tables_take_their_seconds(study, tmp_path, capsys):
+    assert main(["study", str(study), "--step-seconds", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"written: {tmp_path / 'step_seconds.json'}" in shown
+    assert "squared relu" not in shown.splitlines()[-1]  # no cell, no table
+    shutil.copytree(study.with_suffix("") / "cells", tmp_path / "cells")
+    assert main(["study", str(study), "--step-seconds", "--out", str(tmp_path)]) == 0
+    assert "every model was timed in turn" in " ".join(capsys.readouterr().out.split())
+    assert "every model was timed in turn" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+
+
 def test_repeating_a_cell_says_that_the_numbers_are_the_same(study, capsys):
     assert main(["study", str(study), "--repeat", CELL]) == 0
     assert capsys.readouterr().out.endswith("the same numbers\n")
@@ -72,6 +85,9 @@ def test_repeating_a_cell_whose_file_was_changed_is_an_error(study, fails, tmp_p
         pytest.param(["--only", "kernel"], "only is 'kernel', expected FACTOR=LEVEL", id="only without a level"),
         pytest.param(["--only", "kernel=elu"], "only kernel is 'elu'", id="an unknown level"),
         pytest.param(["--processes", "0"], "processes is 0, expected at least 1", id="no process"),
+        pytest.param(
+            ["--step-seconds", "--only", "kernel=softmax"], "expected nothing with --step-seconds", id="a part timed"
+        ),
         pytest.param(["--repeat", "none"], "repeat is 'none'", id="an unknown cell"),
     ],
 )

@@ -14,13 +14,15 @@ from tqdm import tqdm
 from teka import report
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
-from teka.study import Progress, Study, read_study, repeat_cell, run_study
+from teka.study import Progress, Study, measure_step_seconds, read_study, repeat_cell, run_study
+from teka.study.run_cell import CELLS
 
 DIFFERENT = "the numbers differ from those of the file"
 EXAMPLES = """\
   teka study studies/kernels.yaml --data-dir data --processes 2
   teka study studies/kernels.yaml --data-dir data --only data=digits --only "kernel=squared relu,softmax"
   teka study studies/kernels.yaml --summary
+  teka study studies/kernels.yaml --data-dir data --processes 2 --step-seconds
   teka study studies/kernels.yaml --data-dir data --repeat digits--squared-relu--rotation--seed-0
 """
 
@@ -42,6 +44,11 @@ def make_parser() -> Parser:
         type=str | None,
         metavar="CELL",
         help="Train one finished cell again elsewhere and compare the numbers.",
+    )
+    parser.add_argument(
+        "--step_seconds",
+        action="store_true",
+        help="Train nothing, and time a training step of every model in turn: seconds that can be compared.",
     )
     return parser
 
@@ -74,7 +81,22 @@ def main(options: argparse.Namespace, command: str) -> None:
     if options.repeat is not None:
         repeat(study, folder, options.repeat, data_dir=options.data_dir)
         return
-    if not options.summary:
+    if options.step_seconds:
+        if options.only:
+            raise wrong_value("only", options.only, "nothing with --step-seconds, which times every model of the study")
+        with progress_bar("model") as show:
+            timed = measure_step_seconds(
+                study,
+                folder,
+                data_dir=options.data_dir,
+                processes=options.processes,
+                command=command,
+                progress=show,
+            )
+        print(f"written: {timed}")
+        if not (folder / CELLS).is_dir():
+            return
+    elif not options.summary:
         with progress_bar("cell") as show:
             run_study(
                 study,

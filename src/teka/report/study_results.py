@@ -9,6 +9,7 @@ from pathlib import Path
 from teka.errors import wrong_value
 from teka.report.study_cell import CellResult, FailedCell, read_cell
 from teka.report.study_group import StudyGroup
+from teka.report.study_step_seconds import StepSeconds, read_step_seconds
 
 CELLS = "cells"
 """Folder of the cells within a study's folder."""
@@ -21,10 +22,12 @@ class StudyResults:
     Args:
         cells: Finished and failed cells, at least one, all with the same factors.
         planned: How many cells the study has when it is done.
+        timing: What a step of every model takes, measured together, where it was; the cells' CPU seconds follow it.
     """
 
     cells: tuple[CellResult | FailedCell, ...]
     planned: int
+    timing: StepSeconds | None = None
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -77,14 +80,16 @@ class StudyResults:
 
 
 def read_study_results(folder: str | Path, *, planned: int | None = None) -> StudyResults:
-    """Read every cell of a study's folder, `cells/*.json`.
+    """Read every cell of a study's folder, `cells/*.json`, and what a training step takes, `step_seconds.json`.
+
+    Where the latter has every model, a cell's CPU seconds are its steps times those of one step.
 
     Args:
         folder: The study's folder.
         planned: How many cells the study has when it is done; by default the product of all levels and seeds found.
 
     Raises:
-        ValueError: No cell, a cell that is not what it should be, cells with different factors, or one that is there
+        ValueError: No cell, a file that is not what it should be, cells with different factors, or one that is there
             twice; it names the file.
     """
     directory = Path(folder) / CELLS
@@ -104,4 +109,9 @@ def read_study_results(folder: str | Path, *, planned: int | None = None) -> Stu
         cells[place] = cell
     found = StudyResults(tuple(cells.values()), planned=0)
     product = prod(len(found.levels(factor)) for factor in factors) * len(found.seeds)
-    return StudyResults(found.cells, product if planned is None else planned)
+    timing = read_step_seconds(Path(folder))
+    if timing is None or not timing.has(found.results):
+        timing, timed = None, found.cells
+    else:
+        timed = tuple(timing.time(cell) if isinstance(cell, CellResult) else cell for cell in found.cells)
+    return StudyResults(timed, product if planned is None else planned, timing)

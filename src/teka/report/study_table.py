@@ -153,6 +153,7 @@ def study_notes(study: StudyResults, reference: Mapping[str, str]) -> list[str]:
             "at which the reference ends; a run cut off there has not gone through its whole learning-rate schedule. "
             f"{EARLY}: the run ends earlier, and its last accuracy stands for it."
         )
+    notes.append(_seconds(study))
     notes.append(
         "Under shifts: accuracy on the shifted images where they are not shifted, the lowest at any shift, and the "
         "share of the images right at every shift; equivariance error and noise floor are the largest over seeds."
@@ -162,6 +163,19 @@ def study_notes(study: StudyResults, reference: Mapping[str, str]) -> list[str]:
     further += [f"{study.missing:,} not there yet"] if study.missing else []
     notes.append(", ".join([there, *further]) + ".")
     return [*notes, _conditions(study)] if study.results else notes
+
+
+def _seconds(study: StudyResults) -> str:
+    timing = study.timing
+    if timing is None:
+        return (
+            "CPU seconds: of each cell's own training steps, which other work on the machine makes longer; `teka study "
+            "--step-seconds` times a step of every model in turn."
+        )
+    return (
+        f"CPU seconds: steps times those of one step, the median of {timing.rounds} rounds in which every model was "
+        f"timed in turn, on {timing.hardware}, {timing.date}."
+    )
 
 
 def _conditions(study: StudyResults) -> str:

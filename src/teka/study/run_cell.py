@@ -56,7 +56,7 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
     """
     run = dataclasses.replace(cell.run, data_dir=data_dir)
     place = folder.parent / TRAINING / folder.name / cell.name
-    dataset = _load_data(run.data, data_dir, run.image_size, run.train_size, run.validation_size)
+    dataset = load_cell_data(cell.run, data_dir)
     if not len(dataset.validation):
         raise wrong_value("validation_size", 0, "1 or more: the learning curve is that of held-out images")
     # The last step of a run that may stop early is not known before.
@@ -104,11 +104,23 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
     shutil.rmtree(place)
 
 
+def load_cell_data(run: Run, data_dir: str | None) -> Dataset:
+    """The data of a cell's run; those of the last one are kept, as neighbouring cells have the same.
+
+    Args:
+        run: The run.
+        data_dir: Folder with the data sets' files.
+
+    Raises:
+        ValueError: Data that cannot be loaded.
+    """
+    return _load_data(run.data, data_dir, run.image_size, run.train_size, run.validation_size)
+
+
 @functools.lru_cache(maxsize=1)
 def _load_data(
     name: str, data_dir: str | None, image_size: int | None, train_size: int | None, validation_size: int | None
 ) -> Dataset:
-    """The data of a run; those of the last one are kept, as neighbouring cells have the same."""
     run = Run(
         data=name, data_dir=data_dir, image_size=image_size, train_size=train_size, validation_size=validation_size
     )
