@@ -42,7 +42,7 @@ def test_a_timed_step_is_a_step_of_training(tiny_study, monkeypatch):
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *given: norms.append(clip(*given)))
     before = [parameter.detach().clone() for parameter in timer.model.parameters()]
     timer.warm_up()
-    timer.time()
+    timer.measure()
     assert len(norms) == WARMUP + STEPS
     assert len(timer.seconds) == 1
     assert all(not torch.equal(*pair) for pair in zip(before, timer.model.parameters(), strict=True))

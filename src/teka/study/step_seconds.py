@@ -51,7 +51,7 @@ class StepTimer:
         for _ in range(WARMUP):
             self._step()
 
-    def time(self) -> None:
+    def measure(self) -> None:
         """Take steps and note the processor seconds of one."""
         start = time.process_time()
         for _ in range(STEPS):
@@ -116,7 +116,7 @@ def measure_step_seconds(
             progress(Progress(STAGE, len(timers), total, cell))
         for turn in range(ROUNDS):
             for place, timer in enumerate(timers):
-                timer.time()
+                timer.measure()
                 progress(Progress(STAGE, (turn + 1) * len(cells) + place + 1, total, timer.cell))
         about = {**provenance(command), "threads": torch.get_num_threads(), "rounds": ROUNDS, "steps_a_round": STEPS}
     write_json(folder / STEP_SECONDS, {**about, "models": [_measured(timer) for timer in timers]})
