@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from teka.errors import unknown_name
 from teka.files import read_json
 from teka.study.cell import Cell
 from teka.study.run_cell import CELLS, run_cell
 from teka.study.study import Study
+from teka.study.threads import torch_threads
 from teka.training import Run
 
 # The numbers that only the run decides; times are the machine's.
@@ -60,13 +59,9 @@ def repeat_cell(study: Study, folder: str | Path, name: str, *, data_dir: str | 
     labels, fields, threads = stored.get("labels"), stored.get("run"), stored.get("threads")
     if not (isinstance(labels, dict) and isinstance(fields, dict) and isinstance(threads, int)):
         raise ValueError(f"{path} lacks labels, run or threads, expected the file of a cell")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)  # sums parted among other numbers of threads round otherwise
-    try:
-        with tempfile.TemporaryDirectory(prefix="teka-") as elsewhere:
-            place = Path(elsewhere) / CELLS
-            run_cell(Cell(labels, Run.from_dict(fields)), study.measure, place, data_dir=data_dir, command="")
-            repeated = read_json(place / path.name)
-    finally:
-        torch.set_num_threads(before)
+    # Sums parted among other numbers of threads round otherwise.
+    with torch_threads(threads), tempfile.TemporaryDirectory(prefix="teka-") as elsewhere:
+        place = Path(elsewhere) / CELLS
+        run_cell(Cell(labels, Run.from_dict(fields)), study.measure, place, data_dir=data_dir, command="")
+        repeated = read_json(place / path.name)
     return Repetition(name, *({key: content.get(key) for key in COMPARED} for content in (stored, repeated)))

@@ -21,6 +21,7 @@ from teka.study.cell import Cell
 from teka.study.measure import Measure
 from teka.study.run_cell import CELLS, cell_file, run_cell
 from teka.study.study import Study
+from teka.study.threads import share_of_cores
 from teka.training import Run
 
 TUNING = "tuning"
@@ -75,11 +76,9 @@ def run_study(
         ValueError: A folder with other cells of the same name, an unknown factor or level, no cell left by `only`.
         ChildProcessError: A process was killed; its cell is not finished, all others stay.
     """
-    if processes < 1:
-        raise wrong_value("processes", processes, "at least 1")
+    threads = share_of_cores(processes)
     places = study.places(only or {})
     folder = make_directory("out", out)
-    threads = max(1, (os.cpu_count() or 1) // processes)
     context = multiprocessing.get_context("spawn")  # threads that torch has begun do not outlive a fork
     # Processes start when there is something to do, and serve both stages.
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:

@@ -1,10 +1,8 @@
 """Time a training step of every model of a study, all in turn."""
 
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,13 +10,13 @@ from torch import Generator
 from torch.nn.functional import cross_entropy
 
 from teka.data import Dataset
-from teka.errors import wrong_value
 from teka.files import make_directory, write_json
 from teka.provenance import provenance
 from teka.study.cell import Cell
 from teka.study.run_cell import load_cell_data
 from teka.study.run_study import Progress
 from teka.study.study import Study
+from teka.study.threads import share_of_cores, torch_threads
 from teka.training.classifier import is_large_on_cpu, make_augmentations, make_optimizer
 
 STEP_SECONDS = "step_seconds.json"
@@ -102,13 +100,12 @@ def measure_step_seconds(
     Raises:
         ValueError: No process, or data that cannot be loaded.
     """
-    if processes < 1:
-        raise wrong_value("processes", processes, "at least 1")
+    threads = share_of_cores(processes)
     folder = make_directory("out", out)
     cells = [study.make_cell(labels, study.seeds[0]) for labels in study.combinations()]
     total = len(cells) * (ROUNDS + 1)
     progress(Progress(STAGE, 0, total, None))
-    with _threads(max(1, (os.cpu_count() or 1) // processes)):
+    with torch_threads(threads):
         timers = []
         for cell in cells:
             timers.append(StepTimer(cell, load_cell_data(cell.run, data_dir)))
@@ -118,7 +115,7 @@ def measure_step_seconds(
             for place, timer in enumerate(timers):
                 timer.measure()
                 progress(Progress(STAGE, (turn + 1) * len(cells) + place + 1, total, timer.cell))
-        about = {**provenance(command), "threads": torch.get_num_threads(), "rounds": ROUNDS, "steps_a_round": STEPS}
+        about = {**provenance(command), "threads": threads, "rounds": ROUNDS, "steps_a_round": STEPS}
     write_json(folder / STEP_SECONDS, {**about, "models": [_measured(timer) for timer in timers]})
     return folder / STEP_SECONDS
 
@@ -126,13 +123,3 @@ def measure_step_seconds(
 def _measured(timer: StepTimer) -> dict[str, object]:
     seconds = {"seconds": statistics.median(timer.seconds), "lowest": min(timer.seconds), "highest": max(timer.seconds)}
     return {"labels": dict(timer.cell.labels), **{name: round(value, 6) for name, value in seconds.items()}}
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
