@@ -1,4 +1,3 @@
-import contextlib
 import os
 from collections.abc import Iterator
 
@@ -6,12 +5,15 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+from tests.annotations import annotations_unchecked, check
 
 # One thread here and in the commands that tests start: threads of several processes wait for each other.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("teka", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile("teka")
+# Before teka is imported.
+jaxtyping.jaxtyped = check
 
 
 @pytest.fixture
@@ -29,14 +31,3 @@ def as_users_run_this_file() -> Iterator[None]:
     """
     with annotations_unchecked():
         yield
-
-
-@contextlib.contextmanager
-def annotations_unchecked() -> Iterator[None]:
-    """Switch the checks of annotations off, and then to what they were: a test may ask for it in such a file."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)

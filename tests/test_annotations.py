@@ -1,0 +1,33 @@
+"""The checks that run through all tests are there, and can be switched off."""
+
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from tests.annotations import annotations_unchecked
+
+from teka import Grid
+from teka.functional import attention
+from teka.functional.kernel import SquaredRelu
+
+
+def test_arrays_of_sizes_that_disagree_are_refused_by_their_annotations():
+    query, value = torch.zeros(1, 2, 15, 4), torch.zeros(1, 3, 15, 4)
+    with pytest.raises(TypeCheckError, match="value"):
+        attention(query, query, value, kernel="squared_relu", grid=Grid((3, 5)))
+
+
+def test_an_argument_of_another_type_is_refused_by_its_annotation_where_there_is_no_array():
+    wrong: Any = "four"
+    with pytest.raises(Exception, match=r"(?s)num_features.*four.*int"):
+        SquaredRelu().num_features(wrong)
+
+
+def test_switched_off_the_library_answers_itself():
+    query, value = torch.zeros(1, 2, 15, 4), torch.zeros(1, 3, 15, 4)
+    wrong: Any = "four"
+    with annotations_unchecked():
+        assert SquaredRelu().num_features(wrong) == wrong
+        with pytest.raises(ValueError, match="value"):
+            attention(query, query, value, kernel="squared_relu", grid=Grid((3, 5)))
