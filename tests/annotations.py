@@ -15,18 +15,30 @@ check_arrays = jaxtyping.jaxtyped
 
 
 def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
-    """What takes the place of `jaxtyping.jaxtyped`: sizes of arrays are compared where there are any."""
+    """What takes the place of `jaxtyping.jaxtyped`: the same for classes, and for functions checks made when called."""
 
     def decorate(definition: Callable) -> Callable:
         if isinstance(definition, type):
             return check_arrays(definition, typechecker=typechecker)
         if "<locals>" in definition.__qualname__:  # made, and so compiled, anew in each call of the function around it
             return definition
-        if has_no_array(definition):
-            return unless_switched_off(definition, typechecker(definition))
-        return check_arrays(definition, typechecker=typechecker)
+        return checked_when_called(definition, typechecker)
 
     return decorate
+
+
+def checked_when_called(definition: Callable, typechecker: Callable[[Callable], Callable]) -> Callable:
+    """The function with its checks, which are made at the first call, or the bare one while checks are off."""
+
+    @functools.cache
+    def checked() -> Callable:
+        return (typechecker if has_no_array(definition) else check_arrays(typechecker=typechecker))(definition)
+
+    @functools.wraps(definition)
+    def either(*arguments: object, **options: object) -> object:
+        return (definition if jaxtyping.config.jaxtyping_disable else checked())(*arguments, **options)
+
+    return either
 
 
 def has_no_array(definition: Callable) -> bool:
@@ -35,16 +47,6 @@ def has_no_array(definition: Callable) -> bool:
         return "jaxtyping." not in repr(get_type_hints(definition))
     except NameError:  # imported for type checkers alone, which jaxtyping takes for anything
         return False
-
-
-def unless_switched_off(definition: Callable, checked: Callable) -> Callable:
-    """The checked function, or the bare one while checks are off."""
-
-    @functools.wraps(definition)
-    def either(*arguments: object, **options: object) -> object:
-        return (definition if jaxtyping.config.jaxtyping_disable else checked)(*arguments, **options)
-
-    return either
 
 
 @contextlib.contextmanager

@@ -42,6 +42,18 @@ def test_learning_curves_are_three_panels_for_each_data_set_with_a_line_for_each
         assert points[:, 1] == pytest.approx([100 * point.accuracy.mean for point in group.curve])
 
 
+@pytest.mark.parametrize(("factor", "scale"), [(2, "linear"), (4, "log")])
+def test_the_axes_of_a_row_are_logarithmic_where_one_data_set_s_runs_differ_much(study_of, study_cell, factor, scale):
+    def cell(data, kernel, seconds):
+        curve = [{"step": s, "process_seconds": s * seconds, "accuracy": 0.5, "loss": 1.0} for s in (5, 10)]
+        return study_cell(data, kernel, learning_curve=curve)
+
+    cells = [cell("mnist", "softmax", 1.5), cell("mnist", "taylor 2", 1.0)]
+    cells += [cell("fashion-mnist", "softmax", factor), cell("fashion-mnist", "taylor 2", 1.0)]
+    figure = draw_learning_curves(StudyMatrix(study_of(*cells)), "rotation", REFERENCE)
+    assert [panel.get_xscale() for panel in figure.axes] == ["linear"] * 2 + [scale] * 2 + ["linear"] * 2
+
+
 def test_direct_labels_name_every_line_without_overlap(matrix):
     figure = draw_learning_curves(matrix, "rotation", REFERENCE)
     figure.savefig(io.BytesIO(), format="png")

@@ -30,7 +30,7 @@ LABELS_WIDTH, PANEL_HEIGHT = 2.0, 2.75
 BAND_ALPHA, BAND_LINES = 0.13, 9
 """Opacity of a band, and from how many lines on bands are paler, as so many would bury the lines."""
 LOGARITHMIC_FROM = 3.0
-"""Ratio of the longest run to the shortest from which an axis is logarithmic."""
+"""Ratio of the longest run to the shortest of a panel from which the axes of its row are logarithmic."""
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
 
 
@@ -82,8 +82,9 @@ def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[st
     figure = make_figure(width, 0.4 + PANEL_HEIGHT * stretch * len(MEASURES))
     grid = figure.subplots(len(MEASURES), len(curves), squeeze=False)
     for line, measure in zip(grid, MEASURES, strict=True):
+        is_logarithmic = any(_is_wide(groups, measure) for groups in curves.values())
         for panel, (name, groups) in zip(line, curves.items(), strict=True):
-            _draw_lines(panel, groups, styles, measure)
+            _draw_lines(panel, groups, styles, measure, is_logarithmic=is_logarithmic)
             dress_panel(panel, name if measure is MEASURES[0] else "", "y")
         line[0].set_ylabel("accuracy (%)", color=INK, fontsize=9)
         _label(line[-1], list(curves.values())[-1], styles, stretch)
@@ -94,11 +95,20 @@ def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[st
     return figure
 
 
+def _is_wide(groups: Mapping[str, StudyGroup], measure: _Measure) -> bool:
+    ends = [measure.along(group, group.curve[-1]) for group in groups.values()]
+    return max(ends) > LOGARITHMIC_FROM * min(ends) > 0
+
+
 def _draw_lines(
-    panel: "matplotlib.axes.Axes", groups: Mapping[str, StudyGroup], styles: Mapping[str, RowStyle], measure: _Measure
+    panel: "matplotlib.axes.Axes",
+    groups: Mapping[str, StudyGroup],
+    styles: Mapping[str, RowStyle],
+    measure: _Measure,
+    *,
+    is_logarithmic: bool,
 ) -> None:
     longest = max(measure.along(group, group.curve[-1]) for group in groups.values())
-    shortest = min(measure.along(group, group.curve[-1]) for group in groups.values())
     factor, prefix = next((size, name) for size, name in PREFIXES if longest >= size or size == 1.0)
     factor = factor if "{}" in measure.name else 1.0
     alpha = BAND_ALPHA * min(1.0, BAND_LINES / len(groups))
@@ -112,7 +122,7 @@ def _draw_lines(
             places, limit_percent([point.accuracy.mean for point in curve]), color=style.colour, linestyle=style.dashes,
             marker=style.marker, markersize=3.6, markeredgecolor="white", markeredgewidth=0.4, linewidth=1.5,
         )  # fmt: skip
-    if longest > LOGARITHMIC_FROM * shortest > 0:
+    if is_logarithmic:
         panel.set_xscale("log")
         _tick_decades(panel)
     else:
