@@ -1,6 +1,7 @@
 """The docs' pages hold together, and what they claim in numbers is so; the site itself is built by `make docs`."""
 
 import importlib
+import importlib.util
 import math
 import re
 from itertools import combinations
@@ -276,6 +277,17 @@ def test_the_running_maximum_carries_a_causal_state(seed):
         factors = torch.exp(log_scale[: token + 1] - log_scale[: token + 1].max())
         truth = (features[: token + 1] * factors[:, None]).T @ values[: token + 1]
         torch.testing.assert_close(state, truth, rtol=1e-12, atol=1e-12)
+
+
+def test_the_tables_of_kernels_are_those_of_the_studies_cells():
+    place = importlib.util.spec_from_file_location("which_kernel", ROOT / "studies" / "which_kernel.py")
+    assert place
+    assert place.loader
+    place.loader.exec_module(writer := importlib.util.module_from_spec(place))
+    page = TEXTS[writer.PAGE]
+    assert writer.with_tables(page) == page, "run `python studies/which_kernel.py`"
+    with pytest.raises(ValueError, match=r"exactness.* 0 times, expected once"):
+        writer.with_tables(page.replace(writer.MARK.format("exactness"), ""))
 
 
 @pytest.mark.parametrize(("sharpness", "first"), [(1, 1), (2, 3), (3, 5), (4, 7), (6, 12), (8, 16)])

@@ -1,0 +1,208 @@
+"""Write the tables of docs/which_kernel.md from the cells of the studies.
+
+    python studies/which_kernel.py
+
+A table stands under a line `<!-- table: its name -->` of the page and ends at an empty line. A test holds the page to
+what this writes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from statistics import fmean
+
+from teka.files import write_bytes
+from teka.report.notation import percent
+from teka.report.study_comparison import compare_with
+from teka.report.study_estimate import Estimate, estimate
+from teka.report.study_group import StudyGroup
+from teka.report.study_matrix import StudyMatrix
+from teka.report.study_notation import NOTHING, signed_with_interval, with_interval
+from teka.report.study_results import StudyResults, read_study_results
+from teka.study import Study, read_study
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "which_kernel.md"
+MARK = "<!-- table: {} -->"
+DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+SMALL = ("digits", "mnist", "fashion-mnist")
+SOFTMAX, SQUARED_RELU = "softmax", "squared relu"
+
+
+@cache
+def plan(name: str) -> Study:
+    """A study as its file has it."""
+    return read_study(ROOT / "studies" / f"{name}.yaml")
+
+
+@cache
+def results(name: str) -> StudyResults:
+    """The cells of a study that are there."""
+    return read_study_results(ROOT / "studies" / name)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+
+
+def accuracy(group: StudyGroup | None) -> str:
+    """Mean and interval over seeds; of two seeds, whose interval says next to nothing, the mean and their number."""
+    found = group.estimate("accuracy") if group else None
+    if found is None:
+        return NOTHING
+    return f"{percent(found.mean)} (2)" if found.seeds == 2 else with_interval(found)
+
+
+def kernel_group(data: str, kernel: str, position: str) -> StudyGroup | None:
+    """A group of the study of kernels."""
+    return results("kernels").group({"data": data, "kernel": kernel, "position": position})
+
+
+def accuracies_on(data: str) -> str:
+    """Every kernel with every position."""
+    levels = plan("kernels").factors
+    rows = [
+        [kernel, *(accuracy(kernel_group(data, kernel, position)) for position in levels["position"])]
+        for kernel in levels["kernel"]
+    ]
+    return table(["kernel", *levels["position"]], rows)
+
+
+def differences_with_rotary() -> str:
+    """Every kernel with rotary less softmax with it, after as many steps and in as much time."""
+    rows = []
+    for kernel in plan("kernels").factors["kernel"]:
+        if kernel == SOFTMAX:
+            continue
+        row = [kernel]
+        for data in SMALL:
+            group, reference = kernel_group(data, kernel, "rotary"), kernel_group(data, SOFTMAX, "rotary")
+            found = compare_with(group, reference) if group and reference else None
+            time = found.equal_time if found else None
+            early = "*" if found and found.early else ""
+            row.append(signed_with_interval(found.equal_steps) if found else NOTHING)
+            row.append(signed_with_interval(time) + early if time else NOTHING)
+        rows.append(row)
+    return table(["kernel", *(head for data in SMALL for head in (f"{DATA[data]}: steps", "time"))], rows)
+
+
+def paired(groups: Sequence[StudyGroup], references: Sequence[StudyGroup]) -> list[float]:
+    """Differences in accuracy seed by seed, over the seeds that both have."""
+    theirs = {result.seed: result.accuracy for group in references for result in group.results}
+    ours = [result for group in groups for result in group.results]
+    return [result.accuracy - theirs[result.seed] for result in ours if result.seed in theirs]
+
+
+def gains_of_positions() -> str:
+    """Every position less none."""
+    levels = plan("kernels").factors
+    positions = [position for position in levels["position"] if position != "none"]
+    rows, columns = [], {position: [] for position in positions}
+    for kernel in levels["kernel"]:
+        for data in SMALL:
+            gains = [gain(data, kernel, position) for position in positions]
+            for position, one in zip(positions, gains, strict=True):
+                columns[position] += [] if one is None else [one]
+            rows.append([kernel, DATA[data], *(NOTHING if one is None else points(one) for one in gains)])
+    rows.append(["mean", "", *(points(fmean(column)) for column in columns.values())])
+    return table(["kernel", "data", *positions], rows)
+
+
+def gain(data: str, kernel: str, position: str) -> float | None:
+    """Mean difference to no position over the seeds that both have; None for no such seed."""
+    group, none = kernel_group(data, kernel, position), kernel_group(data, kernel, "none")
+    differences = paired([group], [none]) if group and none else []
+    return fmean(differences) if differences else None
+
+
+def points(difference: float) -> str:
+    """A difference without an interval."""
+    return signed_with_interval(Estimate(difference, None, 1))
+
+
+def six_seeds() -> str:
+    """Squared relu against softmax, both with rotary, over two studies."""
+    rows = [[SOFTMAX], [SQUARED_RELU], ["difference"]]
+    for data in SMALL:
+        groups = [group for kernel in (SOFTMAX, SQUARED_RELU) if (group := kernel_group(data, kernel, "rotary"))]
+        later = [results("softmax_start").group({"data": data, "variant": name}) for name in (SOFTMAX, SQUARED_RELU)]
+        softmax, squared = ([first, second] for first, second in zip(groups, later, strict=True) if second)
+        for row, both in zip(rows, (softmax, squared), strict=False):
+            row.append(with_interval(estimate([result.accuracy for group in both for result in group.results])))
+        rows[2].append(signed_with_interval(estimate(paired(squared, softmax))))
+    return table(["with rotary", *(DATA[data] for data in SMALL)], rows)
+
+
+def variants(name: str) -> str:
+    """Every variant of a study on its data, the best first."""
+    matrix, data = StudyMatrix(results(name)), list(plan(name).factors["data"])
+    rows = [[row, *(accuracy(matrix.at(one, row, "")) for one in data)] for row in matrix.rows]
+    return table(["variant", *(DATA[one] for one in data)], rows)
+
+
+def variants_against(name: str, reference: str) -> str:
+    """Every variant of a study on its data, and seed by seed less one of them."""
+    study, levels, rows = results(name), plan(name).factors, []
+    for variant in levels["variant"]:
+        row = [variant]
+        for one in levels["data"]:
+            group, other = (study.group({"data": one, "variant": level}) for level in (variant, reference))
+            difference = paired([group], [other]) if group and other and group is not other else []
+            row += [accuracy(group), signed_with_interval(estimate(difference)) if difference else ""]
+        rows.append(row)
+    head = [column for one in levels["data"] for column in (DATA[one], "difference")]
+    return table(["variant", *head], rows)
+
+
+def exactness() -> str:
+    """What shifts change, over all cells of the study of kernels."""
+    joint, exact = [], []
+    for result in results("kernels").results:
+        (joint if result.labels["position"] == "rotation joint" else exact).append(result)
+    rows = []
+    for name, cells in (("every other", exact), ("rotation joint", joint)):
+        errors = [(cell.equivariance_error or 0.0, cell.noise_floor or 0.0) for cell in cells]
+        falls = [(cell.unshifted_accuracy or 0.0) - (cell.minimum_accuracy or 0.0) for cell in cells]
+        row = [name, str(len(cells)), percent(max(falls)), f"{max(error for error, _ in errors):.1e}"]
+        rows.append([*row, f"{max(floor for _, floor in errors):.1e}", f"{max(e / f for e, f in errors):,.2g}"])
+    return table(
+        ["position", "models", "lost at the worst shift", "change of the logits", "noise floor", "ratio"], rows
+    )
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    **{f"accuracy on {data}": partial(accuracies_on, data) for data in SMALL},
+    "differences with rotary": differences_with_rotary,
+    "six seeds": six_seeds,
+    "gains of positions": gains_of_positions,
+    "exactness": exactness,
+    "full size": partial(variants, "large"),
+    "softmax start": partial(variants_against, "softmax_start", SOFTMAX),
+    "improvements": partial(variants, "improvements"),
+    "rotation start": partial(variants_against, "rotation_start", "σ = 1"),
+}
+
+
+def with_tables(page: str) -> str:
+    """The page with every table as the cells have it.
+
+    Args:
+        page: The page's text, with the mark of every table once.
+
+    Raises:
+        ValueError: A mark is missing or there twice.
+    """
+    for name, write in TABLES.items():
+        mark = MARK.format(name)
+        if page.count(mark) != 1:
+            raise ValueError(f"{PAGE.name} has the line {mark!r} {page.count(mark)} times, expected once")
+        before, after = page.split(mark)
+        _, _, rest = after.lstrip("\n").partition("\n\n")
+        page = f"{before}{mark}\n\n{write()}\n{rest}"
+    return page
+
+
+if __name__ == "__main__":
+    write_bytes(PAGE, with_tables(PAGE.read_text(encoding="utf-8")).encode())
