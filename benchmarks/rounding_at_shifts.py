@@ -2,9 +2,9 @@
 
     python benchmarks/rounding_at_shifts.py --data-dir data
 
-trains that cell again (two minutes on one core) and writes benchmarks/rounding_at_shifts.json: at each shift of the study what
-float32 rounds (against float64 on the same shifted images), and the largest change of the logits under the shifts in
-both. The noise floor in a cell's file is what is rounded on the images where they are.
+trains that cell again (two minutes on one core) and writes benchmarks/rounding_at_shifts.json: at each shift of the
+study what float32 rounds (against float64 on the same shifted images), and the largest change of the logits under the
+shifts in both. The noise floor in a cell's file is what is rounded on the images where they are.
 """
 
 import argparse
