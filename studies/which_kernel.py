@@ -9,7 +9,7 @@ what this writes.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from teka.files import write_bytes
 from teka.report.notation import percent
@@ -106,7 +106,9 @@ def gains_of_positions() -> str:
             for position, one in zip(positions, gains, strict=True):
                 columns[position] += [] if one is None else [one]
             rows.append([kernel, DATA[data], *(NOTHING if one is None else points(one) for one in gains)])
-    rows.append(["mean", "", *(points(fmean(column)) for column in columns.values())])
+    rows.append(["median", "", *(points(median(column)) for column in columns.values())])
+    above = (f"{sum(one > 0 for one in column)} of {len(column)}" for column in columns.values())
+    rows.append(["rows above 0", "", *above])
     return table(["kernel", "data", *positions], rows)
 
 
