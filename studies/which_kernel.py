@@ -14,7 +14,7 @@ from statistics import fmean, median
 from teka.files import write_bytes
 from teka.report.notation import percent
 from teka.report.study_comparison import compare_with
-from teka.report.study_estimate import Estimate, estimate
+from teka.report.study_estimate import estimate
 from teka.report.study_group import StudyGroup
 from teka.report.study_matrix import StudyMatrix
 from teka.report.study_notation import NOTHING, signed_with_interval, with_interval
@@ -102,26 +102,25 @@ def gains_of_positions() -> str:
     rows, columns = [], {position: [] for position in positions}
     for kernel in levels["kernel"]:
         for data in SMALL:
-            gains = [gain(data, kernel, position) for position in positions]
-            for position, one in zip(positions, gains, strict=True):
-                columns[position] += [] if one is None else [one]
-            rows.append([kernel, DATA[data], *(NOTHING if one is None else points(one) for one in gains)])
-    rows.append(["median", "", *(points(median(column)) for column in columns.values())])
+            row = [kernel, DATA[data]]
+            for position in positions:
+                group, none = kernel_group(data, kernel, position), kernel_group(data, kernel, "none")
+                differences = paired([group], [none]) if group and none else []
+                columns[position] += [fmean(differences)] if differences else []
+                row.append(gain(differences))
+            rows.append(row)
+    rows.append(["median", "", *(gain([median(column)]) for column in columns.values())])
     above = (f"{sum(one > 0 for one in column)} of {len(column)}" for column in columns.values())
     rows.append(["rows above 0", "", *above])
     return table(["kernel", "data", *positions], rows)
 
 
-def gain(data: str, kernel: str, position: str) -> float | None:
-    """Mean difference to no position over the seeds that both have; None for no such seed."""
-    group, none = kernel_group(data, kernel, position), kernel_group(data, kernel, "none")
-    differences = paired([group], [none]) if group and none else []
-    return fmean(differences) if differences else None
-
-
-def points(difference: float) -> str:
-    """A difference without an interval."""
-    return signed_with_interval(Estimate(difference, None, 1))
+def gain(differences: Sequence[float]) -> str:
+    """The mean of differences over seeds, and its interval where they are three or more."""
+    if not differences:
+        return NOTHING
+    found = estimate(differences)
+    return signed_with_interval(found if found.seeds > 2 else found._replace(half_width=None))
 
 
 def six_seeds() -> str:
