@@ -95,6 +95,28 @@ def paired(groups: Sequence[StudyGroup], references: Sequence[StudyGroup]) -> li
     return [result.accuracy - theirs[result.seed] for result in ours if result.seed in theirs]
 
 
+def differences_with_all_positions() -> str:
+    """Every kernel less softmax with the same position: the median of the positions of a seed that has them all."""
+    levels = plan("kernels").factors
+    positions = [position for position in levels["position"] if position != "rotation joint"]
+    rows = []
+    for kernel in levels["kernel"]:
+        if kernel == SOFTMAX:
+            continue
+        row = [kernel]
+        for data in SMALL:
+            by_seed: dict[int, list[float]] = {}
+            for position in positions:
+                group, other = kernel_group(data, kernel, position), kernel_group(data, SOFTMAX, position)
+                theirs = {result.seed: result.accuracy for result in other.results} if other else {}
+                for result in group.results if group else ():
+                    if result.seed in theirs:
+                        by_seed.setdefault(result.seed, []).append(result.accuracy - theirs[result.seed])
+            row.append(gain([median(found) for found in by_seed.values() if len(found) == len(positions)]))
+        rows.append(row)
+    return table(["kernel", *(DATA[data] for data in SMALL)], rows)
+
+
 def gains_of_positions() -> str:
     """Every position less none."""
     levels = plan("kernels").factors
@@ -177,6 +199,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **{f"accuracy on {data}": partial(accuracies_on, data) for data in SMALL},
     "differences with rotary": differences_with_rotary,
     "six seeds": six_seeds,
+    "differences with all positions": differences_with_all_positions,
     "gains of positions": gains_of_positions,
     "exactness": exactness,
     "full size": partial(variants, "large"),
