@@ -8,6 +8,7 @@ what this writes.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 
@@ -145,6 +146,27 @@ def gain(differences: Sequence[float]) -> str:
     return signed_with_interval(found if found.seeds > 2 else found._replace(half_width=None))
 
 
+def beyond_noise() -> str:
+    """How many differences of three seeds and more exceed their interval, and how many would by chance alone."""
+    levels, rows = plan("kernels").factors, []
+    questions: dict[str, Callable[[str, str], tuple[str, str]]] = {
+        "kernel less softmax": lambda _, position: (SOFTMAX, position),
+        "position less none": lambda kernel, _: (kernel, "none"),
+    }
+    for question, reference in questions.items():
+        for data in SMALL:
+            found = []
+            for pair in product(levels["kernel"], levels["position"]):
+                group, other = kernel_group(data, *pair), kernel_group(data, *reference(*pair))
+                differences = paired([group], [other]) if group and other and group is not other else []
+                found += [estimate(differences)] if len(differences) > 2 else []
+            beyond = [one.mean > 0 for one in found if one.half_width is not None and abs(one.mean) > one.half_width]
+            above = sum(beyond)
+            rows.append([question, DATA[data], *map(str, (len(found), above, len(beyond) - above))])
+            rows[-1].append(f"{len(found) / 40:.1f}")
+    return table(["difference", "data", "compared", "above", "below", "by chance, each"], rows)
+
+
 def six_seeds() -> str:
     """Squared relu against softmax, both with rotary, over two studies."""
     rows = [[SOFTMAX], [SQUARED_RELU], ["difference"]]
@@ -200,6 +222,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "differences with rotary": differences_with_rotary,
     "six seeds": six_seeds,
     "differences with all positions": differences_with_all_positions,
+    "beyond noise": beyond_noise,
     "gains of positions": gains_of_positions,
     "exactness": exactness,
     "full size": partial(variants, "large"),
