@@ -89,11 +89,18 @@ def differences_with_rotary() -> str:
     return table(["kernel", *(head for data in SMALL for head in (f"{DATA[data]}: steps", "time"))], rows)
 
 
-def paired(groups: Sequence[StudyGroup], references: Sequence[StudyGroup]) -> list[float]:
-    """Differences in accuracy seed by seed, over the seeds that both have."""
-    theirs = {result.seed: result.accuracy for group in references for result in group.results}
-    ours = [result for group in groups for result in group.results]
-    return [result.accuracy - theirs[result.seed] for result in ours if result.seed in theirs]
+def paired(groups: Iterable[StudyGroup | None], references: Iterable[StudyGroup | None]) -> dict[int, float]:
+    """The difference in accuracy of every seed that both have."""
+    ours, theirs = (
+        {result.seed: result.accuracy for group in given if group for result in group.results}
+        for given in (groups, references)
+    )
+    return {seed: accuracy - theirs[seed] for seed, accuracy in ours.items() if seed in theirs}
+
+
+def difference(data: str, one: tuple[str, str], other: tuple[str, str]) -> dict[int, float]:
+    """A kernel with a position less another such pair, for every seed that both have."""
+    return paired([kernel_group(data, *one)], [kernel_group(data, *other)])
 
 
 def differences_with_all_positions() -> str:
@@ -108,11 +115,8 @@ def differences_with_all_positions() -> str:
         for data in SMALL:
             by_seed: dict[int, list[float]] = {}
             for position in positions:
-                group, other = kernel_group(data, kernel, position), kernel_group(data, SOFTMAX, position)
-                theirs = {result.seed: result.accuracy for result in other.results} if other else {}
-                for result in group.results if group else ():
-                    if result.seed in theirs:
-                        by_seed.setdefault(result.seed, []).append(result.accuracy - theirs[result.seed])
+                for seed, found in difference(data, (kernel, position), (SOFTMAX, position)).items():
+                    by_seed.setdefault(seed, []).append(found)
             row.append(gain([median(found) for found in by_seed.values() if len(found) == len(positions)]))
         rows.append(row)
     return table(["kernel", *(DATA[data] for data in SMALL)], rows)
@@ -127,8 +131,7 @@ def gains_of_positions() -> str:
         for data in SMALL:
             row = [kernel, DATA[data]]
             for position in positions:
-                group, none = kernel_group(data, kernel, position), kernel_group(data, kernel, "none")
-                differences = paired([group], [none]) if group and none else []
+                differences = [*difference(data, (kernel, position), (kernel, "none")).values()]
                 columns[position] += [fmean(differences)] if differences else []
                 row.append(gain(differences))
             rows.append(row)
@@ -157,9 +160,9 @@ def beyond_noise() -> str:
         for data in SMALL:
             found = []
             for pair in product(levels["kernel"], levels["position"]):
-                group, other = kernel_group(data, *pair), kernel_group(data, *reference(*pair))
-                differences = paired([group], [other]) if group and other and group is not other else []
-                found += [estimate(differences)] if len(differences) > 2 else []
+                other = reference(*pair)
+                differences = [*difference(data, pair, other).values()]
+                found += [estimate(differences)] if other != pair and len(differences) > 2 else []
             beyond = [one.mean > 0 for one in found if one.half_width is not None and abs(one.mean) > one.half_width]
             above = sum(beyond)
             rows.append([question, DATA[data], *map(str, (len(found), above, len(beyond) - above))])
@@ -176,7 +179,7 @@ def six_seeds() -> str:
         softmax, squared = ([first, second] for first, second in zip(groups, later, strict=True) if second)
         for row, both in zip(rows, (softmax, squared), strict=False):
             row.append(with_interval(estimate([result.accuracy for group in both for result in group.results])))
-        rows[2].append(signed_with_interval(estimate(paired(squared, softmax))))
+        rows[2].append(signed_with_interval(estimate([*paired(squared, softmax).values()])))
     return table(["with rotary", *(DATA[data] for data in SMALL)], rows)
 
 
@@ -194,8 +197,8 @@ def variants_against(name: str, reference: str) -> str:
         row = [variant]
         for one in levels["data"]:
             group, other = (study.group({"data": one, "variant": level}) for level in (variant, reference))
-            difference = paired([group], [other]) if group and other and group is not other else []
-            row += [accuracy(group), signed_with_interval(estimate(difference)) if difference else ""]
+            differences = [*paired([group], [other]).values()] if variant != reference else []
+            row += [accuracy(group), signed_with_interval(estimate(differences)) if differences else ""]
         rows.append(row)
     head = [column for one in levels["data"] for column in (DATA[one], "difference")]
     return table(["variant", *head], rows)
