@@ -49,11 +49,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def accuracy(group: StudyGroup | None) -> str:
-    """Mean and interval over seeds; of two seeds, whose interval says next to nothing, the mean and their number."""
+    """Mean and interval over seeds."""
     found = group.estimate("accuracy") if group else None
-    if found is None:
-        return NOTHING
-    return f"{percent(found.mean)} (2)" if found.seeds == 2 else with_interval(found)
+    return with_interval(found) if found else NOTHING
 
 
 def kernel_group(data: str, kernel: str, position: str) -> StudyGroup | None:
@@ -103,8 +101,17 @@ def difference(data: str, one: tuple[str, str], other: tuple[str, str]) -> dict[
     return paired([kernel_group(data, *one)], [kernel_group(data, *other)])
 
 
+def medians(differences: Iterable[Mapping[int, float]]) -> list[float]:
+    """The median of several differences for every seed."""
+    by_seed: dict[int, list[float]] = {}
+    for found in differences:
+        for seed, one in found.items():
+            by_seed.setdefault(seed, []).append(one)
+    return [median(found) for found in by_seed.values()]
+
+
 def differences_with_all_positions() -> str:
-    """Every kernel less softmax with the same position: the median of the positions of a seed that has them all."""
+    """Every kernel less softmax with the same position: the median of the positions of a seed."""
     levels = plan("kernels").factors
     positions = [position for position in levels["position"] if position != "rotation joint"]
     rows = []
@@ -113,17 +120,13 @@ def differences_with_all_positions() -> str:
             continue
         row = [kernel]
         for data in SMALL:
-            by_seed: dict[int, list[float]] = {}
-            for position in positions:
-                for seed, found in difference(data, (kernel, position), (SOFTMAX, position)).items():
-                    by_seed.setdefault(seed, []).append(found)
-            row.append(gain([median(found) for found in by_seed.values() if len(found) == len(positions)]))
+            row.append(gain(medians(difference(data, (kernel, one), (SOFTMAX, one)) for one in positions)))
         rows.append(row)
     return table(["kernel", *(DATA[data] for data in SMALL)], rows)
 
 
 def gains_of_positions() -> str:
-    """Every position less none."""
+    """Every position less none, for every kernel and in the median of all kernels of a seed."""
     levels = plan("kernels").factors
     positions = [position for position in levels["position"] if position != "none"]
     rows, columns = [], {position: [] for position in positions}
@@ -135,22 +138,23 @@ def gains_of_positions() -> str:
                 columns[position] += [fmean(differences)] if differences else []
                 row.append(gain(differences))
             rows.append(row)
-    rows.append(["median", "", *(gain([median(column)]) for column in columns.values())])
+    for data in SMALL:
+        row = ["median", DATA[data]]
+        for position in positions:
+            row.append(gain(medians(difference(data, (one, position), (one, "none")) for one in levels["kernel"])))
+        rows.append(row)
     above = (f"{sum(one > 0 for one in column)} of {len(column)}" for column in columns.values())
     rows.append(["rows above 0", "", *above])
     return table(["kernel", "data", *positions], rows)
 
 
 def gain(differences: Sequence[float]) -> str:
-    """The mean of differences over seeds, and its interval where they are three or more."""
-    if not differences:
-        return NOTHING
-    found = estimate(differences)
-    return signed_with_interval(found if found.seeds > 2 else found._replace(half_width=None))
+    """The mean of differences over seeds and its interval."""
+    return signed_with_interval(estimate(differences)) if differences else NOTHING
 
 
 def beyond_noise() -> str:
-    """How many differences of three seeds and more exceed their interval, and how many would by chance alone."""
+    """How many differences exceed their interval, and how many would by chance alone."""
     levels, rows = plan("kernels").factors, []
     questions: dict[str, Callable[[str, str], tuple[str, str]]] = {
         "kernel less softmax": lambda _, position: (SOFTMAX, position),
@@ -162,7 +166,7 @@ def beyond_noise() -> str:
             for pair in product(levels["kernel"], levels["position"]):
                 other = reference(*pair)
                 differences = [*difference(data, pair, other).values()]
-                found += [estimate(differences)] if other != pair and len(differences) > 2 else []
+                found += [estimate(differences)] if other != pair and differences else []
             beyond = [one.mean > 0 for one in found if one.half_width is not None and abs(one.mean) > one.half_width]
             above = sum(beyond)
             rows.append([question, DATA[data], *map(str, (len(found), above, len(beyond) - above))])
@@ -204,6 +208,17 @@ def variants_against(name: str, reference: str) -> str:
     return table(["variant", *head], rows)
 
 
+def rotation_start_of_kernels() -> str:
+    """Rotation on MNIST with larger weights at first, less that with those of the default, for every kernel."""
+    squared, others = (results(name) for name in ("rotation_start", "rotation_start_kernels"))
+    scales, rows = ("σ = 1", "σ = 8"), []
+    for kernel in (SQUARED_RELU, *plan("rotation_start_kernels").factors["kernel"]):
+        study, labels = (squared, {}) if kernel == SQUARED_RELU else (others, {"kernel": kernel})
+        default, larger = (study.group({"data": "mnist", **labels, "variant": scale}) for scale in scales)
+        rows.append([kernel, accuracy(default), accuracy(larger), gain([*paired([larger], [default]).values()])])
+    return table(["kernel with rotation", *scales, "difference"], rows)
+
+
 def exactness() -> str:
     """What shifts change, over all cells of the study of kernels."""
     joint, exact = [], []
@@ -232,6 +247,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "softmax start": partial(variants_against, "softmax_start", SOFTMAX),
     "improvements": partial(variants, "improvements"),
     "rotation start": partial(variants_against, "rotation_start", "σ = 1"),
+    "rotation start of kernels": rotation_start_of_kernels,
 }
 
 
