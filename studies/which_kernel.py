@@ -2,7 +2,7 @@
 
     python studies/which_kernel.py
 
-A table stands under a line `<!-- table: its name -->` of the page and ends at an empty line. A test holds the page to
+A table stands under a line `<!-- table: its name -->` of the page; a mark without one gets it. A test holds the page to
 what this writes.
 """
 
@@ -243,7 +243,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "beyond noise": beyond_noise,
     "gains of positions": gains_of_positions,
     "exactness": exactness,
-    "full size": partial(variants, "large"),
+    "full size": partial(variants_against, "large", "softmax × rotary"),
     "softmax start": partial(variants_against, "softmax_start", SOFTMAX),
     "improvements": partial(variants, "improvements"),
     "rotation start": partial(variants_against, "rotation_start", "σ = 1"),
@@ -265,7 +265,10 @@ def with_tables(page: str) -> str:
         if page.count(mark) != 1:
             raise ValueError(f"{PAGE.name} has the line {mark!r} {page.count(mark)} times, expected once")
         before, after = page.split(mark)
-        _, _, rest = after.lstrip("\n").partition("\n\n")
+        rest = after.lstrip("\n")
+        while rest.startswith("|"):  # the lines of the old table, where there is one
+            _, _, rest = rest.partition("\n")
+        rest = rest.lstrip("\n")
         page = f"{before}{mark}\n\n{write()}\n{rest}"
     return page
 

@@ -286,6 +286,9 @@ def test_the_tables_of_kernels_are_those_of_the_studies_cells():
     place.loader.exec_module(writer := importlib.util.module_from_spec(place))
     page = TEXTS[writer.PAGE]
     assert writer.with_tables(page) == page, "run `python studies/which_kernel.py`"
+    bare = re.sub(r"(<!-- table: .* -->\n\n)(\|.*\n)+\n", r"\1", page)
+    assert not re.search(r"-->\n\n\|", bare)
+    assert writer.with_tables(bare) == page, "a mark without a table gets it, and the text after it stays"
     with pytest.raises(ValueError, match=r"exactness.* 0 times, expected once"):
         writer.with_tables(page.replace(writer.MARK.format("exactness"), ""))
 
