@@ -6,6 +6,7 @@ import math
 import re
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,22 @@ def test_every_formula_is_closed(page):
 def test_what_the_reference_documents_exists_and_has_a_docstring(path):
     module, _, attribute = path.rpartition(".")
     assert getattr(importlib.import_module(module), attribute).__doc__
+
+
+def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(capsys: pytest.CaptureFixture[str]):
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", TEXTS[DOCS / "your_own_kernel.md"], flags=re.DOTALL):
+        exec(compile(block, "your_own_kernel.md", "exec"), names)
+    printed = [float(number) for number in capsys.readouterr().out.split()]
+    assert len(printed) == 6
+    assert max(printed) < 1e-12
+    inputs = names["query"], names["key"], names["value"]
+    ours, theirs = (
+        functional.attention(*inputs, kernel=kernel)
+        for kernel in (names["kernel"], functional.Trigonometric(names["normal"]))
+    )
+    torch.testing.assert_close(ours, theirs)
+    assert names["output"].shape == (2, 64, 64)
 
 
 # What the pages claim, in numbers.

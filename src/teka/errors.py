@@ -29,6 +29,18 @@ def wrong_value(argument: str, came: object, expected: str) -> ValueError:
     return ValueError(f"{argument} is {came!r}, expected {expected}")
 
 
+def wrong_type(argument: str, came: object, expected: str) -> ValueError:
+    """Error for something of another kind altogether, of which the type says more than the value.
+
+    Args:
+        argument: The argument at fault.
+        came: What was given.
+        expected: What would have been right, in words.
+    """
+    kind = None if came is None else f"of type {type(came).__name__}"
+    return ValueError(f"{argument} is {kind}, expected {expected}")
+
+
 def wrong_shape(argument: str, came: Iterable[int], expected: str) -> ValueError:
     """Error for a tensor of the wrong shape.
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka.checks import POSITIVE, check_kind, check_tensor, is_number, is_positive, is_whole
 from teka.errors import wrong_shape, wrong_value
 
 # Share of a period by which offsets near half of it are taken to lie beyond.
@@ -50,19 +51,19 @@ class Grid:
         origin: float | Sequence[float] = 0.0,
     ) -> None:
         sides = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        if not sides or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in sides):
+        if not sides or not all(is_whole(side) and side >= 1 for side in sides):
             raise wrong_value("shape", shape, "one or more sizes, each a whole number of at least 1")
-        object.__setattr__(self, "shape", sides)
+        object.__setattr__(self, "shape", tuple(int(side) for side in sides))
         steps = self._for_each_axis("spacing", spacing)
-        if not all(math.isfinite(step) and step > 0 for step in steps):
-            raise wrong_value("spacing", spacing, "positive finite numbers")
+        if not all(is_positive(step) for step in steps):
+            raise wrong_value("spacing", spacing, f"{POSITIVE}, or one for each axis")
         object.__setattr__(self, "spacing", tuple(float(step) for step in steps))
         flags = self._for_each_axis("periodic", periodic)
         if not all(isinstance(flag, bool) for flag in flags):
             raise wrong_value("periodic", periodic, "True or False, or one of them for each axis")
         object.__setattr__(self, "periodic", flags)
         first = self._for_each_axis("origin", origin)
-        if not all(math.isfinite(place) for place in first):
+        if not all(is_number(place) for place in first):
             raise wrong_value("origin", origin, "finite numbers")
         object.__setattr__(self, "origin", tuple(float(place) for place in first))
 
@@ -111,7 +112,14 @@ class Grid:
         return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
 
     def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
-        """Offsets in physical units, brought into [−P/2, P/2) along every axis that is periodic with period P."""
+        """Offsets in physical units, brought into [−P/2, P/2) along every axis that is periodic with period P.
+
+        Raises:
+            ValueError: Offsets that are no floating numbers, or of another number of axes.
+        """
+        check_kind("offsets", offsets)
+        if offsets.shape[-1:] != (self.num_axes,):
+            raise wrong_shape("offsets", offsets.shape, f"(…, {self.num_axes}), one for each axis")
         if not any(self.periodic):
             return offsets
         return torch.stack([self.wrap_axis(axis, offsets[..., axis]) for axis in range(self.num_axes)], dim=-1)
@@ -128,15 +136,19 @@ class Grid:
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Float[Tensor, "tokens tokens axes"]:
         """Offset x_i − x_j of every pair of tokens in physical units, wrapped where periodic; shape (L, L, n)."""
-        positions = self.positions(dtype=dtype, device=device)
+        positions = self._at_zero().positions(dtype=dtype, device=device)
         return self.wrap(positions[:, None] - positions[None, :])
 
     def axis_offsets(
         self, axis: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Float[Tensor, "side side"]:
         """Offset between every two cells of one axis, in physical units, wrapped where periodic; shape (S, S)."""
-        places = self.axis_positions(axis, dtype=dtype, device=device)
+        places = self._at_zero().axis_positions(axis, dtype=dtype, device=device)
         return self.wrap_axis(axis, places[:, None] - places[None, :])
+
+    def _at_zero(self) -> "Grid":
+        """The grid with its first cell at 0: offsets within it are the same, and lose no digits far from 0."""
+        return Grid(self.shape, self.spacing, self.periodic)
 
     def flatten(self, tensor: Tensor) -> Tensor:
         """Unfold channels over the grid (B, C, S_1, …, S_n) into tokens (B, L, C).
@@ -153,10 +165,7 @@ class Grid:
         Raises:
             ValueError: The number of tokens is not the grid's.
         """
-        if tokens.ndim != 3 or tokens.shape[1] != self.num_tokens:
-            raise wrong_shape(
-                "tokens", tokens.shape, f"(batch, {self.num_tokens}, channels) for a grid of {self.shape}"
-            )
+        check_tensor("tokens", tokens, "batch", self.num_tokens, "channels", dtypes=None)
         return tokens.transpose(1, 2).unflatten(2, self.shape)
 
     def check_shift(self, shift: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
@@ -187,5 +196,4 @@ class Grid:
         return torch.roll(tensor, steps, dims=tuple(range(2, tensor.ndim)))
 
     def _check_channels(self, tensor: Tensor) -> None:
-        if tensor.ndim != 2 + self.num_axes or tuple(tensor.shape[2:]) != self.shape:
-            raise wrong_shape("tensor", tensor.shape, f"(batch, channels, {', '.join(map(str, self.shape))})")
+        check_tensor("tensor", tensor, "batch", "channels", *self.shape, dtypes=None)

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from teka.audit.advice import advise, features_for
-from teka.audit.diagnosis import EstimatorFindings, GroupFindings, ShiftFindings
+from teka.audit.diagnosis import EstimatorFindings, GroupFindings, ShiftFindings, SizeFindings
 from teka.functional.estimator_report import EstimatorReport
 
 SOUND = EstimatorReport(error=0.05, error_of_mean=0.4, spread=1.0)
+SIZE = SizeFindings(bound=1.0, times_the_values=0.4, largest_gain=1.0, share_above_1=0.0, largest_output=0.5)
 GROUP = GroupFindings(
     name="positive × rotation",
     kernel="positive",
@@ -16,6 +17,7 @@ GROUP = GroupFindings(
     first_head=2,
     num_heads=2,
     backend="toeplitz",
+    size=SIZE,
     estimator=EstimatorFindings("softmax × rotation", 64, is_biased=False, total=SOUND, by_head=(SOUND, SOUND)),
     variation=(0.3, 0.4),
     unevenness=(3.0, 4.0),
@@ -23,12 +25,22 @@ GROUP = GroupFindings(
     query_norm=(1.0, 1.2),
     key_norm=(1.1, 1.0),
 )
+LARGEST = {"queries": 3.0, "values": 2.0}
 SHIFT = ShiftFindings("rolled round the torus", {(1.0, 0.0): 1e-7}, noise_floor=0.0, without_rounding=1e-16)
 
 
-def advice(shift: ShiftFindings | None = SHIFT, num_tokens: int = 10_000, **changes: Any) -> list[str]:
+def advice(
+    shift: ShiftFindings | None = SHIFT,
+    num_tokens: int = 10_000,
+    largest: dict[str, float] = LARGEST,
+    **changes: Any,
+) -> list[str]:
     group = dataclasses.replace(GROUP, **changes)
-    return list(advise((group,), shift, dtype=torch.float32, num_tokens=num_tokens, dim_head=16))
+    return list(advise((group,), largest, shift, dtype=torch.float32, num_tokens=num_tokens, dim_head=16))
+
+
+def size(gain: float, share: float, bound: float | None = None) -> SizeFindings:
+    return SizeFindings(bound, times_the_values=gain / 2, largest_gain=gain, share_above_1=share, largest_output=1.0)
 
 
 def estimator(error: float, spread: float = 1.0, is_biased: bool = False) -> EstimatorFindings:
@@ -80,6 +92,29 @@ def test_a_collapse_a_bias_and_rings_have_sentences_of_their_own():
 def test_each_finding_has_its_sentence(changes: dict[str, Any], sentence: str):
     (only,) = advice(**changes)
     assert sentence in only
+
+
+def test_gains_are_large_or_many_and_above_what_is_promised():
+    for bounded in (size(1.9, 0.09), size(3.3, 1.0, bound=1 / 0.3), size(1 + 1e-9, 1.0), size(40.0, 1.0, bound=50.0)):
+        assert advice(size=bounded) == []
+    for unbounded in (size(11.0, 0.001), size(1.9, 0.2), size(11.0, 0.001, bound=1.0)):
+        (only,) = advice(size=unbounded, relative="rotary", name="squared_relu × rotary")
+        assert only.startswith("The denominator of squared_relu × rotary does not bound its weights: outputs are up to")
+        assert (
+            "Take rotary_normalizer='nonnegative', or 'mixed' (the default) with a kernel without negative weights,"
+            in only
+        )
+    assert "Take kernel='squared_relu' or 'positive'," in advice(size=size(1e5, 1.0))[0]
+
+
+def test_little_room_in_float16_is_named_with_its_tensor_and_a_remedy():
+    assert advice(largest={"queries": 6e3, "values": 1.0}) == []
+    (queries,) = advice(largest={"queries": 4e4, "values": 1.0})
+    assert "queries of 4e+04 leave room for 1.6 times as much only: compute in bfloat16, or normalise" in queries
+    outputs = {"queries": 4e4, "heads' outputs": 7e4}
+    (bounded,) = advice(largest=outputs)
+    assert "heads' outputs of 7e+04 are infinite there: compute in bfloat16, or make the values smaller" in bounded
+    assert advice(largest=outputs, size=size(1e5, 1.0))[-1].endswith("or bound the weights, as above.")
 
 
 def test_a_change_under_shifts_is_told_from_rounding():

@@ -1,3 +1,4 @@
+import copy
 import json
 import warnings
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import teka
 from teka import Grid
 from teka.audit.advice import features_for
 from teka.audit.diagnose import MEASURED_TOKENS
-from teka.functional import Positive
+from teka.functional import Positive, Rotary, SquaredRelu
 from teka.functional.estimator_report import estimator_report
+from teka.functional.relative import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
 
 
@@ -40,6 +42,9 @@ def test_every_layer_is_diagnosed_and_all_but_the_joint_form_are_equivariant(pai
     assert sum(group.num_heads for group in diagnosis.groups) == 2
     for group in diagnosis.groups:
         assert max(group.rounding.values(), default=0.0) < 1e-3
+        assert group.size.times_the_values <= group.size.largest_gain * (1 + 1e-6)
+        assert group.size.bound is None or group.size.largest_gain <= group.size.bound * (1 + 1e-9)
+        assert (group.size.bound is None) == (group.kernel == "trigonometric")
     assert json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))["num_tokens"] == 16
 
 
@@ -248,6 +253,81 @@ def test_it_reports_a_collapse_and_does_not_warn():
     assert not teka.diagnose(build(kernel="positive"), draw_tokens(35)).collapsed
 
 
+NEAR_BLANK = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(2)) + 1e-3 * torch.randn(
+    2, 35, 32, generator=torch.Generator().manual_seed(3)
+)
+
+
+@pytest.mark.parametrize("normalizer", ["features", "mixed", None])
+def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(normalizer: str | None):
+    layer = build(2, dim=32, heads=4, relative="rotary", rotary_normalizer=normalizer).double()
+    tokens, grid, mask = NEAR_BLANK.double(), Grid((5, 7)), torch.rand(2, 35, generator=torch.Generator()) < 0.8
+    diagnosis = teka.diagnose(layer, tokens, grid, key_mask=mask)
+    (size,) = (group.size for group in diagnosis.groups)
+    # The same from the equation.
+    with torch.no_grad():
+        query, key, value = layer.project(tokens)
+        (group,) = layer.head_groups()
+        assert isinstance(group.kernel, SquaredRelu)
+        assert isinstance(group.relative, Rotary)
+        assert query is not None
+        assert key is not None
+        one, other = group.kernel.query_features(query, scale=1.0), group.kernel.key_features(key, scale=1.0)
+        places = grid.positions(dtype=torch.float64)
+        weights = group.relative.turn(one, places) @ group.relative.turn(other, places).transpose(-2, -1)
+        below = [group.relative.normalizing(features, placed=True) for features in (one, other)]
+        below = below[0] @ below[1].transpose(-2, -1)
+        weights, below = (part.masked_fill(~mask[:, None, None], 0.0) for part in (weights, below))
+        weights = weights / below.sum(dim=-1, keepdim=True)
+        gains = weights.abs().sum(dim=-1)[mask[:, None].expand(-1, 4, -1)]
+        outputs = (weights @ value).masked_fill(~mask[:, None, :, None], 0.0).abs()
+        values = value.masked_fill(~mask[:, None, :, None], 0.0).abs()
+    assert size.largest_gain == pytest.approx(float(gains.max()), rel=1e-9)
+    assert size.share_above_1 == pytest.approx(float((gains > 1 + 1e-6).double().mean()), abs=1e-12)
+    assert size.largest_output == pytest.approx(float(outputs.max()), rel=1e-9)
+    ratio = outputs.amax(dim=(-2, -1)) / values.amax(dim=(-2, -1))
+    assert size.times_the_values == pytest.approx(float(ratio.max()), rel=1e-9)
+    text = str(diagnosis)
+    if normalizer == "features":
+        assert size.bound is None
+        assert size.largest_gain > 10
+        assert "does not bound its weights" in diagnosis.advice[0]
+        assert "rotary_normalizer='nonnegative', or 'mixed' (the default)" in diagnosis.advice[0]
+        assert "nothing bounds them" in text
+        assert "all is well" not in text
+    else:
+        assert size.bound == pytest.approx(1 / LENGTH_SHARE)
+        assert diagnosis.advice == ()
+        assert "at most 3.33 times whatever the tokens are" in text
+
+
+@pytest.mark.parametrize(
+    ("relative", "part", "name"),
+    [
+        (None, "query", "queries"),
+        (None, "key", "keys"),
+        (None, "value", "values"),
+        ("rotary", "value", "heads' outputs"),
+        (None, "output", "layer's outputs"),
+    ],
+)
+def test_float16_overflows_where_the_room_ends(relative: str | None, part: str, name: str):
+    # Without biases, and as the size of queries and keys cancels, all numbers grow as the tokens do.
+    layer = build(5, dim=32, heads=4, relative=relative, qkv_bias=False)
+    with torch.no_grad():
+        layer.output.bias.zero_()
+        layer.get_parameter(f"{part}.weight").mul_(100)
+    diagnosis = teka.diagnose(layer, NEAR_BLANK, Grid((5, 7)))
+    assert max(diagnosis.largest, key=diagnosis.largest.__getitem__) == name
+    for share in (0.9, 1.1):
+        tokens = NEAR_BLANK * diagnosis.float16_headroom * share
+        scaled = teka.diagnose(layer, tokens, Grid((5, 7)))
+        assert scaled.float16_headroom == pytest.approx(1 / share, rel=1e-3)
+        assert f"{name} of" in " ".join(scaled.advice)
+        half = copy.deepcopy(layer).half()
+        assert half(tokens.half(), Grid((5, 7))).isfinite().all() == (share < 1)
+
+
 def test_its_report_reads_as_written():
     layer = build(kernel="positive", relative="rotation_joint", num_features=16)
     text = str(teka.diagnose(layer, draw_tokens(15), Grid((3, 5))))
@@ -255,6 +335,10 @@ def test_its_report_reads_as_written():
         "2 samples of 15 tokens, float32; heads measured on all of them",
         "positive × rotation_joint, heads 0 to 1, computed by the",
         "16 random features for softmax × rotation_joint: the output errs by",
+        "times as large as the largest value; at most 1 times whatever the tokens are",
+        "gain, a query's weights in absolute value over its denominator: up to 1, above 1 for 0% of the queries",
+        "layer's outputs",
+        "float16 has room for",
         "shifts (on a larger grid, cells outside masked): the output changes by",
         "what to do\n  - ",
         "relative='rotation' is the same kernel",

@@ -27,6 +27,7 @@ from teka.functional.relative import (
     FactorRelative,
     Relative,
     RingRelative,
+    Rotary,
     RotaryRelative,
     RotationJoint,
     SeparableRelative,
@@ -34,6 +35,7 @@ from teka.functional.relative import (
     WaveRelative,
     make_relative,
 )
+from teka.functional.relative.rotary import LEAST_WEIGHT
 
 KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS}
 RELATIVE_NAMES = (None, *RELATIVES)
@@ -139,7 +141,7 @@ def build_relative(
     heads: int,
     dim: int,
     num_axes: int,
-    kernel: str = "squared_relu",
+    kernel: str | Kernel = "squared_relu",
     max_distance: int | None = None,
 ) -> Relative | None:
     """A relative kernel with random parameters, with fewer rings if it has rings.
@@ -217,25 +219,32 @@ def explicit_attention(
     """
     query, key, value = inputs
     first = placement.num_prefix_tokens
-    relative = None if relative is None else relative.on(placement)
+    relative = None if relative is None else relative.for_kernel(kernel).on(placement)
     if isinstance(relative, RotationJoint):
         query, key = relative.concatenate(query, key, placement, scale=scale)
         relative, scale = None, 1.0
     left, right = math.sqrt(scale) * query, math.sqrt(scale) * key
     if isinstance(kernel, FeatureKernel):
         left, right = kernel.query_features(query, scale=scale), kernel.key_features(key, scale=scale)
-    products = [left @ right.transpose(-2, -1)]
+    above = below = left @ right.transpose(-2, -1)
     if isinstance(relative, RotaryRelative):
-        here, there = (sites.positions_like(query) for sites in (placement.query, placement.key))
+        here, there = (sites.places(query.device) for sites in (placement.query, placement.key))
         turned = relative.turn(left[:, :, first:], here), relative.turn(right[:, :, first:], there)
-        products.append(products[0].clone())
-        products[1][:, :, first:, first:] = turned[0] @ turned[1].transpose(-2, -1)
-        products[0] = relative.normalizing(left) @ relative.normalizing(right).transpose(-2, -1)
-    weights = products if isinstance(kernel, FeatureKernel) else [product.exp() for product in products]
-    # Turned features count in the numerator alone, turned queries and keys of softmax in both.
-    above, below = weights[-1], weights[0 if isinstance(kernel, FeatureKernel) else -1]
+        above = below.clone()
+        above[:, :, first:, first:] = turned[0] @ turned[1].transpose(-2, -1)
+    if not isinstance(kernel, FeatureKernel):
+        above = below = above.exp()
+    elif isinstance(relative, Rotary):
+        lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
+        match relative.normalizer:
+            case "nonnegative":
+                above = below = ((1 + LEAST_WEIGHT) * lengths + above) / 2
+            case "mixed" | "lengths" as normalizer:
+                share = torch.zeros_like(lengths)
+                share[:, :, first:, first:] = relative.length_share if normalizer == "mixed" else 1.0
+                below = (1 - share) * below + share * lengths
     if isinstance(relative, FactorRelative):
-        here, there = (sites.positions_like(query) for sites in (placement.query, placement.key))
+        here, there = (sites.places(query.device) for sites in (placement.query, placement.key))
         offsets = here[..., :, None, :] - there[..., None, :, :]
         offsets = offsets if placement.query.grid is None else placement.query.grid.wrap(offsets)
         factor = relative.log_kernel(query[:, :, first:], offsets, scale=scale).exp()

@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -212,7 +213,7 @@ def test_chunk_by_chunk_is_token_by_token_is_every_pair(case: Case, monkeypatch:
 def past_under_other_futures(
     inputs: list[Tensor], kernel: Kernel, relative: Relative | None, backend: str, past: int
 ) -> list[Tensor]:
-    """Outputs of the first tokens: as it is, and with keys and values after them scaled by 10³, by 0, and replaced."""
+    """Outputs of the first tokens: as it is, and with later keys and values scaled by 10³, by 0, replaced, and lost."""
     query, key, value = inputs
     grid = None if relative is None else Grid(query.shape[2])
 
@@ -224,7 +225,8 @@ def past_under_other_futures(
 
     outputs = [first(key, value)]
     _, other_key, other_value = draw_inputs(query.shape[2], heads=HEADS, dim=DIM, seed=9, dtype=key.dtype)
-    for later_key, later_value in ((1e3 * key, 1e3 * value), (0.0 * key, value), (other_key, other_value)):
+    lost = (math.nan * key, math.inf * value)
+    for later_key, later_value in ((1e3 * key, 1e3 * value), (0.0 * key, value), (other_key, other_value), lost):
         changed = (
             torch.cat([now[:, :, :past], later[:, :, past:]], dim=2)
             for now, later in ((key, later_key), (value, later_value))
@@ -242,6 +244,25 @@ def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int)
     assert before.isfinite().all()
     for after in others:
         assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_from_a_token_that_is_nan_on_outputs_are_nan_and_the_past_learns_as_without_it(case: Case):
+    inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM)
+    kernel, relative = build_pair(case)
+    found = []
+    for lost in (None, 0, 1, 2):
+        tensors = [one.clone() for one in inputs]
+        if lost is not None:
+            tensors[lost][0, 0, 100] = math.nan
+        leaves = [one.requires_grad_() for one in tensors]
+        grid = None if relative is None else Grid(CHUNK + 5)
+        output = attention(*leaves, kernel=kernel, relative=relative, grid=grid, is_causal=True, backend=case.backend)
+        found.append(torch.autograd.grad(output[:, :, :100].square().sum(), leaves, materialize_grads=True))
+        if lost is not None:
+            assert output[0, 0, 100].isnan().all()
+            assert output[0, 0, 101:].isnan().all() == (lost > 0)
+            assert all(relative_change(one, other) <= TOLERANCE for one, other in zip(found[-1], found[0], strict=True))
 
 
 @dataclass(frozen=True)

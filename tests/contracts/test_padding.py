@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,9 +20,9 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Positive, SquaredRelu, attention
+from teka.functional import Elu, Positive, attention
 from teka.functional.kernel import Kernel
-from teka.nn import Attention
+from teka.nn import Attention, TransformerBlock
 
 TOLERANCE = 1e-10
 GRID = Grid((3, 5))
@@ -51,13 +52,54 @@ def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> lis
     return [query, torch.where(keep, key, other_key), torch.where(keep, value, other_value)]
 
 
-@pytest.mark.parametrize("factor", [1.0, 100.0])
+@pytest.mark.parametrize("factor", [100.0, math.nan])
 @pytest.mark.parametrize("case", POSSIBLE, ids=str)
-def test_what_stands_at_masked_keys_changes_nothing(case: Case, factor: float):
+def test_what_stands_at_masked_keys_changes_no_output_and_no_gradient(case: Case, factor: float):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
-    plain = attend(case.kernel, case.relative, case.backend, inputs, mask)
-    padded = attend(case.kernel, case.relative, case.backend, with_other_padding(inputs, mask, factor), mask)
-    assert relative_change(padded, plain) <= TOLERANCE
+    found = []
+    for tensors in (inputs, with_other_padding(inputs, mask, factor)):
+        leaves = [one.requires_grad_() for one in tensors]
+        output = attend(case.kernel, case.relative, case.backend, leaves, mask)
+        found.append([output, *torch.autograd.grad(output.square().sum(), leaves, materialize_grads=True)])
+    for padded, plain in zip(found[1], found[0], strict=True):
+        assert relative_change(padded, plain) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kernel", ["squared_relu", "optimal", "softmax"])
+@pytest.mark.parametrize("ragged", [True, False], ids=["by lengths", "by a mask"])
+def test_padding_of_nan_changes_nothing_that_a_layer_computes_or_learns(kernel: str, ragged: bool):
+    torch.manual_seed(0)
+    block = TransformerBlock(8, 2, kernel=kernel).double()
+    tokens, lengths = torch.randn(2, 15, 8, dtype=torch.float64), torch.tensor([11, 4])
+    keep = torch.arange(15) < lengths[:, None]
+    found = []
+    for padding in (1.0, math.nan):
+        given = tokens.masked_fill(~keep[..., None], padding)
+        if ragged:
+            output = block(given, GRID, lengths=lengths)
+            parameters = dict(block.named_parameters())
+        else:  # a masked token is still a query: only what makes keys and values of it is checked
+            output = block.attention(given, GRID, keep)
+            parameters = {name: one for name, one in block.attention.named_parameters() if name[:3] in ("key", "val")}
+        loss = output[keep].square().sum()
+        found.append([output[keep], *torch.autograd.grad(loss, list(parameters.values()))])
+    for padded, plain in zip(*found, strict=True):
+        assert relative_change(padded, plain) <= TOLERANCE
+
+
+def test_a_statistic_of_the_queries_is_the_same_however_far_a_sample_is_padded():
+    outputs = []
+    for num_tokens in (8, 12, 32):
+        inputs = [
+            torch.cat([one[:, :, :8], other[:, :, 8:]], dim=2)
+            for one, other in zip(draw_inputs(32), draw_inputs(32, seed=1, scale=3.0), strict=True)
+        ]
+        mask = (torch.arange(num_tokens) < 8).expand(2, -1)
+        outputs.append(
+            attention(*(one[:, :, :num_tokens] for one in inputs), kernel="optimal", key_mask=mask)[:, :, :8]
+        )
+    assert relative_change(outputs[1], outputs[0]) <= TOLERANCE
+    assert relative_change(outputs[2], outputs[0]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
@@ -104,7 +146,7 @@ def test_evaluation_is_deterministic_to_the_bit(pair: Case):
 
 
 @dataclass(frozen=True)
-class DenominatorOfAllKeys(SquaredRelu):
+class DenominatorOfAllKeys(Elu):
     """A twin whose features are not masked, so that only zeroed values could mask."""
 
     name: ClassVar[str] = "denominator_of_all_keys"
@@ -124,7 +166,7 @@ def test_a_mask_on_the_values_but_not_on_the_denominator_is_caught():
     mask = draw_mask(2, NUM_TOKENS)
     masked_value = value * mask[:, None, :, None]
     broken = attend(DenominatorOfAllKeys(), None, "linear", [query, key, masked_value], mask)
-    sound = attend("squared_relu", None, "linear", [query, key, value], mask)
+    sound = attend("elu", None, "linear", [query, key, value], mask)
     assert relative_change(broken, sound) > 0.1
 
 

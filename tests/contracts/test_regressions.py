@@ -69,6 +69,16 @@ WHERE: dict[str, tuple[str, str, str]] = {
     "redraw counters off by one": (TRAINING, "test_projections_are_redrawn_at_the_steps_named", "OffByOne"),
     "drop_last on the test set": (TRAINING, "test_every_test_image_is_evaluated", "without_the_last_batch"),
     "no seed option": (TRAINING, "test_the_seed_alone_decides_the_order_of_images", "shuffled_by_whatever"),
+    "features of both signs taken to be non-negative": (
+        "contracts/test_signed.py",
+        "test_a_wrong_declaration_is_seen",
+        "SaidToBePositive",
+    ),
+    "outputs of any size, of which the diagnosis says that all is well": (
+        "audit/test_diagnose.py",
+        "test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features",
+        '"features"',
+    ),
     "one run per configuration": (TRAINING, "test_a_result_is_the_mean_over_its_seeds", "FirstSeedOnly"),
 }
 
@@ -251,6 +261,7 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "query_key": ("plain", "centred"),
     "gate": (False, True),
     "value_convolution": (None, 3),
+    "rotary_normalizer": (None, "lengths"),
 }
 LAYER_OPTIONS = SHARED_OPTIONS | {
     "relative": ("rotation", None),
@@ -273,7 +284,6 @@ MODEL_OPTIONS = SHARED_OPTIONS | {
     "longest_wave": (None, 5.0),
     "wave_weight": (None, 3.0),
     "rotation_weight_scale": (None, 2.0),
-    "rotary_normalizer": (None, "lengths"),
     "epsilon": (None, 0.3),
 }
 # What else must be chosen for an option to be one.
@@ -282,7 +292,7 @@ NEEDED = {
     "num_waves": WITH_WAVES,
     "longest_wave": WITH_WAVES,
     "wave_weight": WITH_WAVES,
-    "rotary_normalizer": {"position": "rotary", "backend": "linear"},
+    "rotary_normalizer": {"relative": "rotary", "position": "rotary", "kernel": "squared_relu", "backend": "linear"},
     "epsilon": {"kernel": "squared_relu"},
 }
 

@@ -1,11 +1,13 @@
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.cases import (
+    PAIRS,
     PLACEABLE_PAIRS,
     POSSIBLE,
     Case,
@@ -84,6 +86,23 @@ def test_any_real_shift_of_the_positions_changes_nothing_for_any_draw(
     kernel = redrawn(build_kernel(pair.kernel, relative, DIM), num_features, seed)
     change = change_under_a_shift_of_positions(kernel, relative, len(shift), torch.tensor(shift).double(), seed=seed)
     assert change <= TOLERANCE
+
+
+@pytest.mark.parametrize("origin", [5e5, 1e7])
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.is_equivariant_for_every_draw], ids=str)
+def test_far_coordinates_cost_float32_no_digits(pair: Case, origin: float):
+    relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
+    inputs, kernel = (
+        draw_inputs(40, heads=HEADS, dim=DIM, dtype=torch.float32),
+        build_kernel(pair.kernel, relative, DIM),
+    )
+    options: dict[str, Any] = {"kernel": kernel, "relative": relative}
+    here, there = Grid((5, 8), 0.1), Grid((5, 8), 0.1, origin=origin)
+    expected = attention(*inputs, **options, grid=here)
+    assert relative_change(attention(*inputs, **options, grid=there), expected) <= 1e-5
+    if pair in PLACEABLE_PAIRS:
+        places = there.positions(dtype=torch.float64)
+        assert relative_change(attention(*inputs, **options, positions=places), expected) <= 1e-5
 
 
 @pytest.mark.parametrize("pair", IN_EXPECTATION_PAIRS, ids=str)

@@ -154,6 +154,23 @@ def test_second_derivatives_agree_backwards_and_forwards_and_with_dense(case: Ca
     assert largest_change(list(forwards), truth) <= BAND
 
 
+@pytest.mark.parametrize("case", TWICE, ids=str)
+def test_inputs_that_are_or_depend_on_one_another_have_each_gradient_once(case: Case):
+    by, point, direction = build(case)
+
+    def twice(backend: str) -> list[Tensor]:
+        def total(tokens: Tensor, *tensors: Tensor) -> Tensor:
+            query = torch.sin(tokens)
+            return weighted(by(backend))(query, tokens, query, *tensors)
+
+        leaves = [one.clone().requires_grad_() for one in (point[1], *point[3:])]
+        first = torch.autograd.grad(total(*leaves), leaves, create_graph=True, materialize_grads=True)
+        along = sum((one * other).sum() for one, other in zip(first, (direction[1], *direction[3:]), strict=True))
+        return [*first, *torch.autograd.grad(along, leaves, materialize_grads=True)]
+
+    assert largest_change(twice(case.backend), twice("dense")) <= BAND
+
+
 @pytest.mark.parametrize(
     "case",
     [case for case in TWICE if case.backend in ("dense", "linear", "rings")],

@@ -32,8 +32,14 @@ BAD = {
     "key of another batch": ({"key": ZEROS[:1]}, r"key has shape \(1, 3, 15, 5\), expected \(2, 3, tokens, 5\)"),
     "key of other heads": ({"key": ZEROS[:, :1]}, r"key has shape \(2, 1, 15, 5\)"),
     "key of another size": ({"key": ZEROS[..., :4]}, r"key has shape \(2, 3, 15, 4\)"),
-    "no tokens": ({"query": ZEROS[:, :, :0], "key": ZEROS[:, :, :0]}, r"key has shape \(2, 3, 0, 5\)"),
-    "value of another length": ({"value": ZEROS[:, :, :14]}, r"value has shape \(2, 3, 14, 5\), expected \(2, 3, 15\)"),
+    "no tokens": (
+        {"query": ZEROS[:, :, :0], "key": ZEROS[:, :, :0]},
+        r"query has shape \(2, 3, 0, 5\), expected .* only batch may be 0",
+    ),
+    "value of another length": (
+        {"value": ZEROS[:, :, :14]},
+        r"value has shape \(2, 3, 14, 5\), expected \(2, 3, 15, dim\)",
+    ),
     "key of another dtype": ({"key": ZEROS.float()}, r"key is torch.float32, expected .*torch.float64"),
     "whole numbers": ({"query": ZEROS.long()}, r"query is torch.int64, expected a floating dtype"),
     "other lengths with positions": (

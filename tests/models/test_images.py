@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from teka.models.images import check_images, check_sizes, read_image_size
+from teka.models.images import check_images, read_image_size
 
 
 @pytest.mark.parametrize(("given", "size"), [(7, (7, 7)), ((5, 7), (5, 7))])
@@ -14,11 +14,6 @@ def test_one_number_is_both_sides(given, size):
 def test_a_side_that_is_too_small_or_too_many_sides_are_an_error(given):
     with pytest.raises(ValueError, match=r"image_size is .*, expected height and width of at least 5 pixels"):
         read_image_size(given, smallest=5)
-
-
-def test_the_size_at_fault_is_named():
-    with pytest.raises(ValueError, match="depth is -1, expected at least 1"):
-        check_sizes({"dim": 3, "depth": -1})
 
 
 @pytest.mark.usefixtures("as_users_run_it")

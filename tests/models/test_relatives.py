@@ -5,6 +5,7 @@ import torch
 from tests.models.small_performer import build, draw_images, layers
 
 from teka.functional import Focused, SquaredRelu
+from teka.functional.relative import ROTARY_NORMALIZERS
 from teka.nn import Fourier, Rotary, Rotation
 
 
@@ -45,9 +46,9 @@ def test_the_scale_of_rotations_weights_reaches_every_block_that_has_them():
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_the_normalizer_of_rotary_reaches_every_block_that_has_one_and_changes_no_weight(pool: str):
-    default, features, lengths = (
+    default, first, lengths = (
         build(position="rotary", rotary_normalizer=normalizer, pool=pool, kernel="positive", depth=3)
-        for normalizer in (None, "features", "lengths")
+        for normalizer in (None, ROTARY_NORMALIZERS[0], "lengths")
     )
     placed = [layer.relative for layer in layers(lengths) if layer.relative is not None]
     assert len(placed) == (2 if pool == "class" else 3)
@@ -57,7 +58,7 @@ def test_the_normalizer_of_rotary_reaches_every_block_that_has_one_and_changes_n
     for name, tensor in default.state_dict().items():
         assert torch.equal(lengths.state_dict()[name], tensor)
     images = draw_images()
-    assert torch.equal(features(images), default(images))
+    assert torch.equal(first(images), default(images))
     assert not torch.allclose(lengths(images), default(images))
 
 
@@ -102,7 +103,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rotary_normalizer": "length", "position": "rotary"},
-        "rotary_normalizer is 'length', expected .*; did you mean 'lengths'",
+        "normalizer is 'length', expected .*; did you mean 'lengths'",
     ),
     (
         {"rotary_normalizer": "lengths", "position": "rotary", "kernel": "softmax"},

@@ -100,7 +100,7 @@ def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: s
     [
         pytest.param({}, "grid is None, expected a grid of 2 axes", id="no grid"),
         pytest.param({"grid": Grid(15)}, "grid is .*, expected a grid of 2 axes", id="another number of axes"),
-        pytest.param({"grid": Grid((3, 4))}, "the number of tokens is 15, expected 0 prefix", id="another size"),
+        pytest.param({"grid": Grid((3, 4))}, "the sequence has 15 tokens, expected 0 prefix", id="another size"),
         pytest.param({"grid": Grid((3, 5)), "num_queries": 3}, "num_queries is 'given', expected None", id="queries"),
         pytest.param({"positions": torch.zeros(15, 2)}, "positions is 'given', expected None", id="positions"),
         pytest.param({"grid": Grid((3, 5)), "context": torch.zeros(2, 4, 12)}, "context is 'given'", id="a context"),

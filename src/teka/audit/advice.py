@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from teka.audit.diagnosis import EstimatorFindings, GroupFindings, ShiftFindings
+from teka.audit.diagnosis import FLOAT16, EstimatorFindings, GroupFindings, ShiftFindings, float16_headroom
+from teka.nn.layer_warnings import bounded_instead
 
 # Error of an estimated output that is worth a sentence, and that a number of features is named for.
 TARGET_ERROR = 0.1
@@ -12,12 +13,18 @@ TARGET_ERROR = 0.1
 LARGE_EXPONENT = 4.0
 # Unevenness below which a head's output is the mean of the values for all that matters.
 EVEN = 0.02
+# Gain above which outputs are called large, and share of queries above 1 that is called many.
+LARGE_GAIN = 10.0
+MANY_QUERIES = 0.1
+# Factor that float16 should have room for.
+HEADROOM = 10.0
 # Relative error under a shift, in float64, above which it is no rounding.
 EQUIVARIANT = 1e-8
 
 
 def advise(
     groups: tuple[GroupFindings, ...],
+    largest: dict[str, float],
     shift: ShiftFindings | None,
     *,
     dtype: torch.dtype,
@@ -28,6 +35,7 @@ def advise(
 
     Args:
         groups: Findings about heads.
+        largest: The largest |number| of each tensor that the layer keeps in its dtype.
         shift: Findings about shifts, or None.
         dtype: The layer's dtype.
         num_tokens: Number of tokens.
@@ -37,7 +45,8 @@ def advise(
     for group in groups:
         if group.estimator is not None:
             sentences += _about_estimator(group, group.estimator, num_tokens=num_tokens, dim_head=dim_head)
-        sentences += _about_evenness(group) + _about_rounding(group, dtype) + _about_waves(group)
+        sentences += _about_size(group) + _about_evenness(group) + _about_rounding(group, dtype) + _about_waves(group)
+    sentences += _about_headroom(largest, has_bounds=not any(map(_about_size, groups)))
     if shift is not None:
         joint = any(group.relative == "rotation_joint" for group in groups)
         sentences += _about_shift(shift, dtype, joint=joint)
@@ -103,6 +112,36 @@ def _about_estimator(
         "near softmax where queries and keys are small."
     )
     return sentences
+
+
+def _about_size(group: GroupFindings) -> list[str]:
+    size = group.size
+    promised = 1.0 if size.bound is None else size.bound
+    is_much = size.largest_gain > LARGE_GAIN or size.share_above_1 > MANY_QUERIES
+    if size.largest_gain <= 1.01 * promised or not is_much:
+        return []
+    return [
+        f"The denominator of {group.name} does not bound its weights: outputs are up to {size.times_the_values:.3g} "
+        f"times as large as the largest value here, gains up to {size.largest_gain:.3g}, and other tokens may give any "
+        f"size. Take {bounded_instead(group.relative)}, with which outputs are bounded."
+    ]
+
+
+def _about_headroom(largest: dict[str, float], *, has_bounds: bool) -> list[str]:
+    headroom = float16_headroom(largest)
+    if headroom >= HEADROOM:
+        return []
+    name = max(largest, key=largest.__getitem__)
+    found = "are infinite there" if headroom < 1 else f"leave room for {headroom:.2g} times as much only"
+    remedy = "normalise the tokens, or make the weights of that map smaller"
+    if name == "heads' outputs":
+        remedy = "make the values smaller"
+    if "outputs" in name and not has_bounds:
+        remedy = "bound the weights, as above"
+    return [
+        f"float16 ends at {FLOAT16.max:,.0f}, and {name} of {largest[name]:.3g} {found}: compute in bfloat16, or "
+        f"{remedy}."
+    ]
 
 
 def _about_evenness(group: GroupFindings) -> list[str]:

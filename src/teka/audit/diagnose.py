@@ -2,14 +2,14 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from teka import functional
 from teka.audit.advice import advise
-from teka.audit.diagnosis import Diagnosis, EstimatorFindings, GroupFindings
+from teka.audit.diagnosis import Diagnosis, EstimatorFindings, GroupFindings, SizeFindings
 from teka.audit.evaluation_mode import check_evaluation_mode
 from teka.audit.excerpt import Excerpt
 from teka.audit.layer_shift import LayerShift, shift_findings
@@ -18,15 +18,21 @@ from teka.functional.backend import Workload, backend_costs, choose_backend
 from teka.functional.backend.cost import Cost
 from teka.functional.estimator_report import EstimatorReport
 from teka.functional.kernel import FeatureKernel, Kernel
+from teka.functional.kernel.base import mask_features
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import Clipped, ClippedFeatures, Fourier, Relative, Rotary, RotaryRelative
 from teka.grid import Grid
 from teka.nn import Attention, RandomFeatures
-from teka.nn.head_group import HeadGroup
+from teka.nn.head_group import HeadGroup, pair_name
+from teka.nn.layer_warnings import times_the_values
 
 # Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
 MEASURED_TOKENS = 1024
 MEASURED_IN_ALL = 4096
+# Weights of so many keys are held at a time.
+GAIN_KEYS = 512
+# How far above 1 rounding takes the gain of a mean.
+GAIN_ROUNDING = 1e-6
 
 
 def diagnose(
@@ -43,12 +49,13 @@ def diagnose(
 
     - The error of random features against what they estimate, in float64, head by head, and whether the output has
       collapsed to the mean of the values.
+    - The size of the outputs over that of the values, the gains of the queries, and the room that float16 leaves.
     - The difference of every other backend from the dense one.
     - The change of the output under shifts, which only rounding should make, and its noise floor.
     - What to do about it.
 
-    The first two are measured on at most `MEASURED_TOKENS` tokens of a sample, and all on the first samples, of about
-    `MEASURED_IN_ALL` tokens together. Nothing is random, and the layer stays as it is: a copy of it computes.
+    All but the shifts are measured on at most `MEASURED_TOKENS` tokens of a sample, and all on the first samples, of
+    about `MEASURED_IN_ALL` tokens together. Nothing is random, and the layer stays as it is: a copy of it computes.
 
     Args:
         layer: The layer, in evaluation.
@@ -69,14 +76,16 @@ def diagnose(
         check_evaluation_mode("layer", layer)
     with torch.no_grad():
         twin = copy.deepcopy(layer)
+        twin.warns_of_large_output = False  # what a warning would say is found here anyway
         for module in twin.modules():
             if isinstance(module, RandomFeatures):
-                module.is_fresh = False  # what a warning would say is found here anyway
+                module.is_fresh = False
         twin(tokens, grid, key_mask, num_prefix_tokens, positions=positions)
         whole = Excerpt(tokens.detach(), grid, positions, num_prefix_tokens, key_mask)
         num_measured = min(whole.num_placed, MEASURED_TOKENS)
         part = whole.at_most(num_measured, max(1, MEASURED_IN_ALL // max(1, num_measured)))
         groups = tuple(_group_findings(twin, group, whole, part) for group in twin.head_groups())
+        largest = _largest_numbers(twin, groups, part)
         moved = whole.at_most(whole.num_placed, max(1, MEASURED_IN_ALL // tokens.shape[1]))
         shift = shift_findings(twin, moved, shifts)
     dtype = layer.output.weight.dtype
@@ -86,8 +95,9 @@ def diagnose(
         num_tokens=tokens.shape[1],
         measured=_describe(whole, part),
         groups=groups,
+        largest=largest,
         shift=shift,
-        advice=advise(groups, shift, dtype=dtype, num_tokens=tokens.shape[1], dim_head=layer.dim_head),
+        advice=advise(groups, largest, shift, dtype=dtype, num_tokens=tokens.shape[1], dim_head=layer.dim_head),
     )
 
 
@@ -113,10 +123,14 @@ class _Heads:
 
     def attend(self, kernel: Kernel, relative: Relative | None, backend: str, *, dtype: torch.dtype) -> Tensor:
         """Output of the kept queries in float64, (H, rows, d), computed in a dtype."""
+        return self.rows(self.outputs(kernel, relative, backend, dtype=dtype))
+
+    def outputs(self, kernel: Kernel, relative: Relative | None, backend: str, *, dtype: torch.dtype) -> Tensor:
+        """Output of all queries, (B, H, L, d), likewise."""
         part, places = self.excerpt, {}
         if relative is not None:
             places = {"grid": part.grid, "positions": part.positions, "num_prefix_tokens": part.num_prefix_tokens}
-        output = functional.attention(
+        return functional.attention(
             *(tensor.to(dtype) for tensor in (self.query, self.key, self.value)),
             kernel=kernel,
             relative=relative,
@@ -124,8 +138,11 @@ class _Heads:
             is_causal=self.is_causal,
             backend=backend,
             **places,
-        )
-        return output.double().transpose(0, 1)[:, part.kept]
+        ).double()
+
+    def rows(self, vectors: Tensor) -> Tensor:
+        """Those of the kept tokens, (H, rows, d), of vectors (B, H, L, d)."""
+        return vectors.transpose(0, 1)[:, self.excerpt.kept]
 
     def mean_value(self) -> Tensor:
         """Mean of the values that each kept query sees, (H, rows, d)."""
@@ -133,26 +150,38 @@ class _Heads:
 
     def norms(self, vectors: Tensor) -> tuple[float, ...]:
         """Mean norm of the kept vectors of each head."""
-        return _numbers(vectors.double().norm(dim=-1).transpose(0, 1)[:, self.excerpt.kept].mean(dim=-1))
+        return _numbers(self.rows(vectors.double()).norm(dim=-1).mean(dim=-1))
+
+    def gains(self, kernel: Kernel, relative: Relative | None) -> Tensor:
+        """Σ_j |w_ij| / D_i of the kept queries, (H, rows): a weight is the output where one key has the value 1."""
+        batch, heads, num_keys, _ = self.value.shape
+        each_key = torch.eye(num_keys, dtype=torch.float64, device=self.value.device).expand(batch, heads, -1, -1)
+        outputs = (
+            replace(self, value=some).outputs(kernel, relative, "dense", dtype=torch.float64)
+            for some in each_key.split(GAIN_KEYS, dim=-1)
+        )
+        return self.rows(torch.stack([torch.linalg.vector_norm(one, 1, dim=-1) for one in outputs]).sum(dim=0))
 
 
 def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Excerpt) -> GroupFindings:
     query, key, value = layer.project(part.tokens, key_mask=part.key_mask)
     heads = _Heads(*group.part_of(query, key, value, part.tokens.shape[1]), part, layer.causal)
     kernel, relative = group.kernel, group.relative
-    exact, mean = heads.attend(kernel, relative, "dense", dtype=torch.float64), heads.mean_value()
+    outputs, mean = heads.outputs(kernel, relative, "dense", dtype=torch.float64), heads.mean_value()
+    exact = heads.rows(outputs)
     seen = _seen_keys(part, is_causal=layer.causal)
-    scatter = (heads.value.double().transpose(0, 1)[:, part.kept] - mean).flatten(1).norm(dim=-1)
+    scatter = (heads.rows(heads.value.double()) - mean).flatten(1).norm(dim=-1)
     variation = (exact - mean).flatten(1).norm(dim=-1) / scatter.clamp_min(torch.finfo(torch.float64).tiny)
     uses_query = kernel.uses_content or isinstance(relative, Clipped)
     still, waves = _still_waves(relative, whole)
     return GroupFindings(
-        name=_name(kernel, relative),
+        name=group.name,
         kernel=kernel.name,
         relative=None if relative is None else relative.name,
         first_head=group.heads.start,
         num_heads=group.heads.stop - group.heads.start,
         backend=choose_backend(group.backend, _costs(layer, group, whole), layer.output.weight.device.type),
+        size=_size_findings(heads, group, outputs),
         estimator=_estimator_findings(heads, kernel, relative, exact, mean),
         variation=_numbers(variation),
         unevenness=_numbers(variation * seen**0.5),
@@ -162,6 +191,30 @@ def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Ex
         num_still_waves=still,
         num_waves=waves,
     )
+
+
+def _size_findings(heads: _Heads, group: HeadGroup, outputs: Tensor) -> SizeFindings:
+    """Sizes of outputs (B, H, L, d), which are the dense ones in float64."""
+    outputs, values = (mask_features(one, heads.excerpt.key_mask) for one in (outputs, heads.value.double()))
+    gains = heads.gains(group.kernel, group.relative)
+    return SizeFindings(
+        bound=group.bound,
+        times_the_values=float(times_the_values(outputs, values).max()),
+        largest_gain=float(gains.max()),
+        share_above_1=float((gains > 1 + GAIN_ROUNDING).double().mean()),
+        largest_output=float(outputs.abs().max()),
+    )
+
+
+def _largest_numbers(layer: Attention, groups: tuple[GroupFindings, ...], part: Excerpt) -> dict[str, float]:
+    """Largest |number| of what the layer computes in its own dtype; between these it is at least float32."""
+    exact = copy.deepcopy(layer).double()
+    tokens = part.tokens.double().masked_fill(~part.kept[..., None], 0.0)
+    maps = {"queries": exact.query, "keys": exact.key, "values": exact.value}
+    largest = {name: float(linear(tokens).abs().max()) for name, linear in maps.items() if linear is not None}
+    largest["heads' outputs"] = max(group.size.largest_output for group in groups)
+    output = exact(tokens, part.grid, part.key_mask, part.num_prefix_tokens, positions=part.positions)
+    return {**largest, "layer's outputs": float(output[part.kept].abs().max())}
 
 
 def _estimator_findings(
@@ -182,7 +235,7 @@ def _estimator_findings(
     exact = heads.attend(true_kernel, true_relative, "dense", dtype=torch.float64)
     lengths = draws.double().square().sum(dim=-1)
     return EstimatorFindings(
-        truth=_name(true_kernel, true_relative),
+        truth=pair_name(true_kernel, true_relative),
         num_features=draws.shape[0],
         is_biased=bool((lengths - draws.shape[1]).abs().max() < 1e-3 * draws.shape[1]),
         total=EstimatorReport.from_outputs(estimate, exact, mean),
@@ -230,10 +283,6 @@ def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]
     assert isinstance(rounded, Fourier | Rotary)
     still = (rounded.frequency == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
     return int(still.sum()), still.numel()
-
-
-def _name(kernel: Kernel, relative: Relative | None) -> str:
-    return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
 
 
 def _numbers(tensor: Tensor) -> tuple[float, ...]:

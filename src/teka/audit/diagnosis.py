@@ -1,11 +1,14 @@
 """What a diagnosis of an attention layer found."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from textwrap import wrap
+
+import torch
 
 from teka.functional.estimator_report import EstimatorReport
 
 LINE_LENGTH = 110
+FLOAT16 = torch.finfo(torch.float16)
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,28 @@ class EstimatorFindings:
 
 
 @dataclass(frozen=True)
+class SizeFindings:
+    """How large some heads' outputs are, in float64.
+
+    The gain of query i is Σ_j |w_ij| / D_i, its weights in absolute value over its denominator: its output is at most
+    so many times the largest value.
+
+    Args:
+        bound: C with |out| ≤ C · max |v| whatever the tokens are, or None where the kernels promise none.
+        times_the_values: Largest |out| over the largest |v| of the same sample and head.
+        largest_gain: Largest gain.
+        share_above_1: Share of the queries, over samples and heads, whose gain is above 1.
+        largest_output: Largest |out|.
+    """
+
+    bound: float | None
+    times_the_values: float
+    largest_gain: float
+    share_above_1: float
+    largest_output: float
+
+
+@dataclass(frozen=True)
 class GroupFindings:
     """What was found about heads that are computed together.
 
@@ -38,6 +63,7 @@ class GroupFindings:
         first_head: The first of the heads.
         num_heads: How many heads.
         backend: The backend that computes them.
+        size: How large their outputs are.
         estimator: How well random features do, or None where there are none.
         variation: ‖output − mean of V‖ / ‖V − mean of V‖ of each head.
         unevenness: The same times the root of the mean number of keys a query sees: near the coefficient of variation
@@ -55,6 +81,7 @@ class GroupFindings:
     first_head: int
     num_heads: int
     backend: str
+    size: SizeFindings
     estimator: EstimatorFindings | None
     variation: tuple[float, ...]
     unevenness: tuple[float, ...]
@@ -108,6 +135,7 @@ class Diagnosis:
         num_tokens: Tokens of each.
         measured: What of them the findings about heads were measured on, in words.
         groups: Findings about heads.
+        largest: The largest |number| of each tensor that the layer keeps in its dtype, in float64.
         shift: Findings about shifts, or None where no shift is a symmetry.
         advice: What to do, sentences; empty when all is well.
     """
@@ -117,6 +145,7 @@ class Diagnosis:
     num_tokens: int
     measured: str
     groups: tuple[GroupFindings, ...]
+    largest: dict[str, float]
     shift: ShiftFindings | None
     advice: tuple[str, ...]
 
@@ -124,6 +153,11 @@ class Diagnosis:
     def collapsed(self) -> bool:
         """Whether random features of any head predict the mean of the values where the truth is another."""
         return any(group.collapsed for group in self.groups)
+
+    @property
+    def float16_headroom(self) -> float:
+        """How many times as large the layer's numbers could be in float16; below 1 it has infinities there."""
+        return float16_headroom(self.largest)
 
     def to_dict(self) -> dict[str, object]:
         """The findings as dictionaries, lists, strings and numbers, ready for JSON."""
@@ -134,6 +168,8 @@ class Diagnosis:
             "measured": self.measured,
             "collapsed": self.collapsed,
             "groups": [_group_to_dict(group) for group in self.groups],
+            "largest": dict(self.largest),
+            "float16_headroom": self.float16_headroom,
             "shift": None if self.shift is None else _shift_to_dict(self.shift),
             "advice": list(self.advice),
         }
@@ -143,10 +179,22 @@ class Diagnosis:
         lines = [f"{samples} of {self.num_tokens:,} tokens, {self.dtype}; heads {self.measured}"]
         for group in self.groups:
             lines += ["", *_group_lines(group)]
+        largest = ", ".join(f"{name} {number:.3g}" for name, number in self.largest.items())
+        lines += ["", f"largest numbers: {largest};"]
+        lines += [f"  float16 has room for {self.float16_headroom:.3g} times as much"]
         lines += ["", *_shift_lines(self.shift), "", "what to do"]
         for sentence in self.advice or ("Nothing: all is well.",):
             lines += wrap(sentence, LINE_LENGTH, initial_indent="  - ", subsequent_indent="    ")
         return "\n".join(lines)
+
+
+def float16_headroom(largest: dict[str, float]) -> float:
+    """How many times as large the largest number could be in float16.
+
+    Args:
+        largest: Largest |number| of each tensor; all count as at least the smallest normal number of float16.
+    """
+    return FLOAT16.max / max(*largest.values(), FLOAT16.tiny)
 
 
 def _group_lines(group: GroupFindings) -> list[str]:
@@ -172,6 +220,13 @@ def _group_lines(group: GroupFindings) -> list[str]:
             report = group.estimator.by_head[head]
             numbers += [report.error, report.error_of_mean, report.spread]
         lines.append(f"  {group.first_head + head:>14}" + "".join(f"{number:>14.3g}" for number in numbers))
+    size = group.size
+    bound = "nothing bounds them" if size.bound is None else f"at most {size.bound:.3g} times whatever the tokens are"
+    lines += [
+        f"  outputs are up to {size.times_the_values:.3g} times as large as the largest value; {bound}",
+        f"  gain, a query's weights in absolute value over its denominator: up to {size.largest_gain:.3g}, above 1 for "
+        f"{size.share_above_1:.0%} of the queries",
+    ]
     for name, difference in group.rounding.items():
         lines.append(f"  the {name} backend differs from the dense one by {difference:.1e}")
     return lines
@@ -195,6 +250,7 @@ def _group_to_dict(group: GroupFindings) -> dict[str, object]:
         "first_head": group.first_head,
         "num_heads": group.num_heads,
         "backend": group.backend,
+        "size": asdict(group.size),
         "estimator": None if group.estimator is None else _estimator_to_dict(group.estimator),
         "collapsed": group.collapsed,
         "variation": list(group.variation),

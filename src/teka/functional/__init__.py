@@ -1,8 +1,10 @@
 """Attention as functions of tensors: content kernels, relative kernels and the backends that compute them."""
 
 from teka.functional.attention import attention
+from teka.functional.backend import BACKENDS
 from teka.functional.decode import DecodingState, decode
 from teka.functional.kernel import (
+    KERNELS,
     Constant,
     Elu,
     FeatureKernel,
@@ -20,8 +22,9 @@ from teka.functional.kernel import (
     default_num_features,
 )
 from teka.functional.placement import length_mask
-from teka.functional.projection import draw_projection
+from teka.functional.projection import PROJECTIONS, draw_projection
 from teka.functional.relative import (
+    RELATIVES,
     Clipped,
     ClippedFeatures,
     Fourier,
@@ -35,6 +38,10 @@ from teka.functional.relative import (
 )
 
 __all__ = [
+    "BACKENDS",
+    "KERNELS",
+    "PROJECTIONS",
+    "RELATIVES",
     "Clipped",
     "ClippedFeatures",
     "Constant",

@@ -4,12 +4,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_flags, check_sizes
+from teka.errors import wrong_shape
 from teka.functional.backend import Workload, backend_costs, choose_backend
 from teka.functional.backend.dense.dense import dense
 from teka.functional.backend.fast import fast
+from teka.functional.eager import has_numbers
+from teka.functional.inputs import check_inputs
 from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
-from teka.functional.placement import Placement, Sites, check_mask, check_placement
+from teka.functional.kernel.base import mask_features
+from teka.functional.placement import Placement, check_mask, check_placement, make_sites
 from teka.functional.relative import Relative, RotationJoint, make_relative
 from teka.functional.scale import check_scale
 from teka.grid import Grid
@@ -43,17 +47,20 @@ def attention(
         query: Queries, shape (B, H, L_q, d).
         key: Keys, shape (B, H, L_k, d).
         value: Values, shape (B, H, L_k, d_v).
-        kernel: Content kernel κ, a name or an instance. Random features asked for by name are drawn with seed 0.
-        relative: Relative kernel c, a name or an instance, or None for c = 1. By name its parameters are drawn with
-            seed 0.
+        kernel: Content kernel κ, a name of `teka.functional.KERNELS` or an instance. Random features asked for by name
+            are drawn with seed 0.
+        relative: Relative kernel c, a name of `teka.functional.RELATIVES` or an instance, or None for c = 1. By name
+            its parameters are drawn with seed 0.
         grid: The grid whose cells the tokens are, in row-major order.
         positions: Instead of a grid, positions in physical units, shape (L_q, n) or (B, L_q, n).
         key_grid: The grid of the keys, where it is not that of the queries.
         key_positions: Instead of a grid, positions of the keys, where they are not those of the queries.
         key_mask: True where a key is kept, shape (B, L_k).
         query_mask: True where a query is real, shape (B, L_q): the output of the others is 0, and they enter no
-            statistic that a kernel takes from the queries.
-        is_causal: Whether query i sees keys j ≤ i only, by their order and not by their places.
+            statistic that a kernel takes from the queries. Without it, and with as many keys as queries, the statistic
+            is of the queries whose keys are kept.
+        is_causal: Whether query i sees keys j ≤ i only, by their order and not by their places. From a token on whose
+            key or value is NaN or infinite all outputs are NaN, and no output before it.
         scale: Factor of qᵀk, 1/√d by default; with "rotation_joint" 1/√d' for the concatenated size d', as in the
             paper.
         backend: "auto" (the cheapest by a count of multiply-adds and bytes), "dense", "linear", "toeplitz", "rings" or
@@ -65,13 +72,18 @@ def attention(
         Output, shape (B, H, L_q, d_v). A causal query all of whose keys are dropped gets 0.
 
     Raises:
-        ValueError: Shapes that do not fit, an unknown name, a backend that cannot compute this, positions with NaN, a
-            mask that keeps nothing.
+        ValueError: Types or shapes that do not fit, an unknown name, a backend that cannot compute this, positions with
+            NaN, a mask that keeps nothing.
     """
-    _check_shapes(query, key, value)
+    check_inputs(query, key, value)
     batch, heads, num_queries, dim = query.shape
     num_keys = key.shape[2]
-    placement = _place(grid, positions, key_grid, key_positions, num_prefix_tokens)
+    check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+    check_flags({"is_causal": is_causal})
+    query_sites = make_sites("", grid, positions)
+    has_own = key_grid is not None or key_positions is not None
+    key_sites = make_sites("key_", key_grid, key_positions) if has_own else query_sites
+    placement = Placement(query_sites, key_sites, num_prefix_tokens)
     if relative is not None or placement.query.is_known or placement.key.is_known:
         check_placement(placement, batch=batch, num_queries=num_queries, num_keys=num_keys)
     if is_causal and num_queries != num_keys:
@@ -85,7 +97,7 @@ def attention(
     kernel = make_kernel(kernel, dim + joint)
     if relative is not None:
         relative.check(heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
-        relative = relative.on(placement)
+        relative = relative.for_kernel(kernel).on(placement)
     scale = check_scale(scale, dim + joint)
     work = Workload(kernel, relative, placement, num_queries, num_keys, dim, value.shape[-1], is_causal)
     chosen = choose_backend(backend, backend_costs(work), query.device.type)
@@ -93,12 +105,21 @@ def attention(
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
         query, key, value = query.float(), key.float(), value.float()
+    # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
+    query, key, value = (
+        mask_features(one, mask) for one, mask in ((query, query_mask), (key, key_mask), (value, key_mask))
+    )
+    broken = None
+    if is_causal or key_mask is not None:
+        query, key, value, broken = _without_broken(query, key, value, is_causal=is_causal)
     with torch.autocast(query.device.type, enabled=False):
         if isinstance(relative, RotationJoint):
             query, key = relative.concatenate(query, key, placement, scale=scale)
             relative, scale = None, 1.0
         if isinstance(kernel, FeatureKernel) and not is_causal:
-            kernel = kernel.fitted(query, key, scale=scale, query_mask=query_mask, key_mask=key_mask)
+            # Where there is a key for every query, a query whose key is dropped has no part in a statistic either.
+            counted = key_mask if query_mask is None and num_queries == num_keys else query_mask
+            kernel = kernel.fitted(query, key, scale=scale, query_mask=counted, key_mask=key_mask)
         if chosen == "dense":
             output = dense(
                 query, key, value, kernel, relative, placement, scale=scale, key_mask=key_mask, is_causal=is_causal
@@ -117,39 +138,36 @@ def attention(
                 key_mask=key_mask,
                 is_causal=is_causal,
             )
-    if query_mask is not None:
-        output = output.masked_fill(~query_mask[:, None, :, None], 0.0)
-    return output.to(dtype)
+    if broken is not None:
+        output = output.masked_fill(broken[..., None], torch.nan)
+    return mask_features(output, query_mask).to(dtype)
 
 
-def _place(
-    grid: Grid | None,
-    positions: Tensor | None,
-    key_grid: Grid | None,
-    key_positions: Tensor | None,
-    num_prefix_tokens: int,
-) -> Placement:
-    """Sites of queries and keys; the keys are where the queries are unless they have places of their own."""
-    for argument, one in (("grid", grid), ("key_grid", key_grid)):
-        if one is not None and not isinstance(one, Grid):
-            raise wrong_value(argument, one, "a teka.Grid")
-    if num_prefix_tokens < 0:
-        raise wrong_value("num_prefix_tokens", num_prefix_tokens, "0 or more")
-    query = Sites(grid, positions)
-    own = key_grid is not None or key_positions is not None
-    return Placement(query, Sites(key_grid, key_positions) if own else query, num_prefix_tokens)
+def _without_broken(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    *,
+    is_causal: bool,
+) -> tuple[
+    Float[Tensor, "batch heads queries dim"],
+    Float[Tensor, "batch heads keys dim"],
+    Float[Tensor, "batch heads keys dim_value"],
+    Bool[Tensor, "batch heads queries"] | None,
+]:
+    """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None.
 
-
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for argument, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.ndim != 4:
-            raise wrong_shape(argument, tensor.shape, "(batch, heads, tokens, dim)")
-        if not tensor.is_floating_point() or tensor.dtype != query.dtype:
-            raise wrong_value(
-                argument, tensor.dtype, f"a floating dtype, the same for all three (query: {query.dtype})"
-            )
-    if key.shape[:2] != query.shape[:2] or key.shape[3] != query.shape[3] or 0 in query.shape or 0 in key.shape:
-        batch, heads, _, dim = query.shape
-        raise wrong_shape("key", key.shape, f"({batch}, {heads}, tokens, {dim}) to fit query {tuple(query.shape)}")
-    if value.shape[:3] != key.shape[:3]:
-        raise wrong_shape("value", value.shape, f"{tuple(key.shape[:3])} and any dim, to fit key {tuple(key.shape)}")
+    A product with 0 would carry a NaN of a later token to those before it, and one of a query whose output is not
+    looked at to the gradients of all keys.
+    """
+    sizes = (torch.linalg.vector_norm(one.detach(), torch.inf, dim=-1) for one in (query, key, value))
+    of_query, of_key, of_value = (~size.isfinite() for size in sizes)
+    if not is_causal:
+        return query.masked_fill(of_query[..., None], 0.0), key, value, of_query
+    of_key = of_key | of_value
+    if query.is_cpu and has_numbers(query) and not (of_query | of_key).any():
+        return query, key, value, None
+    query, key, value = (
+        one.masked_fill(lost[..., None], 0.0) for one, lost in ((query, of_query), (key, of_key), (value, of_key))
+    )
+    return query, key, value, of_query | (of_key.cumsum(dim=-1) > 0)

@@ -1,15 +1,17 @@
 """Causal attention token by token, from a state of fixed size."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_kind
+from teka.errors import wrong_shape, wrong_type, wrong_value
 from teka.functional.backend.linear.causal import LinearState, causal_chunk, empty_state
-from teka.functional.backend.linear.linear import product_features
 from teka.functional.backend.sums import Sums, with_ones
+from teka.functional.inputs import check_inputs
 from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import (
@@ -34,12 +36,14 @@ class DecodingState:
             at least k steps back.
         unturned: With rotary features, the sums over what no turn changes, for the denominator.
         recent: With rings, features, s, and values with a column of ones of the last keys, newest first.
+        kernels: Names of the content kernel and of the relative kernel that the tokens have met.
     """
 
     num_tokens: int
     total: LinearState
     unturned: LinearState | None = None
     recent: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
+    kernels: tuple[str, str | None] | None = None
 
 
 def decode(
@@ -70,14 +74,21 @@ def decode(
         scale: Factor of qᵀk, as in `attention`.
 
     Raises:
-        ValueError: A kernel without a feature map, a relative kernel that needs every pair, or shapes that do not fit.
+        ValueError: A kernel without a feature map, a relative kernel that needs every pair, types or shapes that do not
+            fit, or a state that other tokens or kernels have left.
     """
-    if query.ndim != 4 or query.shape[2] != 1 or key.shape != query.shape or value.shape[:3] != query.shape[:3]:
-        raise wrong_shape("query, key or value", query.shape, "(batch, heads, 1, dim), alike for query and key")
-    _, heads, _, dim = query.shape
+    check_inputs(query, key, value, num_tokens=1)
+    batch, heads, _, dim = query.shape
+    if state is not None and not isinstance(state, DecodingState):
+        raise wrong_type("state", state, "None or the DecodingState that the token before has left")
     num_tokens = 0 if state is None else state.num_tokens
     # Whole numbers from 257 on are not all there in bfloat16.
     precise = torch.promote_types(query.dtype, torch.float32)
+    if position is not None:
+        check_kind("position", position)
+        batches = ((), (1,), (batch,))
+        if position.ndim == 0 or position.shape[-1] == 0 or position.shape[:-1] not in batches:
+            raise wrong_shape("position", position.shape, f"(axes,) or ({batch}, axes)")
     placed = position if position is not None else query.new_full((1,), float(num_tokens), dtype=precise)
     sites = Sites(positions=placed[..., None, :])
     if isinstance(relative, RingRelative) or (isinstance(relative, str) and "clipped" in relative):
@@ -87,14 +98,22 @@ def decode(
     placement = Placement(sites, sites)
     if relative is not None:
         relative = make_relative(relative, heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
+        if not isinstance(relative, RingRelative | RotaryRelative | WaveRelative | RotationJoint):
+            expected = (
+                "None, 'clipped', 'clipped_features', 'fourier', 'rotary' or 'rotation_joint': others need every pair"
+            )
+            raise wrong_value("relative", relative.name, expected)
     joint = relative.num_position_features if isinstance(relative, RotationJoint) else 0
     kernel = make_kernel(kernel, dim + joint)
     if not isinstance(kernel, FeatureKernel):
         raise wrong_value("kernel", kernel.name, "a kernel with a feature map, whose state does not grow")
     if relative is not None:
         relative.check(heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
-        relative = relative.on(placement)
+        relative = relative.for_kernel(kernel).on(placement)
     scale = check_scale(scale, dim + joint)
+    kernels = (kernel.name, None if relative is None else relative.name)
+    if state is not None and state.kernels != kernels:
+        raise wrong_value("state", f"that of kernel and relative = {state.kernels}", f"that of {kernels}")
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
         query, key, value = query.float(), key.float(), value.float()
@@ -104,7 +123,7 @@ def decode(
             relative, scale = None, 1.0
         sums, after = _step(query, key, value, state, kernel, relative, placement, scale)
         output = sums.divide(nonnegative=kernel.nonnegative)
-    return output.to(dtype), replace(after, num_tokens=num_tokens + 1)
+    return output.to(dtype), replace(after, num_tokens=num_tokens + 1, kernels=kernels)
 
 
 def _step(
@@ -121,36 +140,64 @@ def _step(
         query, key, scale=scale, key_mask=None, is_causal=True
     )
     value = with_ones(value)
+    if isinstance(relative, RotaryRelative):
+        return _rotary_step(query_features, key_features, log_scale, value, state, relative, placement)
     query_waves = key_waves = None
     if isinstance(relative, WaveRelative):
-        here = placement.query.positions_like(query)
+        here = placement.query.places(query.device)
         query_waves, key_waves = (
             waves if waves.ndim == 4 else waves[None]
-            for waves in (relative.query_waves(here), relative.key_waves(here))
+            for waves in (relative.query_waves(here, query.dtype), relative.key_waves(here, query.dtype))
         )
-    if state is None:
-        empty = empty_state(product_features(key_features, key_waves), value[..., :-1])
-        unturned = None
-        if isinstance(relative, RotaryRelative):
-            unturned = empty_state(relative.normalizing(key_features), value[..., :-1])
-        state = DecodingState(0, empty, unturned)
+    num_waves = 1 if key_waves is None else key_waves.shape[-1]
+    total = _left_by(state, "total", key_features, value[..., :-1], num_waves)
     if isinstance(relative, RingRelative):
-        return _ring_step(query, query_features, key_features, log_scale, value, state, relative, scale)
-    if isinstance(relative, RotaryRelative):
-        assert state.unturned is not None
-        here = placement.query.positions_like(query)
-        turned = relative.turn(query_features, here), relative.turn(key_features, here)
-        above, total = causal_chunk(*turned, log_scale, value, state.total)
-        normalizing = relative.normalizing(query_features), relative.normalizing(key_features)
-        below, unturned = causal_chunk(*normalizing, log_scale, value, state.unturned)
-        return Sums(above[..., :-1], below[..., -1]), DecodingState(0, total, unturned)
-    if relative is not None and not isinstance(relative, WaveRelative):
-        expected = (
-            "None, 'clipped', 'clipped_features', 'fourier', 'rotary' or 'rotation_joint': others need every pair"
-        )
-        raise wrong_value("relative", relative.name, expected)
-    sums, total = causal_chunk(query_features, key_features, log_scale, value, state.total, query_waves, key_waves)
+        recent = () if state is None else state.recent
+        return _ring_step(query, query_features, key_features, log_scale, value, total, recent, relative, scale)
+    sums, total = causal_chunk(query_features, key_features, log_scale, value, total, query_waves, key_waves)
     return Sums(sums[..., :-1], sums[..., -1]), DecodingState(0, total)
+
+
+def _left_by(
+    state: DecodingState | None,
+    part: Literal["total", "unturned"],
+    features: Tensor,
+    value: Tensor,
+    num_waves: int = 1,
+) -> LinearState:
+    """A sum of the state, or an empty one before the first token; it has the sizes and the dtype of this token's."""
+    batch, heads, _, num_features = features.shape
+    if state is None:
+        return empty_state(features.new_empty(batch, heads, 1, num_features * num_waves), value)
+    left = getattr(state, part)
+    expected = (batch, heads, num_features * num_waves, value.shape[-1] + 1)
+    if left is None or left.total.shape != expected or left.total.dtype != value.dtype:
+        came = None if left is None else f"sums of shape {tuple(left.total.shape)} in {left.total.dtype}"
+        raise wrong_value(f"state.{part}", came, f"sums of shape {expected} in {value.dtype}, as the next token has")
+    return left
+
+
+def _rotary_step(
+    query_features: Tensor,
+    key_features: Tensor,
+    log_scale: Tensor | None,
+    value: Tensor,
+    state: DecodingState | None,
+    relative: RotaryRelative,
+    placement: Placement,
+) -> tuple[Sums, DecodingState]:
+    """Turned features for the numerator; for the denominator, where it is not of the same, a state of its own."""
+    here = placement.query.places(value.device)
+    left, right = relative.weighing(query_features, here), relative.weighing(key_features, here)
+    total = _left_by(state, "total", right, value[..., :-1])
+    above, total = causal_chunk(left, right, log_scale, value, total)
+    if relative.sums_weights:
+        return Sums(above[..., :-1], above[..., -1]), DecodingState(0, total)
+    below = [relative.normalizing(one, placed=True) for one in (query_features, key_features)]
+    ones = value[..., -1:]
+    unturned = _left_by(state, "unturned", below[1], value[..., :0])
+    totals, unturned = causal_chunk(*below, log_scale, ones, unturned)
+    return Sums(above[..., :-1], totals[..., -1]), DecodingState(0, total, unturned)
 
 
 def _ring_step(
@@ -159,15 +206,15 @@ def _ring_step(
     key_features: Tensor,
     log_scale: Tensor | None,
     value: Tensor,
-    state: DecodingState,
+    total: LinearState,
+    recent: tuple[tuple[Tensor, Tensor, Tensor], ...],
     relative: RingRelative,
     scale: float,
 ) -> tuple[Sums, DecodingState]:
     """Keys less than k steps back one by one, the others by their sum."""
     if log_scale is None:
         log_scale = torch.zeros_like(value[..., 0])
-    recent = ((key_features, log_scale, value), *state.recent)
-    total = state.total
+    recent = ((key_features, log_scale, value), *recent)
     if len(recent) > relative.max_distance:
         *recent, oldest = recent
         _, total = causal_chunk(oldest[0], *oldest, total)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 
 def is_plain_eager(*tensors: Tensor) -> bool:
@@ -26,3 +27,14 @@ def is_plain_eager_on_cpu(*tensors: Tensor) -> bool:
         tensors: The inputs.
     """
     return all(tensor.is_cpu for tensor in tensors) and is_plain_eager(*tensors)
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether there are numbers to look at, and not only a computation that is recorded or rehearsed.
+
+    Args:
+        tensor: An input.
+    """
+    if not is_plain_eager(tensor) or type(tensor) not in (Tensor, Parameter) or tensor.numel() == 0:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())

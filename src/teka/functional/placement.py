@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 
@@ -42,12 +43,12 @@ class Sites:
             return self.grid.num_tokens
         return None if self.positions is None else self.positions.shape[-2]
 
-    def positions_like(self, tensor: Tensor) -> Float[Tensor, "*batch tokens axes"]:
-        """The positions in the dtype and on the device of a tensor."""
+    def places(self, device: torch.device) -> Float[Tensor, "*batch tokens axes"]:
+        """The positions in float64, or in float32 on a device that has none: far from 0 they need the digits."""
         if self.grid is not None:
-            return self.grid.positions(dtype=tensor.dtype, device=tensor.device)
+            return self.grid.positions(dtype=widest(device), device=device)
         assert self.positions is not None
-        return self.positions.to(tensor)
+        return self.positions.to(device=device, dtype=widest(device))
 
 
 @dataclass(frozen=True)
@@ -97,28 +98,23 @@ class Placement:
     ) -> Float[Tensor, "*batch queries keys axes"]:
         """Offset x_i − x_j of some or all queries from every key, wrapped where periodic, like a tensor."""
         grid = self.query.grid or self.key.grid
-        query, key = (self._places(sites, tensor) for sites in (self.query, self.key))
+        query, key = (sites.places(tensor.device) for sites in (self.query, self.key))
         query = query if rows is None else query[..., rows, :]
         if query.ndim != key.ndim:
             query, key = (one if one.ndim == 3 else one[None] for one in (query, key))
-        # Rounded after the difference is taken: positions far from 0 may be given with more digits than the tensor has.
+        # Rounded after the difference is taken, which has fewer digits than positions far from 0.
         offsets = (query[..., :, None, :] - key[..., None, :, :]).to(tensor)
         return offsets if grid is None else grid.wrap(offsets)
-
-    @staticmethod
-    def _places(sites: Sites, tensor: Tensor) -> Float[Tensor, "*batch tokens axes"]:
-        given = sites.positions is not None and sites.positions.dtype == torch.float64
-        return sites.positions_like(tensor.double() if given else tensor)
 
     def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
         """Offset of every row of the queries' grid from every row of the keys' along one axis, wrapped if periodic."""
         assert self.query.grid is not None
         assert self.key.grid is not None
         query, key = (
-            grid.axis_positions(axis, dtype=tensor.dtype, device=tensor.device)
+            grid.axis_positions(axis, dtype=widest(tensor.device), device=tensor.device)
             for grid in (self.query.grid, self.key.grid)
         )
-        return self.query.grid.wrap_axis(axis, query[:, None] - key[None, :])
+        return self.query.grid.wrap_axis(axis, (query[:, None] - key[None, :]).to(tensor))
 
     def torus_frequency(self, frequency: Float[Tensor, "*waves axes"]) -> Float[Tensor, "*waves axes"]:
         """Frequencies with their components along periodic axes rounded to multiples of 2π/P.
@@ -135,6 +131,29 @@ class Placement:
         return torch.stack(columns, dim=-1)
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """The floating dtype of most digits that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def make_sites(argument: str, grid: Grid | None, positions: Tensor | None) -> Sites:
+    """Where the tokens of one sequence are, by arguments of the right types.
+
+    Args:
+        argument: What the names of the two arguments begin with: nothing, or "key_" say.
+        grid: The grid whose cells they are, or None.
+        positions: Positions, or None.
+
+    Raises:
+        ValueError: A type that is not these.
+    """
+    if grid is not None and not isinstance(grid, Grid):
+        raise wrong_value(f"{argument}grid", grid, "a teka.Grid")
+    if positions is not None:
+        check_kind(f"{argument}positions", positions)
+    return Sites(grid, positions)
+
+
 def check_placement(placement: Placement, *, batch: int, num_queries: int, num_keys: int) -> None:
     """Hold that a placement fits the sequences.
 
@@ -145,7 +164,9 @@ def check_placement(placement: Placement, *, batch: int, num_queries: int, num_k
     """
     prefix = placement.num_prefix_tokens
     for argument, sites, num_tokens in (("", placement.query, num_queries), ("key_", placement.key, num_keys)):
-        _check_sites(argument, sites, prefix, batch=batch, num_tokens=num_tokens)
+        check_sites(argument, sites, prefix, batch=batch, num_tokens=num_tokens)
+        if sites.positions is not None and not torch.compiler.is_compiling() and not sites.positions.isfinite().all():
+            raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
     if placement.key is placement.query:
         return
     if prefix:
@@ -162,7 +183,19 @@ def check_placement(placement: Placement, *, batch: int, num_queries: int, num_k
             raise wrong_value("key_grid", placement.key.grid, f"periods {periods[0]}, as grid has")
 
 
-def _check_sites(argument: str, sites: Sites, prefix: int, *, batch: int, num_tokens: int) -> None:
+def check_sites(argument: str, sites: Sites, prefix: int, *, batch: int, num_tokens: int) -> None:
+    """Hold that places fit a sequence.
+
+    Args:
+        argument: What the names of the arguments begin with: nothing, or "key_" say.
+        sites: The places.
+        prefix: Number of first tokens without one.
+        batch: Number of samples.
+        num_tokens: Number of tokens of the sequence.
+
+    Raises:
+        ValueError: Both or neither of grid and positions, or a length or a shape that does not fit.
+    """
     grid, positions = sites.grid, sites.positions
     if (grid is None) == (positions is None):
         came = "neither" if grid is None else "both"
@@ -177,8 +210,6 @@ def _check_sites(argument: str, sites: Sites, prefix: int, *, batch: int, num_to
     if not fits or (positions.ndim == 3 and positions.shape[0] not in (1, batch)):
         length = num_tokens - prefix
         raise wrong_shape(f"{argument}positions", positions.shape, f"({length}, axes) or ({batch}, {length}, axes)")
-    if not torch.compiler.is_compiling() and not torch.isfinite(positions).all():
-        raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
 
 
 def check_mask(argument: str, mask: Bool[Tensor, "batch tokens"], *, batch: int, num_tokens: int) -> None:
@@ -187,10 +218,7 @@ def check_mask(argument: str, mask: Bool[Tensor, "batch tokens"], *, batch: int,
     Raises:
         ValueError: It does not.
     """
-    if tuple(mask.shape) != (batch, num_tokens):
-        raise wrong_shape(argument, mask.shape, f"({batch}, {num_tokens}): one flag a token, True = keep")
-    if mask.dtype != torch.bool:
-        raise wrong_value(argument, mask.dtype, "torch.bool")
+    check_tensor(argument, mask, batch, num_tokens, dtypes=BOOLEAN)
     if not torch.compiler.is_compiling():
         empty = torch.nonzero(~mask.any(dim=1)).flatten().tolist()
         if empty:
@@ -207,8 +235,8 @@ def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"
     Raises:
         ValueError: Not a vector of whole numbers, or one out of range.
     """
-    if lengths.ndim != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise wrong_value("lengths", f"{lengths.dtype} of shape {tuple(lengths.shape)}", "whole numbers, one a sample")
+    check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
+    check_sizes({"num_tokens": num_tokens})
     if not torch.compiler.is_compiling() and not ((lengths >= 1) & (lengths <= num_tokens)).all():
         raise wrong_value("lengths", lengths.tolist(), f"numbers from 1 to {num_tokens}")
     return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name, check_sizes
+from teka.errors import wrong_type
 
 
 def independent_projection(num_features: int, dim: int, generator: Generator) -> Float[Tensor, "features dim"]:
@@ -82,9 +83,8 @@ def draw_projection(
     Raises:
         ValueError: A size below 1, or an unknown name.
     """
-    if projection not in PROJECTIONS:
-        raise unknown_name("projection", projection, PROJECTIONS)
-    for argument, size in (("num_features", num_features), ("dim", dim)):
-        if size < 1:
-            raise wrong_value(argument, size, "at least 1")
+    check_name("projection", projection, PROJECTIONS)
+    check_sizes({"num_features": num_features, "dim": dim})
+    if not isinstance(generator, Generator):
+        raise wrong_type("generator", generator, "a torch.Generator")
     return PROJECTIONS[projection](num_features, dim, generator)

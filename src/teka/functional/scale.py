@@ -1,7 +1,6 @@
 """The factor of qᵀk."""
 
-import math
-
+from teka.checks import POSITIVE, is_positive
 from teka.errors import wrong_value
 
 
@@ -17,6 +16,6 @@ def check_scale(scale: float | None, dim: int) -> float:
     """
     if scale is None:
         return dim**-0.5
-    if not (math.isfinite(scale) and scale > 0):
-        raise wrong_value("scale", scale, "a positive finite number")
+    if not is_positive(scale):
+        raise wrong_value("scale", scale, POSITIVE)
     return float(scale)

@@ -3,7 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.models.images import check_images, check_sizes, read_image_size
+from teka.checks import check_sizes
+from teka.models.images import check_images, read_image_size
 
 # With a smaller side nothing is left for the last pooling: 29 → 8 → 4 → 2 → 1, 28 → 7 → 3 → 1.
 SMALLEST_SIDE = 29

@@ -1,25 +1,10 @@
 """What the baselines check of their sizes and images."""
 
-from collections.abc import Mapping
-
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.errors import wrong_shape, wrong_value
-
-
-def check_sizes(sizes: Mapping[str, int]) -> None:
-    """Refuse sizes that are not positive.
-
-    Args:
-        sizes: Arguments and what they were given.
-
-    Raises:
-        ValueError: A size below 1.
-    """
-    for argument, size in sizes.items():
-        if size < 1:
-            raise wrong_value(argument, size, "at least 1")
+from teka.checks import check_tensor
+from teka.errors import wrong_value
 
 
 def read_image_size(image_size: int | tuple[int, int], smallest: int = 1) -> tuple[int, int]:
@@ -51,5 +36,4 @@ def check_images(
     Raises:
         ValueError: Another shape.
     """
-    if images.ndim != 4 or tuple(images.shape[1:]) != (in_channels, *image_size):
-        raise wrong_shape("images", images.shape, f"(batch, {in_channels}, {image_size[0]}, {image_size[1]})")
+    check_tensor("images", images, "batch", in_channels, *image_size)

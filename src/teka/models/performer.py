@@ -1,20 +1,24 @@
 """A vision Performer: images to logits, with a choice of what it knows of positions."""
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.checks import check_flags, check_name, check_sizes, is_whole
+from teka.errors import wrong_value
 from teka.functional import Kernel
+from teka.functional.backend import BACKENDS
 from teka.functional.kernel import RANDOM_KERNELS, with_floor
 from teka.functional.relative import RELATIVES
 from teka.grid import Grid
-from teka.models.relatives import make_relatives, normalize_rotary
+from teka.models.relatives import make_relatives
 from teka.nn import AbsolutePosition, AttentionPool, TransformerBlock
 from teka.nn.head_group import count_position_heads
+from teka.nn.tokens import check_tokens
 
 POSITIONS = ("none", "absolute", *RELATIVES)
 STEMS = ("patch", "convolution")
@@ -36,10 +40,8 @@ class Performer(nn.Module):
         depth: Number of blocks.
         heads: Number of heads.
         dim_head: Size of a head, dim / heads by default.
-        position: "none"; "absolute" (sinusoids added once); or a relative kernel: "rotary", "rotation", "fourier",
-            "clipped" or another that `teka.nn.Attention` takes, or one in the paper's form, "rotation_joint" or
-            "clipped_features".
-        kernel: Content kernel, a name ("squared_relu", "softmax", "positive", "hedgehog", …) or an instance.
+        position: "none", "absolute" (sinusoids added once), or a name of `teka.functional.RELATIVES`.
+        kernel: Content kernel, a name of `teka.functional.KERNELS` or an instance.
         num_features: Number of random features of the kernels that have them.
         backend: Backend of the attention.
         patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
@@ -59,8 +61,7 @@ class Performer(nn.Module):
         longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
         wave_weight: Weight of all waves of position="fourier" at first over that of the constant.
         rotation_weight_scale: Standard deviation of the weights of position="rotation" at first.
-        rotary_normalizer: What the denominator of position="rotary" is made of: "features", the default, or "lengths",
-            with which no output is larger than the largest value; see `teka.functional.Rotary`.
+        rotary_normalizer: What the denominator of position="rotary" is made of; see `teka.nn.Attention`.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", over the root mean square.
         query_key: What is done to queries and keys: "plain", "normalized" or "centred"; see `teka.nn.Attention`.
         gate: Whether a sigmoid of a linear map of each token gates what its heads give.
@@ -104,24 +105,17 @@ class Performer(nn.Module):
         value_convolution: int | None = None,
     ) -> None:
         super().__init__()
-        for argument, size in (
-            ("in_channels", in_channels),
-            ("num_classes", num_classes),
-            ("dim", dim),
-            ("depth", depth),
-            ("heads", heads),
-            ("patch_size", patch_size),
-        ):
-            if size < 1:
-                raise wrong_value(argument, size, "at least 1")
+        check_sizes({"in_channels": in_channels, "num_classes": num_classes, "patch_size": patch_size})
+        check_sizes({"dim": dim, "depth": depth, "heads": heads})
+        check_sizes({"dim_head": dim_head, "num_features": num_features}, or_none=True)
+        check_flags({"periodic": periodic})
         self.patch_size, self.periodic = patch_size, periodic
         self.resize(image_size)
-        if position not in POSITIONS:
-            raise unknown_name("position", position, POSITIONS)
-        if pool not in POOLS:
-            raise unknown_name("pool", pool, POOLS)
-        if isinstance(stem, str) and stem not in STEMS:
-            raise unknown_name("stem", stem, STEMS)
+        check_name("position", position, POSITIONS)
+        check_name("pool", pool, POOLS)
+        check_name("backend", backend, BACKENDS)
+        if not isinstance(stem, nn.Module):
+            check_name("stem", stem, STEMS)
         self.in_channels = in_channels
         self.position, self.pool = position, pool
         self.stem = _make_stem(stem, in_channels, dim, patch_size, periodic) if isinstance(stem, str) else stem
@@ -169,12 +163,11 @@ class Performer(nn.Module):
                 dropout=dropout,
                 backend="auto" if unplaced and backend in ("toeplitz", "rings", "fft") else backend,
                 position_heads=None if unplaced else position_heads,
+                rotary_normalizer=None if unplaced else rotary_normalizer,
                 query_key=query_key,
                 gate=gate,
                 value_convolution=value_convolution if place < placed_blocks else None,
             )
-            if rotary_normalizer is not None and not unplaced:
-                normalize_rotary(block.attention, rotary_normalizer)
             self.blocks.append(block)
         self.norm = nn.LayerNorm(dim)
         self.attention_pool = AttentionPool(dim, heads, qkv_bias=qkv_bias) if pool == "attention" else None
@@ -190,8 +183,8 @@ class Performer(nn.Module):
         Raises:
             ValueError: Not a positive multiple of the patch size.
         """
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if len(size) != 2 or any(side < 1 or side % self.patch_size for side in size):
+        size = tuple(image_size) if isinstance(image_size, Sequence) else (image_size, image_size)
+        if len(size) != 2 or not all(is_whole(side) and side >= 1 and side % self.patch_size == 0 for side in size):
             raise wrong_value(
                 "image_size", image_size, f"height and width, multiples of patch_size = {self.patch_size}"
             )
@@ -214,9 +207,8 @@ class Performer(nn.Module):
         Raises:
             ValueError: Another number of channels or another size than the model was made for.
         """
-        if images.ndim != 4 or tuple(images.shape[1:]) != (self.in_channels, *self.image_size):
-            height, width = self.image_size
-            raise wrong_shape("images", images.shape, f"(batch, {self.in_channels}, {height}, {width})")
+        stem = self.stem[0] if isinstance(self.stem, nn.Sequential) else self.stem
+        check_tokens("images", images, "batch", self.in_channels, *self.image_size, first=stem)
         tokens = self.grid.flatten(self.stem(images))
         if self.absolute_position is not None:
             tokens = self.absolute_position(tokens, self.grid)

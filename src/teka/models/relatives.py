@@ -5,16 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import Parameter
 
-from teka.errors import unknown_name, wrong_value
-from teka.functional import FeatureKernel
-from teka.functional.relative import (
-    NUM_FOURIER_WAVES,
-    NUM_FREQUENCIES,
-    RELATIVES,
-    ROTARY_NORMALIZERS,
-    initial_frequency,
-)
-from teka.nn import Attention, Fourier, Rotary, Rotation, RotationJoint
+from teka.errors import wrong_value
+from teka.functional.relative import NUM_FOURIER_WAVES, NUM_FREQUENCIES, RELATIVES, initial_frequency
+from teka.nn import Fourier, Rotation, RotationJoint
 from teka.nn.relative import RelativeModule
 from teka.nn.relative.fourier import LONGEST_WAVE
 
@@ -53,7 +46,7 @@ def make_relatives(
         longest_wave: Longest wave of "fourier" at first.
         wave_weight: Weight of all waves of "fourier" at first over that of the constant.
         rotation_weight_scale: Standard deviation of the weights of "rotation" at first.
-        rotary_normalizer: What the denominator of "rotary" is made of; `normalize_rotary` tells it to a layer.
+        rotary_normalizer: What the denominator of "rotary" is made of; the layers take it, and it is checked here.
 
     Raises:
         ValueError: An option that the position does not have, or an unknown name.
@@ -69,8 +62,6 @@ def make_relatives(
         if value is not None and position not in POSITIONS_WITH[option]:
             takes = " or ".join(map(repr, POSITIONS_WITH[option]))
             raise wrong_value(option, value, f"None with position={position!r}; position={takes} takes it")
-    if rotary_normalizer is not None and rotary_normalizer not in ROTARY_NORMALIZERS:
-        raise unknown_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)
     if position in ("rotation", "rotation_joint"):
         kind = Rotation if position == "rotation" else RotationJoint
         weight_scale = 1.0 if rotation_weight_scale is None else rotation_weight_scale
@@ -88,23 +79,3 @@ def make_relatives(
             for _ in range(count)
         ]
     return [position if position in RELATIVES else None] * count
-
-
-def normalize_rotary(layer: Attention, normalizer: str) -> None:
-    """Choose what the denominator of a layer with the relative kernel "rotary" is made of.
-
-    The layer is there before the choice, so that with one seed it begins with the same weights whatever is chosen.
-
-    Args:
-        layer: The layer.
-        normalizer: The choice, "features" or "lengths".
-
-    Raises:
-        ValueError: A content kernel that has no such choice.
-    """
-    kernel = layer.head_groups()[-1].kernel
-    if not isinstance(kernel, FeatureKernel):
-        expected = f"None with kernel={kernel.name!r}, whose denominator is the sum of its weights"
-        raise wrong_value("rotary_normalizer", normalizer, expected)
-    assert isinstance(layer.relative, Rotary)
-    layer.relative.normalizer = normalizer

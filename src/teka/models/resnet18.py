@@ -3,8 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.checks import check_sizes
 from teka.errors import unknown_name
-from teka.models.images import check_images, check_sizes, read_image_size
+from teka.models.images import check_images, read_image_size
 
 # Channels of each of the four stages over `width`; from the second on, a stage halves the sides.
 STAGES = (1, 2, 4, 8)

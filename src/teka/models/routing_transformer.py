@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
+from teka.checks import check_sizes
 from teka.errors import wrong_value
-from teka.models.images import check_images, check_sizes, read_image_size
+from teka.models.images import check_images, read_image_size
 from teka.models.pre_norm_block import PreNormBlock
 from teka.nn.heads import join_heads, project_heads
 

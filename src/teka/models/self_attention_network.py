@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.models.encodings import make_encoding
-from teka.models.images import check_images, check_sizes, read_image_size
+from teka.models.images import check_images, read_image_size
 from teka.models.post_norm_block import PostNormBlock
 from teka.nn import Attention, InvertibleDownsampling, prune_heads
 

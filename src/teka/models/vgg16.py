@@ -3,7 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.models.images import check_images, check_sizes, read_image_size
+from teka.checks import check_sizes
+from teka.models.images import check_images, read_image_size
 
 # Channels of each convolution over `width`; a max pooling follows each group. Configuration D.
 GROUPS = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))

@@ -3,10 +3,10 @@
 from teka.nn.absolute_position import AbsolutePosition
 from teka.nn.attention import Attention
 from teka.nn.attention_pool import AttentionPool
-from teka.nn.collapse import CollapseWarning
 from teka.nn.explain import Explanation, explain
 from teka.nn.gate import Gate
 from teka.nn.invertible_downsampling import InvertibleDownsampling
+from teka.nn.layer_warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.learned_features import LearnedFeatures
 from teka.nn.prune_heads import prune_heads
 from teka.nn.random_features import RandomFeatures, redraw_projections
@@ -38,6 +38,7 @@ __all__ = [
     "Gate",
     "GeneralizedQuadratic",
     "InvertibleDownsampling",
+    "LargeOutputWarning",
     "LearnedFeatures",
     "Quadratic",
     "RandomFeatures",

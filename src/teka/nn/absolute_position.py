@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
 from teka.grid import Grid
 
@@ -27,7 +28,8 @@ class AbsolutePosition(nn.Module):
 
     def __init__(self, dim: int, num_axes: int = 2) -> None:
         super().__init__()
-        if num_axes < 1 or dim < 1 or dim % (2 * num_axes):
+        check_sizes({"num_axes": num_axes, "dim": dim})
+        if dim % (2 * num_axes):
             raise wrong_value("dim", dim, f"a multiple of 2 · num_axes = {2 * num_axes} with absolute positions")
         self.num_axes = num_axes
         per_axis = dim // num_axes
@@ -43,6 +45,9 @@ class AbsolutePosition(nn.Module):
         Raises:
             ValueError: The grid has another number of axes or tokens.
         """
+        check_tensor("tokens", tokens, "batch", "tokens", 2 * self.num_axes * len(self.frequency))
+        if not isinstance(grid, Grid):
+            raise wrong_value("grid", grid, "a teka.Grid")
         if grid.num_axes != self.num_axes or tokens.shape[1] != grid.num_tokens:
             raise wrong_value("grid", grid.shape, f"{self.num_axes} axes and {tokens.shape[1]} tokens")
         phase = grid.positions(dtype=self.frequency.dtype, device=tokens.device)[..., None] * self.frequency

@@ -5,23 +5,25 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from teka import functional
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.checks import WHOLE, check_flags, check_name, check_sizes, check_tensor, is_number, is_whole
+from teka.errors import wrong_value
 from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
 from teka.functional.backend.cost import Cost
 from teka.functional.decode import DecodingState, decode
 from teka.functional.eager import is_plain_eager_on_cpu
 from teka.functional.kernel import FeatureKernel, Kernel
 from teka.functional.kernel.local import LocalKernel
-from teka.functional.placement import Placement, Sites, length_mask
+from teka.functional.placement import Placement, Sites, check_mask, check_sites, length_mask, make_sites
 from teka.grid import Grid
-from teka.nn.collapse import warn_of_collapse
 from teka.nn.content_kernel import ContentKernel, make_content_kernel
 from teka.nn.gate import Gate
 from teka.nn.head_group import HeadGroup, count_position_heads, make_head_groups
 from teka.nn.heads import join_heads, project_heads, project_heads_first
+from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.query_key import PlainQueryKey, make_query_key
 from teka.nn.random_features import RandomFeatures
 from teka.nn.relative import RelativeModule, Rotary, RotationJoint, make_relative_module
+from teka.nn.tokens import check_tokens
 from teka.nn.value_convolution import ValueConvolution
 
 VALUES = ("projected", "tokens")
@@ -38,14 +40,21 @@ class Attention(nn.Module):
     The defaults, squared relu × rotary, cost O(L) and reached the accuracy of softmax in this library's study of
     kernels (docs/which_kernel.md). Like every relative kernel, rotary needs to know where the tokens are.
 
+    Where no bound of the outputs is promised (by a kernel with negative weights, or rotary with its denominator of
+    features) a layer reads the size of every output, for which a GPU is waited for, until it has warned once, with
+    `LargeOutputWarning`, of heads' outputs more than 1,000 times as large as the largest value. Other layers, the
+    default among them, spend no time on it. Compiled graphs are not looked at, nor `step`, which has no earlier values.
+
     Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
 
     Args:
         dim: Size of a token.
         heads: Number of heads.
         dim_head: Size of a head, dim / heads by default.
-        kernel: Content kernel, a name, an instance, a `RandomFeatures` or a `LearnedFeatures`.
-        relative: Relative kernel, a name, a module such as `teka.nn.Rotation`, or None for attention by content alone.
+        kernel: Content kernel, a name of `teka.functional.KERNELS`, an instance, a `RandomFeatures` or a
+            `LearnedFeatures`.
+        relative: Relative kernel, a name of `teka.functional.RELATIVES`, a module such as `teka.nn.Rotation`, or None
+            for attention by content alone.
         num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
         causal: Whether no token sees a later one, by their order.
         context_dim: Size of the tokens that are attended to where they are others (`context`), dim by default.
@@ -56,6 +65,8 @@ class Attention(nn.Module):
         position_heads: Number of last heads that attend by position alone, while the others attend by content alone;
             with 0 both kernels act in every head. By default half of the heads of `clipped` and 0 of the others'.
         num_waves: Number of waves F of relative="fourier".
+        rotary_normalizer: What the denominator of relative="rotary" is made of, "mixed" by default; see
+            `teka.functional.Rotary` for the others and their bounds. Not for the softmax kernel, which has its own.
         query_key: What is done to queries and keys: "plain", "normalized" (over their root mean square, times a learned
             gain) or "centred" (keys less their mean).
         gate: Whether the heads' output is multiplied by a sigmoid of a linear map of the token; see `Gate`.
@@ -86,29 +97,30 @@ class Attention(nn.Module):
         num_axes: int = 2,
         position_heads: int | None = None,
         num_waves: int | None = None,
+        rotary_normalizer: str | None = None,
         query_key: str = "plain",
         gate: bool = False,
         value_convolution: int | None = None,
         values: str = "projected",
     ) -> None:
         super().__init__()
-        sizes = (("dim", dim), ("heads", heads), ("dim_head", dim_head), ("context_dim", context_dim))
-        for argument, size in sizes:
-            if size is not None and size < 1:
-                raise wrong_value(argument, size, "at least 1")
+        check_sizes({"dim": dim, "heads": heads, "num_axes": num_axes})
+        sizes = {"dim_head": dim_head, "context_dim": context_dim, "num_features": num_features, "num_waves": num_waves}
+        check_sizes(sizes, or_none=True)
+        check_sizes({"position_heads": position_heads}, 0, or_none=True)
+        check_flags({"causal": causal, "qkv_bias": qkv_bias, "gate": gate})
         if dim_head is None and dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
-        if backend not in BACKENDS:
-            raise unknown_name("backend", backend, BACKENDS)
-        if values not in VALUES:
-            raise unknown_name("values", values, VALUES)
-        if not 0 <= dropout < 1:
+        check_name("backend", backend, BACKENDS)
+        check_name("values", values, VALUES)
+        if not (is_number(dropout) and 0 <= dropout < 1):
             raise wrong_value("dropout", dropout, "a probability of at least 0 and below 1")
         self.dim, self.heads = dim, heads
         self.dim_head = dim // heads if dim_head is None else dim_head
         self.context_dim = dim if context_dim is None else context_dim
         self.causal = causal
         self.backend = backend
+        self.warns_of_large_output = True  # until it has
         self.position_heads = count_position_heads(position_heads, relative, heads)
         self.content_heads = heads - self.position_heads
         self.kernel = make_content_kernel(
@@ -130,7 +142,11 @@ class Attention(nn.Module):
             if isinstance(present, FeatureKernel) and relative == "rotary"
             else self.dim_head,
             num_waves=num_waves,
+            rotary_normalizer=rotary_normalizer,
         )
+        if rotary_normalizer is not None and not isinstance(present, FeatureKernel):
+            expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
+            raise wrong_value("rotary_normalizer", rotary_normalizer, expected)
         key_heads = self.content_heads if present.uses_content else 0
         query_heads = key_heads
         if self.relative is not None and self.relative.uses_query:
@@ -238,12 +254,17 @@ class Attention(nn.Module):
         Raises:
             ValueError: Shapes that do not fit, or a mask that keeps nothing.
         """
-        if tokens.ndim != 3 or tokens.shape[-1] != self.dim:
-            raise wrong_shape("tokens", tokens.shape, f"(batch, tokens, {self.dim})")
+        check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
         self._check_context(tokens, context, context_grid, context_positions)
+        self._check_places("", tokens, make_sites("", grid, positions), num_prefix_tokens)
+        if context is not None:
+            self._check_places("context_", context, make_sites("context_", context_grid, context_positions))
         few = num_queries is not None
         if few and (
-            self.relative is not None or context is not None or self.causal or not 1 <= num_queries <= tokens.shape[1]
+            self.relative is not None
+            or context is not None
+            or self.causal
+            or not (is_whole(num_queries) and 1 <= num_queries <= tokens.shape[1])
         ):
             expected = f"None, or 1 to {tokens.shape[1]} without a relative kernel, context or causality"
             raise wrong_value("num_queries", num_queries, expected)
@@ -251,24 +272,26 @@ class Attention(nn.Module):
         if lengths is not None:
             if key_mask is not None:
                 raise wrong_value("key_mask and lengths", "both", "at most one of the two")
+            check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
             key_mask = length_mask(lengths, (tokens if context is None else context).shape[1])
             query_mask = key_mask[:, :num_queries] if context is None else None
+        attended_to = tokens if context is None else context
+        if key_mask is not None:
+            check_mask("key_mask", key_mask, batch=attended_to.shape[0], num_tokens=attended_to.shape[1])
+            # What is dropped has no part in what the maps learn either, not even if it is NaN.
+            attended_to = attended_to.masked_fill(~key_mask[..., None], 0.0)
+            tokens = tokens if query_mask is None else attended_to
         if self.value_convolution is not None:
             for argument, given in (("num_queries", num_queries), ("positions", positions), ("context", context)):
                 if given is not None:
                     raise wrong_value(argument, "given", "None for a layer with a value convolution")
-        query, key, value = self.project(tokens[:, :num_queries], tokens if few else context, key_mask)
+        query, key, value = self.project(tokens[:, :num_queries], attended_to, key_mask)
         places = {} if few else {"grid": grid, "positions": positions, "num_prefix_tokens": num_prefix_tokens}
         if context is not None:
             places.update(key_grid=context_grid, key_positions=context_positions)
         mixed = []
         for group in self.head_groups():
             part = group.part_of(query, key, value, tokens[:, :num_queries].shape[1])
-            if isinstance(self.kernel, RandomFeatures) and group.heads.start == 0:
-                joint = group.relative if isinstance(self.relative, RotationJoint) and context is None else None
-                if joint is not None or not isinstance(self.relative, RotationJoint):
-                    sites = Sites(grid, positions)
-                    warn_of_collapse(self.kernel, *part, relative=joint, sites=sites, key_mask=key_mask)
             mixed.append(
                 functional.attention(
                     *part,
@@ -281,6 +304,14 @@ class Attention(nn.Module):
                     **(places if group.relative is not None else {}),
                 )
             )
+            if isinstance(self.kernel, RandomFeatures) and group.heads.start == 0:
+                joint = group.relative if isinstance(self.relative, RotationJoint) and context is None else None
+                if joint is not None or not isinstance(self.relative, RotationJoint):
+                    sites = Sites(grid, positions)
+                    warn_of_collapse(self.kernel, *part, relative=joint, sites=sites, key_mask=key_mask)
+            may_warn = group.bound is None and self.warns_of_large_output
+            if may_warn and warn_of_large_output(group, mixed[-1], part[2], key_mask=key_mask):
+                self.warns_of_large_output = False
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
         if self.value_convolution is not None:
             joined = joined + self.value_convolution(value, grid, num_prefix_tokens, key_mask)
@@ -312,12 +343,15 @@ class Attention(nn.Module):
         """
         if not self.causal:
             raise wrong_value("causal", self.causal, "True for a layer that is to decode step by step")
-        if token.ndim != 2 or token.shape[-1] != self.dim:
-            raise wrong_shape("token", token.shape, f"(batch, {self.dim})")
+        check_tokens("token", token, "batch", self.dim, first=self.output)
+        groups = self.head_groups()
+        if state is not None and not (isinstance(state, tuple) and len(state) == len(groups)):
+            came = f"{len(state)} states" if isinstance(state, tuple) else state
+            raise wrong_value("state", came, f"None, or the tuple of {len(groups)} that the last step returned")
         tokens = token[:, None]
         query, key, value = self.project(tokens)
         mixed, states = [], []
-        for place, group in enumerate(self.head_groups()):
+        for place, group in enumerate(groups):
             output, after = decode(
                 *group.part_of(query, key, value, 1),
                 None if state is None else state[place],
@@ -348,12 +382,20 @@ class Attention(nn.Module):
             num_prefix_tokens: Number of first tokens without a position.
             context_grid: The grid of the tokens that are attended to, the same by default.
         """
-        query = Sites(grid)
-        placement = Placement(query, query if context_grid is None else Sites(context_grid), num_prefix_tokens)
+        check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+        query = make_sites("", grid, None)
+        key = query if context_grid is None else make_sites("context_", context_grid, None)
+        placement = Placement(query, key, num_prefix_tokens)
         num_queries, num_keys = (
             num_prefix_tokens + (sites.num_tokens or 1) for sites in (placement.query, placement.key)
         )
-        relative = None if group.relative is None else group.relative.on(placement)
+        relative = group.relative
+        if relative is not None:
+            if grid is None:
+                raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
+            heads = group.heads.stop - group.heads.start
+            relative.check(heads=heads, dim=self.dim_head, num_axes=grid.num_axes, kernel=group.kernel)
+            relative = relative.on(placement)
         sizes = (num_queries, num_keys, self.dim_head, self.dim_value)
         return backend_costs(Workload(group.kernel, relative, placement, *sizes, self.causal))
 
@@ -380,5 +422,10 @@ class Attention(nn.Module):
                     raise wrong_value(argument, "given", "None without a context")
             if self.context_dim != self.dim:
                 raise wrong_value("context", None, f"tokens of size context_dim = {self.context_dim}")
-        elif context.ndim != 3 or context.shape[0] != tokens.shape[0] or context.shape[-1] != self.context_dim:
-            raise wrong_shape("context", context.shape, f"({tokens.shape[0]}, tokens, {self.context_dim})")
+        else:
+            check_tokens("context", context, tokens.shape[0], "tokens", self.context_dim, first=self.output)
+
+    def _check_places(self, argument: str, tokens: Tensor, sites: Sites, num_prefix_tokens: int = 0) -> None:
+        check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+        if sites.is_known or self.relative is not None:
+            check_sites(argument, sites, num_prefix_tokens, batch=tokens.shape[0], num_tokens=tokens.shape[1])

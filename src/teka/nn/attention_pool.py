@@ -6,7 +6,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from teka import functional
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_flags, check_sizes
+from teka.errors import wrong_value
+from teka.functional.placement import check_mask
+from teka.nn.tokens import check_tokens
 
 
 class AttentionPool(nn.Module):
@@ -29,9 +32,8 @@ class AttentionPool(nn.Module):
 
     def __init__(self, dim: int, heads: int, *, num_queries: int = 1, qkv_bias: bool = True) -> None:
         super().__init__()
-        for argument, size in (("dim", dim), ("heads", heads), ("num_queries", num_queries)):
-            if size < 1:
-                raise wrong_value(argument, size, "at least 1")
+        check_sizes({"dim": dim, "heads": heads, "num_queries": num_queries})
+        check_flags({"qkv_bias": qkv_bias})
         if dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}")
         self.dim, self.heads = dim, heads
@@ -54,8 +56,10 @@ class AttentionPool(nn.Module):
         Raises:
             ValueError: Shapes that do not fit, or a mask that keeps nothing.
         """
-        if tokens.ndim != 3 or tokens.shape[-1] != self.dim:
-            raise wrong_shape("tokens", tokens.shape, f"(batch, tokens, {self.dim})")
+        check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
+        if key_mask is not None:
+            check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
+            tokens = tokens.masked_fill(~key_mask[..., None], 0.0)
         query = self.query.expand(tokens.shape[0], -1, -1)
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)

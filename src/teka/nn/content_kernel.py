@@ -1,6 +1,7 @@
 """The content kernel of a layer: a kernel, or a module that holds the tensors of one."""
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name
+from teka.errors import wrong_value
 from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, LEARNED_KERNELS, RANDOM_KERNELS, Kernel
 from teka.functional.relative import NUM_FREQUENCIES
 from teka.nn.learned_features import LearnedFeatures
@@ -45,8 +46,7 @@ def make_content_kernel(
         joint = 2 * num_axes * NUM_FREQUENCIES if relative == "rotation_joint" else 0
         joint = relative.num_position_features if isinstance(relative, RotationJoint) else joint
         return RandomFeatures(kernel, dim_head + joint, num_features=num_features)
+    check_name("kernel", kernel, KERNELS)
     if kernel in LEARNED_KERNELS:
         return LearnedFeatures(kernel, dim_head, content_heads)
-    if kernel not in DETERMINISTIC_KERNELS:
-        raise unknown_name("kernel", kernel, KERNELS)
     return DETERMINISTIC_KERNELS[kernel]()

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from teka.errors import wrong_value
+from teka.checks import check_sizes
+from teka.errors import wrong_type, wrong_value
 from teka.functional.backend import choose_backend
 from teka.functional.backend.cost import MULTIPLY_ADDS_PER_BYTE, Cost
 from teka.grid import Grid
@@ -108,10 +109,10 @@ def explain(
     if grid is None and (num_tokens is None or layer.relative is not None):
         expected = "a teka.Grid" + ("" if layer.relative is not None else ", or num_tokens")
         raise wrong_value("grid", grid, expected)
-    if num_tokens is not None and num_tokens < 1:
-        raise wrong_value("num_tokens", num_tokens, "at least 1")
-    if num_prefix_tokens < 0:
-        raise wrong_value("num_prefix_tokens", num_prefix_tokens, "0 or more")
+    check_sizes({"num_tokens": num_tokens}, or_none=True)
+    check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+    if device_type is not None and not isinstance(device_type, str):
+        raise wrong_type("device_type", device_type, "None or a name such as 'cpu'")
     if context_grid is not None and (layer.causal or num_prefix_tokens):
         raise wrong_value("context_grid", context_grid, "None for a causal layer or with prefix tokens")
     if grid is None:
@@ -131,10 +132,9 @@ def explain(
             return choose_backend("auto", costs_on(group, *grids), device) == "dense"
 
         longer = _crossover(dense_is_cheapest, grid) if len(costs) > 1 else None
-        relative = "" if group.relative is None else f" × {group.relative.name}"
         groups.append(
             GroupExplanation(
-                name=group.kernel.name + relative,
+                name=group.name,
                 num_heads=group.heads.stop - group.heads.start,
                 backend=choose_backend(group.backend, costs, device),
                 is_chosen=group.backend == "auto",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from teka.checks import is_whole
 from teka.errors import wrong_value
 from teka.functional.kernel import Constant, Kernel
 from teka.functional.relative import Relative
@@ -30,6 +31,16 @@ class HeadGroup:
     backend: str
     queries: slice | None
     keys: slice | None
+
+    @property
+    def name(self) -> str:
+        """The kernels, "kernel × relative kernel"."""
+        return pair_name(self.kernel, self.relative)
+
+    @property
+    def bound(self) -> float | None:
+        """C with |out| ≤ C · max |v| whatever the tokens are, or None where nothing promises one."""
+        return self.kernel.bound if self.relative is None else self.relative.bound_with(self.kernel)
 
     def part_of(
         self,
@@ -65,6 +76,16 @@ class HeadGroup:
         return query, value if value.shape[-1] == width else nothing.expand(*value.shape[:3], width), value
 
 
+def pair_name(kernel: Kernel, relative: Relative | None) -> str:
+    """The name of a content kernel, or "kernel × relative kernel".
+
+    Args:
+        kernel: The content kernel.
+        relative: The relative kernel, or None.
+    """
+    return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
+
+
 def count_position_heads(position_heads: int | None, relative: str | RelativeModule | None, heads: int) -> int:
     """How many of the heads attend by position alone.
 
@@ -88,7 +109,7 @@ def count_position_heads(position_heads: int | None, relative: str | RelativeMod
     if kind is not None and kind.needs_content and position_heads != 0:
         expected = f"None or 0 with relative={relative!r}, which acts inside the content kernel"
         raise wrong_value("position_heads", position_heads, expected)
-    if not 0 <= position_heads < heads:
+    if not (is_whole(position_heads) and 0 <= position_heads < heads):
         expected = f"0 to {heads - 1}, fewer than heads = {heads}; kernel='constant' leaves content out of all heads"
         raise wrong_value("position_heads", position_heads, expected)
     return position_heads

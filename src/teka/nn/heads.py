@@ -39,7 +39,7 @@ def project_heads_first(
         mapped = torch.mm(linear.weight, columns)
     else:
         mapped = torch.addmm(linear.bias[:, None], linear.weight, columns)
-    return mapped.view(-1, dim_head, batch, num_tokens).permute(2, 0, 3, 1)
+    return mapped.view(mapped.shape[0] // dim_head, dim_head, batch, num_tokens).permute(2, 0, 3, 1)
 
 
 def join_heads(

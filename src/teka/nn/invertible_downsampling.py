@@ -3,7 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_kind, check_sizes
+from teka.errors import wrong_shape
 
 
 class InvertibleDownsampling(nn.Module):
@@ -29,9 +30,7 @@ class InvertibleDownsampling(nn.Module):
 
     def __init__(self, factor: int = 2, num_axes: int = 2) -> None:
         super().__init__()
-        for argument, size in (("factor", factor), ("num_axes", num_axes)):
-            if size < 1:
-                raise wrong_value(argument, size, "at least 1")
+        check_sizes({"factor": factor, "num_axes": num_axes})
         self.factor, self.num_axes = factor, num_axes
         self.cells_per_block = factor**num_axes
 
@@ -47,6 +46,7 @@ class InvertibleDownsampling(nn.Module):
         Raises:
             ValueError: Another number of axes, or a side that is no multiple.
         """
+        check_kind("maps", maps, None)
         if maps.ndim != 2 + self.num_axes or any(side % self.factor for side in maps.shape[2:]):
             expected = f"(batch, channels) and {self.num_axes} sides, multiples of factor = {self.factor}"
             raise wrong_shape("maps", maps.shape, expected)
@@ -68,11 +68,12 @@ class InvertibleDownsampling(nn.Module):
         Raises:
             ValueError: Another number of axes, or channels that are no multiple of a block's cells.
         """
+        check_kind("maps", maps, None)
         if maps.ndim != 2 + self.num_axes or maps.shape[1] % self.cells_per_block:
             expected = f"(batch, a multiple of {self.cells_per_block} channels) and {self.num_axes} sides"
             raise wrong_shape("maps", maps.shape, expected)
         axes = range(self.num_axes)
-        sides = maps.shape[2:]
-        within_first = maps.reshape(maps.shape[0], -1, *[self.factor] * self.num_axes, *sides)
+        sides, channels = maps.shape[2:], maps.shape[1] // self.cells_per_block
+        within_first = maps.reshape(maps.shape[0], channels, *[self.factor] * self.num_axes, *sides)
         blocks = within_first.permute(0, 1, *(place for axis in axes for place in (2 + self.num_axes + axis, 2 + axis)))
-        return blocks.reshape(maps.shape[0], maps.shape[1] // self.cells_per_block, *(s * self.factor for s in sides))
+        return blocks.reshape(maps.shape[0], channels, *(s * self.factor for s in sides))

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name, check_sizes
 from teka.functional.kernel import LEARNED_KERNELS, FeatureKernel
 
 
@@ -12,7 +12,7 @@ class LearnedFeatures(nn.Module):
     """A kernel whose feature map is learned, one for each head, beginning as the identity (Zhang et al. 2024).
 
     Args:
-        kernel: "hedgehog".
+        kernel: A name of `teka.functional.kernel.LEARNED_KERNELS`.
         dim: Size d of queries and keys.
         heads: Number of heads H that attend by content.
 
@@ -27,11 +27,8 @@ class LearnedFeatures(nn.Module):
 
     def __init__(self, kernel: str, dim: int, heads: int) -> None:
         super().__init__()
-        if kernel not in LEARNED_KERNELS:
-            raise unknown_name("kernel", kernel, LEARNED_KERNELS)
-        for argument, size in (("dim", dim), ("heads", heads)):
-            if size < 1:
-                raise wrong_value(argument, size, "at least 1")
+        check_name("kernel", kernel, LEARNED_KERNELS)
+        check_sizes({"dim": dim, "heads": heads})
         self.kernel = kernel
         self.dim = dim
         self.heads = heads

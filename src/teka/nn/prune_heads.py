@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.errors import wrong_value
+from teka.checks import is_whole
+from teka.errors import wrong_type, wrong_value
 from teka.functional.kernel import Constant, Hedgehog
 from teka.nn.attention import Attention
 from teka.nn.learned_features import LearnedFeatures
@@ -62,6 +63,8 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
     Raises:
         ValueError: A head that is not there, all heads, or a relative kernel whose parameters are not known.
     """
+    if not isinstance(attention, Attention):
+        raise wrong_type("attention", attention, "a teka.nn.Attention")
     kept = _kept_heads(attention, heads)
     pruned = copy.deepcopy(attention)
     queries, keys = _rows(attention, "queries", kept), _rows(attention, "keys", kept)
@@ -96,9 +99,12 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
 
 
 def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
-    removed = list(heads)
+    try:
+        removed = list(heads)
+    except TypeError:
+        raise wrong_value("heads", heads, "several whole numbers, one for each head to remove") from None
     for head in removed:
-        if not isinstance(head, int) or isinstance(head, bool) or not 0 <= head < attention.heads:
+        if not (is_whole(head) and 0 <= head < attention.heads):
             raise wrong_value("heads", removed, f"whole numbers from 0 to {attention.heads - 1}, as there are heads")
     kept = [head for head in range(attention.heads) if head not in removed]
     if not kept:

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import rms_norm
 
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.checks import BOOLEAN, check_name, check_tensor
+from teka.errors import wrong_value
 from teka.functional.kernel.kept_mean import kept_mean
 
 
@@ -91,8 +92,8 @@ class CentredQueryKey(nn.Module):
         Raises:
             ValueError: A mask of another shape.
         """
-        if key_mask is not None and tuple(key_mask.shape) != (key.shape[0], key.shape[2]):
-            raise wrong_shape("key_mask", key_mask.shape, f"({key.shape[0]}, {key.shape[2]})")
+        if key_mask is not None:
+            check_tensor("key_mask", key_mask, key.shape[0], key.shape[2], dtypes=BOOLEAN)
         return query, key - kept_mean(key, key_mask)
 
 
@@ -112,7 +113,8 @@ def make_query_key(query_key: str, heads: int, dim_head: int, *, causal: bool) -
     Raises:
         ValueError: An unknown name, no keys to act on, or keys that would depend on later ones.
     """
-    if query_key in QUERY_KEYS and query_key != "plain" and heads == 0:
+    check_name("query_key", query_key, QUERY_KEYS)
+    if query_key != "plain" and heads == 0:
         raise wrong_value("query_key", query_key, "'plain' with a kernel that does not look at content")
     if query_key == "centred" and causal:
         raise wrong_value("query_key", query_key, "'plain' or 'normalized' with causal=True: a mean sees later keys")
@@ -121,7 +123,5 @@ def make_query_key(query_key: str, heads: int, dim_head: int, *, causal: bool) -
             return PlainQueryKey()
         case "normalized":
             return NormalizedQueryKey(heads, dim_head)
-        case "centred":
-            return CentredQueryKey()
         case _:
-            raise unknown_name("query_key", query_key, QUERY_KEYS)
+            return CentredQueryKey()

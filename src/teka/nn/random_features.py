@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name, check_sizes
+from teka.errors import wrong_type
 from teka.functional.kernel import RANDOM_KERNELS, FeatureKernel, default_num_features
 from teka.functional.projection import PROJECTIONS, draw_projection
 
@@ -18,10 +19,10 @@ class RandomFeatures(nn.Module):
     (Horn et al. 2021).
 
     Args:
-        kernel: "positive" or "trigonometric".
+        kernel: A name of `teka.functional.kernel.RANDOM_KERNELS`.
         dim: Size of queries and keys.
         num_features: Number of draws m, ⌊d ln d⌋ by default.
-        projection: "orthogonal" or "independent".
+        projection: A name of `teka.functional.PROJECTIONS`.
         generator: Source of the seed; torch's global one by default.
 
     Raises:
@@ -42,12 +43,12 @@ class RandomFeatures(nn.Module):
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
-        if kernel not in RANDOM_KERNELS:
-            raise unknown_name("kernel", kernel, RANDOM_KERNELS)
-        if projection not in PROJECTIONS:
-            raise unknown_name("projection", projection, PROJECTIONS)
-        if num_features is not None and num_features < 1:
-            raise wrong_value("num_features", num_features, "at least 1")
+        check_name("kernel", kernel, RANDOM_KERNELS)
+        check_name("projection", projection, PROJECTIONS)
+        check_sizes({"dim": dim})
+        check_sizes({"num_features": num_features}, or_none=True)
+        if generator is not None and not isinstance(generator, Generator):
+            raise wrong_type("generator", generator, "None or a torch.Generator")
         self.kernel = kernel
         self.dim = dim
         self.num_features = default_num_features(dim) if num_features is None else num_features

@@ -3,10 +3,14 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from teka.checks import LARGEST, WHOLE, check_sizes, check_tensor, is_number
+from teka.errors import wrong_value
+from teka.functional.placement import length_mask
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.content_kernel import ContentKernel
 from teka.nn.relative import RelativeModule
+from teka.nn.tokens import check_tokens
 
 
 class TransformerBlock(nn.Module):
@@ -29,6 +33,7 @@ class TransformerBlock(nn.Module):
         num_axes: Number of axes of the grids to come; see `Attention`.
         position_heads: Number of last heads that attend by position alone; see `Attention`.
         num_waves: Number of waves F of relative="fourier".
+        rotary_normalizer: What the denominator of relative="rotary" is made of; see `Attention`.
         query_key: "plain", "normalized" or "centred"; see `Attention`.
         gate: Whether a sigmoid of the token gates the heads' output; see `Attention`.
         value_convolution: Side of a depthwise convolution of the values; see `Attention`.
@@ -54,14 +59,16 @@ class TransformerBlock(nn.Module):
         num_axes: int = 2,
         position_heads: int | None = None,
         num_waves: int | None = None,
+        rotary_normalizer: str | None = None,
         query_key: str = "plain",
         gate: bool = False,
         value_convolution: int | None = None,
     ) -> None:
         super().__init__()
-        hidden = int(dim * mlp_ratio)
-        if hidden < 1:
-            raise ValueError(f"mlp_ratio is {mlp_ratio!r}, expected at least 1 / dim = 1 / {dim}")
+        check_sizes({"dim": dim})
+        hidden = int(dim * mlp_ratio) if is_number(mlp_ratio) else 0
+        if not 1 <= hidden <= LARGEST:
+            raise wrong_value("mlp_ratio", mlp_ratio, f"at least 1 / dim = 1 / {dim}, and a width up to {LARGEST}")
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(
             dim,
@@ -77,6 +84,7 @@ class TransformerBlock(nn.Module):
             num_axes=num_axes,
             position_heads=position_heads,
             num_waves=num_waves,
+            rotary_normalizer=rotary_normalizer,
             query_key=query_key,
             gate=gate,
             value_convolution=value_convolution,
@@ -99,8 +107,12 @@ class TransformerBlock(nn.Module):
     ) -> Float[Tensor, "batch queries dim"]:
         """Transform the tokens, or the first `num_queries` of them; arguments as in `Attention.forward`.
 
-        What stands after the lengths of a ragged batch is transformed too, but no other token sees it.
+        What stands after the lengths of a ragged batch is taken to be 0 and transformed too, but no other token sees it.
         """
+        check_tokens("tokens", tokens, "batch", "tokens", self.attention.dim, first=self.attention.output)
+        if lengths is not None:
+            check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
+            tokens = tokens.masked_fill(~length_mask(lengths, tokens.shape[1])[..., None], 0.0)
         attended = self.attention(
             self.attention_norm(tokens),
             grid,

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import conv1d, conv2d, conv3d, pad
 
+from teka.checks import is_whole
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 
@@ -33,9 +34,9 @@ class ValueConvolution(nn.Module):
 
     def __init__(self, heads: int, dim_head: int, side: int, num_axes: int) -> None:
         super().__init__()
-        if side < 1 or side % 2 == 0:
+        if not is_whole(side) or side < 1 or side % 2 == 0:
             raise wrong_value("value_convolution", side, "None or an odd number of at least 1, the side in cells")
-        if num_axes not in CONVOLUTIONS:
+        if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
             raise wrong_value("num_axes", num_axes, "1, 2 or 3 with value_convolution")
         self.side = side
         self.weight = Parameter(torch.zeros(heads * dim_head, 1, *(side,) * num_axes))

@@ -37,12 +37,13 @@ class Run:
         model: "performer", "self_attention" (the network of Cordonnier et al. 2020), or a baseline: "alexnet", "vgg16",
             "resnet18", "linformer" or "routing_transformer". Options of a model that another does not have stay at
             their defaults with it.
-        position: What the Performer knows of positions: "none", "absolute", or a relative kernel: "rotary", "rotation",
-            "fourier", "clipped", "rotation_joint", "clipped_features" or another that `teka.nn.Attention` takes.
-        kernel: Content kernel: "squared_relu", "softmax", "positive", "hedgehog" or any other
-            name that `teka.nn.Attention` takes.
+        position: What the Performer knows of positions: "none", "absolute", or a relative kernel: "rotation",
+            "rotation_joint", "clipped", "clipped_features", "quadratic", "generalized_quadratic", "table", "fourier" or
+            "rotary".
+        kernel: Content kernel: "softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "constant", "positive",
+            "hyperbolic", "optimal", "trigonometric" or "hedgehog".
         num_features: Number of random features of the kernels that have them.
-        backend: "auto", "dense", "linear", "toeplitz" or "rings".
+        backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
         dim: Size of a token.
         depth: Number of blocks.
         heads: Number of heads; of "self_attention" also one number for each block.
@@ -65,7 +66,7 @@ class Run:
         longest_wave: Longest wave of position "fourier" at first, in tokens, 64 by default.
         wave_weight: Weight of the waves of position "fourier" at first over that of the constant, 1 by default.
         rotation_weight_scale: Standard deviation of the weights of position "rotation" at first, 1 by default.
-        rotary_normalizer: What the denominator of position "rotary" is made of: "features", the default, or "lengths".
+        rotary_normalizer: What the denominator of position "rotary" is made of; see `teka.nn.Attention`.
         epsilon: Floor of the kernels "squared_relu", "focused" and "relu" over the root mean square.
         query_key: What is done to queries and keys: "plain", "normalized" or "centred".
         gate: Whether a sigmoid of each token gates what its heads give.

@@ -11,6 +11,7 @@ from teka.functional.kernel import (
     KERNELS,
     LEARNED_KERNELS,
     RANDOM_KERNELS,
+    Elu,
     FeatureKernel,
     Positive,
     SquaredRelu,
@@ -70,6 +71,26 @@ def test_it_has_as_many_features_as_it_says(name: str):
     assert isinstance(kernel, FeatureKernel)
     assert kernel.query_features(query, scale=0.4).shape == (2, 3, 6, kernel.num_features(5))
     assert kernel.key_features(key, scale=0.4).shape == (2, 3, 6, kernel.num_features(5))
+
+
+@pytest.mark.parametrize("name", FEATURE_KERNELS)
+def test_weights_are_negative_only_where_a_kernel_says_that_they_may_be(name: str):
+    query, key, _ = draw_inputs(50, scale=2.0)
+    kernel = make_kernel(name, 5)
+    assert isinstance(kernel, FeatureKernel)
+    weights = kernel.query_features(query, scale=0.4) @ kernel.key_features(key, scale=0.4).transpose(-2, -1)
+    assert bool((weights >= 0).all()) == kernel.nonnegative
+
+
+def test_a_kernel_that_does_not_say_whether_weights_may_be_negative_is_an_error():
+    class Open(FeatureKernel):
+        """Some methods are abstract: it may leave that to its subclasses."""
+
+    methods = {name: getattr(Elu, name) for name in ("num_features", "query_features", "key_features")}
+    message = r"Silent does not declare `nonnegative: .*True if no weight .*False if one can be"
+    with pytest.raises(TypeError, match=message):
+        type("Silent", (Open,), methods)
+    assert type("Outspoken", (Open,), {**methods, "nonnegative": False})().num_features(5) == 5
 
 
 @pytest.mark.parametrize("name", ALL_MODES)

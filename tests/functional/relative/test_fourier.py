@@ -22,7 +22,7 @@ def places(*size: int, seed: int = 0) -> Tensor:
 
 
 def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
-    return relative.query_waves(query) @ relative.key_waves(key).transpose(-2, -1)
+    return relative.query_waves(query, query.dtype) @ relative.key_waves(key, key.dtype).transpose(-2, -1)
 
 
 def test_it_is_the_formula_in_loops():
@@ -45,8 +45,8 @@ def test_the_product_of_its_waves_is_the_kernel(num_axes: int, batch: tuple[int,
     relative = build(num_axes)
     query, key = places(*batch, 7, num_axes), places(*batch, 5, num_axes, seed=1)
     assert relative.num_waves == 9
-    assert relative.query_waves(query).shape == (*batch, 3, 7, 9)
-    assert relative.key_waves(key).shape == (*batch, 3, 5, 9)
+    assert relative.query_waves(query, query.dtype).shape == (*batch, 3, 7, 9)
+    assert relative.key_waves(key, key.dtype).shape == (*batch, 3, 5, 9)
     expected = relative.log_at(query[..., :, None, :] - key[..., None, :, :]).exp()
     expected = expected.movedim(0, -3)
     assert relative_change(product(relative, query, key), expected) < 1e-12

@@ -11,7 +11,7 @@ from teka import Grid
 from teka.functional.kernel import Constant, FeatureKernel, Softmax, SquaredRelu, make_kernel
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import Rotary
-from teka.functional.relative.rotary import pair_lengths
+from teka.functional.relative.rotary import LEAST_WEIGHT, pair_lengths
 
 
 def build(num_axes: int = 2) -> Rotary:
@@ -90,21 +90,46 @@ def test_the_form_that_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch):
     assert relative_change(relative.turn(features, positions), turned) < 1e-12
 
 
-def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs():
-    features = draw_inputs(7)[0]
-    assert build().normalizing(features) is features
-    found = Rotary(build().frequency, "lengths").normalizing(features)
+def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs_or_of_both():
+    features, frequency = draw_inputs(7)[0], build().frequency
+    assert Rotary(frequency, "features").normalizing(features, placed=True) is features
+    found = Rotary(frequency, "lengths").normalizing(features, placed=True)
     assert found.shape == (2, 3, 7, 3)
     for token in range(7):
         one = features[1, 2, token].tolist()
         expected = [math.sqrt(one[0] ** 2 + one[1] ** 2), math.sqrt(one[2] ** 2 + one[3] ** 2), abs(one[4])]
         assert found[1, 2, token].tolist() == pytest.approx(expected, rel=1e-14)
+    mixed = Rotary(frequency, "mixed", 0.19).normalizing(features, placed=True)
+    assert relative_change(mixed, torch.cat([0.9 * features, math.sqrt(0.19) * found], dim=-1)) < 1e-14
+    assert torch.equal(Rotary(frequency, "mixed", 1.0).normalizing(features, placed=True), found)
+    assert Rotary(frequency, "mixed").normalizing(features, placed=False) is features
+
+
+def test_weights_of_the_non_negative_form_are_half_the_lengths_and_half_the_turned_features():
+    relative, (left, right, _), places_of = Rotary(build().frequency, "nonnegative"), draw_inputs(7), places(7, 2)
+    weights = relative.weighing(left, places_of) @ relative.weighing(right, places_of).transpose(-2, -1)
+    lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
+    turned = relative.turn(left, places_of) @ relative.turn(right, places_of).transpose(-2, -1)
+    assert relative_change(weights, ((1 + LEAST_WEIGHT) * lengths + turned) / 2) < 1e-14
+    assert (weights >= 0).all()
+    assert relative.sums_weights
+    still = relative.weighing(left, None) @ relative.weighing(right, None).transpose(-2, -1)
+    assert relative_change(still, ((1 + LEAST_WEIGHT) * lengths + left @ right.transpose(-2, -1)) / 2) < 1e-14
 
 
 def test_no_turn_changes_lengths():
     relative, features = Rotary(build().frequency, "lengths"), draw_inputs(7)[0]
     turned = relative.turn(features, places(7, 2))
-    assert relative_change(relative.normalizing(turned), relative.normalizing(features)) < 1e-14
+    assert (
+        relative_change(relative.normalizing(turned, placed=True), relative.normalizing(features, placed=True)) < 1e-14
+    )
+
+
+def test_a_kernel_of_signed_features_has_no_part_in_the_denominator():
+    relative = build()
+    assert relative.for_kernel(SquaredRelu()) is relative
+    signed = make_kernel("trigonometric", 5)
+    assert relative.for_kernel(signed).normalizer == "lengths"
 
 
 @pytest.mark.parametrize("smallest", [1.0, 1e-30])
@@ -165,6 +190,9 @@ def test_a_kernel_of_a_single_feature_is_refused():
         Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
 
 
-def test_an_unknown_normalizer_is_refused():
+def test_an_unknown_normalizer_and_a_share_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"normalizer is 'length', expected .*; did you mean 'lengths'"):
         Rotary(torch.ones(3, 2, 2), "length")
+    for share in (0.0, 1.1, math.nan):
+        with pytest.raises(ValueError, match=r"length_share is .*, expected above 0 and at most 1"):
+            Rotary(torch.ones(3, 2, 2), length_share=share)

@@ -1,8 +1,7 @@
-import pytest
 import torch
 from torch.nn.functional import softplus
 
-from teka.nn.relative.initial import check_sizes, inverse_softplus, random_directions
+from teka.nn.relative.initial import inverse_softplus, random_directions
 
 
 def test_softplus_undoes_its_inverse():
@@ -16,9 +15,3 @@ def test_directions_have_length_1_and_no_side_that_they_prefer():
     assert directions.shape == (30, 50, 3)
     assert torch.allclose(directions.norm(dim=-1), torch.ones(30, 50))
     assert float(directions.mean(dim=(0, 1)).abs().max()) < 0.05
-
-
-def test_sizes_below_1_are_errors_that_name_them():
-    check_sizes({"heads": 1})
-    with pytest.raises(ValueError, match="waves is 0, expected at least 1"):
-        check_sizes({"heads": 1, "waves": 0})

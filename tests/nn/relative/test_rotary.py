@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from teka.functional import relative
+from teka.functional.relative import ROTARY_NORMALIZERS
 from teka.nn.relative import Rotary
 
 
@@ -38,7 +39,8 @@ def test_a_base_that_is_not_positive_is_refused():
 
 
 def test_its_normalizer_reaches_the_kernel_and_an_unknown_one_is_refused():
-    assert Rotary(2, 3, 2)().normalizer == "features"
-    assert Rotary(2, 3, 2, normalizer="lengths")().normalizer == "lengths"
+    assert Rotary(2, 3, 2)().normalizer == ROTARY_NORMALIZERS[0]
+    found = Rotary(2, 3, 2, normalizer="mixed", length_share=0.2)()
+    assert (found.normalizer, found.length_share) == ("mixed", 0.2)
     with pytest.raises(ValueError, match=r"normalizer is 'length', expected .*; did you mean 'lengths'"):
         Rotary(2, 3, 2, normalizer="length")

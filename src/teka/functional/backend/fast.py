@@ -7,7 +7,7 @@ from teka.functional.backend.fft import fft
 from teka.functional.backend.linear.causal import causal_linear
 from teka.functional.backend.linear.fused_linear import fused_linear
 from teka.functional.backend.linear.linear import linear
-from teka.functional.backend.linear.turned import turn
+from teka.functional.backend.linear.rotary_sums import rotary_sums
 from teka.functional.backend.prefix import add_prefix
 from teka.functional.backend.rings.causal_rings import causal_rings
 from teka.functional.backend.rings.rings import rings
@@ -44,7 +44,9 @@ def fast(
     is_causal: bool,
 ) -> Float[Tensor, "batch heads queries dim_value"]:
     """Attention by a backend other than dense."""
+    # The fused sums take a denominator to be positive.
     simple = relative is None or (isinstance(relative, WaveRelative) and placement.num_prefix_tokens == 0)
+    simple = simple and kernel.nonnegative
     if backend == "linear" and simple and not is_causal and isinstance(kernel, LocalKernel) and kernel.is_its_map:
         waves = _waves(relative, placement, query) if isinstance(relative, WaveRelative) else ()
         if is_plain_eager_on_cpu(query, key, value, *waves):
@@ -57,8 +59,8 @@ def fast(
 
 def _waves(relative: WaveRelative, placement: Placement, query: Tensor) -> tuple[Tensor, Tensor]:
     """Waves at the places of queries and keys, shape (1, H, L, waves) or (B, H, L, waves)."""
-    query_waves = relative.query_waves(placement.query.positions_like(query))
-    key_waves = relative.key_waves(placement.key.positions_like(query))
+    query_waves = relative.query_waves(placement.query.places(query.device), query.dtype)
+    key_waves = relative.key_waves(placement.key.places(query.device), query.dtype)
     return (
         query_waves if query_waves.ndim == 4 else query_waves[None],
         key_waves if key_waves.ndim == 4 else key_waves[None],
@@ -125,11 +127,9 @@ def _rotary(
     *,
     is_causal: bool,
 ) -> Sums:
-    """The numerator from turned features, the denominator from what no turn changes."""
-    turned = turn(query_features, key_features, relative, placement)
-    normalizing = relative.normalizing(query_features), relative.normalizing(key_features)
-    nothing = value[..., :0]
-    if is_causal:
-        numerator = causal_linear(*turned, log_scale, value).numerator
-        return Sums(numerator, causal_linear(*normalizing, log_scale, nothing).denominator)
-    return Sums(linear(*turned, value).numerator, linear(*normalizing, nothing).denominator)
+    """The numerator from turned features, the denominator from what no turn changes or from the same."""
+    weighing = (
+        relative.weighing(query_features, placement.query.places(value.device)),
+        relative.weighing(key_features, placement.key.places(value.device)),
+    )
+    return rotary_sums(relative, query_features, key_features, *weighing, value, log_scale, is_causal=is_causal)

@@ -50,7 +50,7 @@ def fft(
     assert placement.grids is not None
     shapes = (placement.grids[0].shape, placement.grids[1].shape)
     num_features = key_features.shape[-1]
-    chunk = CHUNK_ELEMENTS // (channels.numel() * math.prod(sizes) // math.prod(shapes[1]))
+    chunk = CHUNK_ELEMENTS // max(1, channels.numel() * math.prod(sizes) // math.prod(shapes[1]))
     chunk = max(1, min(num_features, chunk))
     convolved = torch.zeros((), dtype=value.dtype, device=value.device)
     for start in range(0, num_features, chunk):
@@ -122,9 +122,11 @@ def _convolve(
 ) -> Float[Tensor, "batch heads queries channels"]:
     """The part of the sums that comes from some of the features."""
     tensor = (key_features[..., :, None] * value[..., None, :]).movedim(2, -1).unflatten(-1, shapes[1])
-    axes = _axes(tensor, len(sizes))
+    axes, batch = _axes(tensor, len(sizes)), len(tensor)
+    if batch == 0:  # which torch transforms not
+        tensor = torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
     product = torch.fft.rfftn(tensor, s=sizes, dim=axes) * spectrum[:, None, None]
-    mixed = torch.fft.irfftn(product, s=sizes, dim=axes)
+    mixed = torch.fft.irfftn(product, s=sizes, dim=axes)[:batch]
     for axis, side in zip(axes, shapes[0], strict=True):
         mixed = mixed.narrow(axis, 0, side)
     mixed = mixed.flatten(-len(sizes)).movedim(-1, 2)

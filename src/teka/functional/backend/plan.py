@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name
+from teka.errors import wrong_value
 from teka.functional.backend.cost import (
     Cost,
     causal_linear_cost,
@@ -121,8 +122,7 @@ def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
     Raises:
         ValueError: An unknown name, or a backend that cannot compute this attention.
     """
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
+    check_name("backend", backend, BACKENDS)
     if backend == "auto":
         # Nor can vmap read numbers. In two steps, for torch.compile knows no `min` with a key.
         names = [name for name in costs if name != "fft" or is_plain_eager()]

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.functional.backend.linear.linear import linear
+from teka.functional.backend.linear.rotary_sums import rotary_sums
 from teka.functional.backend.sums import Sums
 from teka.functional.relative import Relative, RotaryRelative
 
@@ -33,13 +34,10 @@ def add_prefix(
 
     def plain(queries: slice, keys: slice) -> Sums:
         left, right, values = query_features[:, :, queries], key_features[:, :, keys], value[:, :, keys]
-        both = linear(left, right, values)
         if not isinstance(relative, RotaryRelative):
-            return both
-        normalizing = relative.normalizing(left), relative.normalizing(right)
-        if normalizing[0] is left:
-            return both
-        return Sums(both.numerator, linear(*normalizing, values[..., :0]).denominator)
+            return linear(left, right, values)
+        unturned = relative.weighing(left, None), relative.weighing(right, None)
+        return rotary_sums(relative, left, right, *unturned, values, placed=False)
 
     sums = sums + plain(slice(first, None), slice(None, first))
     prefix = plain(slice(None, first), slice(None))

@@ -4,6 +4,7 @@ import math
 
 from torch import Generator
 
+from teka.checks import check_sizes
 from teka.errors import unknown_name, wrong_value
 from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.kernel.constant import Constant
@@ -38,6 +39,7 @@ KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 def default_num_features(dim: int) -> int:
     """Number of random features m = ⌊d ln d⌋, at least 1 (Choromanski et al. 2021, Theorem 4; Horn et al. 2021)."""
+    check_sizes({"dim": dim}, 0)
     return max(1, int(dim * math.log(dim))) if dim > 0 else 1
 
 

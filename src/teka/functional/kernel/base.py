@@ -2,13 +2,13 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.errors import wrong_shape
+from teka.checks import check_tensor
 
 
 class Kernel(ABC):
@@ -17,6 +17,11 @@ class Kernel(ABC):
     name: ClassVar[str]
     uses_content: ClassVar[bool] = True
     estimates_softmax: ClassVar[bool] = False
+
+    @property
+    def bound(self) -> float | None:
+        """C with |out| ≤ C · max |v| whatever the tokens are, or None where nothing promises one."""
+        return None
 
     @abstractmethod
     def dense_vectors(
@@ -93,10 +98,31 @@ class Kernel(ABC):
 class FeatureKernel(Kernel):
     """A content kernel with a feature map, κ(q, k) = φ(q)ᵀφ(k), so that sums over keys cost O(L).
 
-    `nonnegative` says whether κ ≥ 0 for every draw, so that a denominator cannot cross 0.
+    Every kernel declares `nonnegative`. There is no default, for a wrong True gives wrong outputs without a word. True
+    says that κ(q, k) ≥ 0 for all vectors and every draw: a denominator below the smallest normal number is then that of
+    a row without weights, and log κ may be taken. False says that κ may be negative: denominators are taken as they
+    are, and that of `Rotary` is made of lengths alone. False is safe for any kernel.
+
+    Raises:
+        TypeError: A subclass without abstract methods that does not say.
     """
 
-    nonnegative: ClassVar[bool] = True
+    nonnegative: ClassVar[bool]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # ABCMeta has not yet noted which methods are abstract.
+        is_abstract = any(getattr(getattr(cls, name, None), "__isabstractmethod__", False) for name in dir(cls))
+        if not is_abstract and not hasattr(cls, "nonnegative"):
+            raise TypeError(
+                f"{cls.__name__} does not declare `nonnegative: ClassVar[bool]`: "
+                "True if no weight κ(q, k) = φ(q)ᵀφ(k) can be negative, False if one can be"
+            )
+
+    @property
+    def bound(self) -> float | None:
+        """1 where no weight is negative, so that outputs are means of the values."""
+        return 1.0 if self.nonnegative else None
 
     @abstractmethod
     def num_features(self, dim: int) -> int:
@@ -258,5 +284,4 @@ def check_projection(projection: Tensor, dim: int) -> None:
     Raises:
         ValueError: It does not.
     """
-    if projection.ndim != 2 or projection.shape[-1] != dim:
-        raise wrong_shape("projection", projection.shape, f"(features, {dim}) for vectors of size {dim}")
+    check_tensor("projection", projection, "features", dim)

@@ -19,6 +19,7 @@ class Constant(FeatureKernel):
 
     name: ClassVar[str] = "constant"
     uses_content: ClassVar[bool] = False
+    nonnegative: ClassVar[bool] = True
 
     def num_features(self, dim: int) -> int:
         """Length 1 of φ."""

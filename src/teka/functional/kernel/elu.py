@@ -23,6 +23,7 @@ class Elu(FeatureKernel):
     """
 
     name: ClassVar[str] = "elu"
+    nonnegative: ClassVar[bool] = True
 
     def num_features(self, dim: int) -> int:
         """Length d of φ."""

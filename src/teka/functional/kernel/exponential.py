@@ -23,6 +23,7 @@ class Exponential(FeatureKernel):
     """
 
     estimates_softmax: ClassVar[bool] = True
+    nonnegative: ClassVar[bool] = True
 
     @abstractmethod
     def query_exponent(

@@ -27,6 +27,7 @@ class Focused(FlooredRelu):
     """
 
     name: ClassVar[str] = "focused"
+    nonnegative: ClassVar[bool] = True
 
     def features_of(self, rectified: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch features"]:
         """φ = ‖r‖ · r³/‖r³‖: with u = r over its largest entry, ‖u‖ · u³/‖u³‖ times that entry."""

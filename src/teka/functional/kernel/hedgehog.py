@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from teka.checks import check_tensor
 from teka.errors import wrong_shape
 from teka.functional.kernel.base import FeatureKernel, mask_features
 from teka.functional.kernel.exponential import LOWEST_EXPONENT
@@ -37,6 +38,7 @@ class Hedgehog(FeatureKernel):
     """
 
     name: ClassVar[str] = "hedgehog"
+    nonnegative: ClassVar[bool] = True
 
     query_weight: Float[Tensor, "#heads maps dim"]
     key_weight: Float[Tensor, "#heads maps dim"]
@@ -44,14 +46,11 @@ class Hedgehog(FeatureKernel):
     key_bias: Float[Tensor, "#heads maps"]
 
     def __post_init__(self) -> None:
-        heads_maps_dim = self.query_weight.shape
-        if len(heads_maps_dim) != 3:
-            raise wrong_shape("query_weight", heads_maps_dim, "(heads, maps, dim)")
-        if self.key_weight.shape != heads_maps_dim:
-            raise wrong_shape("key_weight", self.key_weight.shape, f"{tuple(heads_maps_dim)}, that of query_weight")
-        for argument, bias in (("query_bias", self.query_bias), ("key_bias", self.key_bias)):
-            if bias.shape != heads_maps_dim[:2]:
-                raise wrong_shape(argument, bias.shape, f"{tuple(heads_maps_dim[:2])}, to fit query_weight")
+        check_tensor("query_weight", self.query_weight, "heads", "maps", "dim")
+        heads, maps, dim = self.query_weight.shape
+        check_tensor("key_weight", self.key_weight, heads, maps, dim)
+        check_tensor("query_bias", self.query_bias, heads, maps)
+        check_tensor("key_bias", self.key_bias, heads, maps)
 
     @classmethod
     def identity(cls, dim: int, heads: int = 1) -> "Hedgehog":

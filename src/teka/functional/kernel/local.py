@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,12 +12,21 @@ from torch.autograd import Function
 from teka.functional.eager import is_plain_eager
 from teka.functional.kernel.base import FeatureKernel, mask_features
 
+# Vectors are brought into range by powers of 2 to this.
+RANGE_BITS = 8.0
+
 
 class LocalKernel(FeatureKernel):
     """A kernel whose φ is one map for queries and keys, of one vector at a time, with its gradient written out.
 
     The fused evaluation (`backend.fused_linear`) is for these: it makes φ anew in the backward pass.
+
+    φ(τx) = τ^degree φ(x) for every τ > 0 where a kernel says so. Then a factor of a query, and one of all keys of a
+    batch and head, cancels in the normaliser: very small and very large vectors are brought into range before powers of
+    them are taken. The factors are taken as fixed, for no output depends on them.
     """
+
+    degree: ClassVar[int | None] = None
 
     @property
     def is_its_map(self) -> bool:
@@ -38,6 +48,7 @@ class LocalKernel(FeatureKernel):
         self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
     ) -> Float[Tensor, "batch heads queries features"]:
         """φ(q)."""
+        query = times(query, self.query_unit(query))
         if is_plain_eager(query):
             return _Map.apply(query, self, scale)
         return self.feature_map(query, scale=scale)
@@ -50,7 +61,47 @@ class LocalKernel(FeatureKernel):
         key_mask: Bool[Tensor, "batch keys"] | None = None,
     ) -> Float[Tensor, "batch heads keys features"]:
         """φ(k)."""
+        key = times(key, self.key_unit(key, key_mask))
         return mask_features(self.feature_map(key, scale=scale), key_mask)
+
+    def causal_key_features(
+        self,
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+    ) -> tuple[Float[Tensor, "batch heads keys features"], Float[Tensor, "batch heads keys"] | None]:
+        """φ(k) of each key in its own range, and the logarithm of what that takes out."""
+        if self.degree is None:
+            return self.key_features(key, scale=scale, key_mask=key_mask), None
+        unit = _unit(key, (-1,))
+        features = mask_features(self.feature_map(key * unit, scale=scale), key_mask)
+        return features, -self.degree * unit[..., 0].log()
+
+    def query_unit(self, query: Float[Tensor, "*batch queries dim"]) -> Float[Tensor, "*batch queries 1"] | None:
+        """A factor of every query that brings it into range, or None where it would not cancel."""
+        return None if self.degree is None else _unit(query, (-1,))
+
+    def key_unit(
+        self, key: Float[Tensor, "batch heads keys dim"], key_mask: Bool[Tensor, "batch keys"] | None
+    ) -> Float[Tensor, "batch heads 1 1"] | None:
+        """A factor of the kept keys of every batch and head that brings them into range, or None likewise."""
+        if self.degree is None:
+            return None
+        return _unit(key if key_mask is None else key.masked_fill(~key_mask[:, None, :, None], 0.0), (-2, -1))
+
+
+def times(vectors: Float[Tensor, "*batch dim"], unit: Float[Tensor, "*#batch 1"] | None) -> Float[Tensor, "*batch dim"]:
+    """Vectors times a unit of theirs, if they have one."""
+    return vectors if unit is None else vectors * unit
+
+
+def _unit(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """A power of 2⁸, 1 for vectors of ordinary size, that brings the largest entry to between 1/16 and 16."""
+    peak = torch.linalg.vector_norm(vectors.detach(), torch.inf, dim=dims, keepdim=True)
+    # In coarse steps, so that vectors of about one size share one factor, and no digit is lost between them.
+    steps = torch.round(peak.clamp_min(torch.finfo(vectors.dtype).tiny).log2() / RANGE_BITS).clamp(-15.0, 15.0)
+    return torch.exp2(-RANGE_BITS * steps)
 
 
 class _Map(Function):

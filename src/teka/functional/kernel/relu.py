@@ -25,6 +25,7 @@ class Relu(FlooredRelu):
     """
 
     name: ClassVar[str] = "relu"
+    nonnegative: ClassVar[bool] = True
 
     def features_of(self, rectified: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch features"]:
         """φ = r."""

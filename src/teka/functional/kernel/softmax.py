@@ -20,6 +20,11 @@ class Softmax(Kernel):
     name: ClassVar[str] = "softmax"
     estimates_softmax: ClassVar[bool] = True
 
+    @property
+    def bound(self) -> float:
+        """1: outputs are means of the values."""
+        return 1.0
+
     def dense_vectors(
         self,
         query: Float[Tensor, "batch heads queries dim"],

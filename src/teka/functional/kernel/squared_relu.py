@@ -26,6 +26,8 @@ class SquaredRelu(FlooredRelu):
     """
 
     name: ClassVar[str] = "squared_relu"
+    nonnegative: ClassVar[bool] = True
+    degree: ClassVar[int | None] = 2
 
     epsilon: float = 1e-3
 

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name
+from teka.errors import wrong_value
 from teka.functional.kernel.base import FeatureKernel, apply_log_factor, mask_features
 from teka.functional.kernel.kept_mean import kept_mean
 
@@ -38,13 +39,13 @@ class Taylor2(FeatureKernel):
     """
 
     name: ClassVar[str] = "taylor2"
+    nonnegative: ClassVar[bool] = True
 
     key_shift: KeyShift = "none"
     key_mean: Float[Tensor, "batch heads 1 dim"] | None = None
 
     def __post_init__(self) -> None:
-        if self.key_shift not in get_args(KeyShift):
-            raise unknown_name("key_shift", self.key_shift, get_args(KeyShift))
+        check_name("key_shift", self.key_shift, get_args(KeyShift))
 
     def num_features(self, dim: int) -> int:
         """Length 1 + d + d(d+1)/2 of φ."""

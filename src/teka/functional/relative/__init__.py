@@ -19,7 +19,7 @@ from teka.functional.relative.drawable import DrawableRelative
 from teka.functional.relative.fourier import NUM_FOURIER_WAVES, Fourier
 from teka.functional.relative.generalized_quadratic import GeneralizedQuadratic
 from teka.functional.relative.quadratic import Quadratic
-from teka.functional.relative.rotary import ROTARY_NORMALIZERS, Rotary
+from teka.functional.relative.rotary import LENGTH_SHARE, ROTARY_NORMALIZERS, Rotary
 from teka.functional.relative.rotation import NUM_FREQUENCIES, Rotation, initial_frequency, rotation_scale
 from teka.functional.relative.rotation_joint import RotationJoint
 from teka.functional.relative.table import Table
@@ -64,6 +64,7 @@ def make_relative(relative: str | Relative, *, heads: int, dim: int, num_axes: i
 
 
 __all__ = [
+    "LENGTH_SHARE",
     "MAX_DISTANCE",
     "NUM_FOURIER_WAVES",
     "NUM_FREQUENCIES",

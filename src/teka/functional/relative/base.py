@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -28,6 +29,22 @@ class Relative(ABC):
         Raises:
             ValueError: It does not.
         """
+
+    def for_kernel(self, kernel: Kernel) -> "Relative":
+        """The kernel as it is beside this content kernel, itself by default.
+
+        Args:
+            kernel: The content kernel.
+        """
+        return self
+
+    def bound_with(self, kernel: Kernel) -> float | None:
+        """C with |out| ≤ C · max |v| beside a content kernel, or None; by default its own, which a factor c ≥ 0 leaves.
+
+        Args:
+            kernel: The content kernel.
+        """
+        return kernel.bound
 
     def on(self, placement: Placement) -> "Relative":
         """The kernel as it is between these places, itself by default; waves take frequencies that fit a torus.
@@ -99,12 +116,16 @@ class WaveRelative(StationaryRelative):
         """Number of terms of the sum."""
 
     @abstractmethod
-    def query_waves(self, positions: Float[Tensor, "*batch tokens axes"]) -> Float[Tensor, "*batch heads tokens waves"]:
-        """a(x_i)."""
+    def query_waves(
+        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
+    ) -> Float[Tensor, "*batch heads tokens waves"]:
+        """a(x_i), in this dtype, from positions with all the digits that there are."""
 
     @abstractmethod
-    def key_waves(self, positions: Float[Tensor, "*batch tokens axes"]) -> Float[Tensor, "*batch heads tokens waves"]:
-        """b(x_j)."""
+    def key_waves(
+        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
+    ) -> Float[Tensor, "*batch heads tokens waves"]:
+        """b(x_j) likewise."""
 
 
 class RingRelative(FactorRelative):
@@ -147,13 +168,36 @@ class RotaryRelative(Relative):
     """A relative kernel that turns features by an angle of their position, and so acts inside the inner product."""
 
     @abstractmethod
-    def turn(
-        self, features: Float[Tensor, "batch heads tokens features"], positions: Float[Tensor, "*batch tokens axes"]
-    ) -> Float[Tensor, "batch heads tokens features"]:
-        """Features turned by the angles of their positions; inner products of two then see only the offset."""
+    def weighing(
+        self,
+        features: Float[Tensor, "batch heads tokens features"],
+        positions: Float[Tensor, "*batch tokens axes"] | None,
+    ) -> Float[Tensor, "batch heads tokens weighing"]:
+        """Vectors whose inner products are the weights of the numerator, and see only the offset.
+
+        Args:
+            features: Features of the content kernel.
+            positions: Where the tokens are, or None for tokens that are nowhere, whose features are not turned.
+        """
+
+    @property
+    @abstractmethod
+    def sums_weights(self) -> bool:
+        """Whether the denominator is the sum of the weights; else it is made of `normalizing`."""
 
     @abstractmethod
     def normalizing(
-        self, features: Float[Tensor, "batch heads tokens features"]
+        self, features: Float[Tensor, "batch heads tokens features"], *, placed: bool
     ) -> Float[Tensor, "batch heads tokens normalizing"]:
-        """What the denominator is made of, wherever the features are: the sum over keys of its inner products."""
+        """Vectors of the denominator, which is the sum over keys of their inner products.
+
+        Args:
+            features: Features of the content kernel.
+            placed: Whether they are for pairs whose tokens are both somewhere.
+        """
+
+    @abstractmethod
+    def turn(
+        self, vectors: Float[Tensor, "batch heads tokens dim"], positions: Float[Tensor, "*batch tokens axes"]
+    ) -> Float[Tensor, "batch heads tokens dim"]:
+        """Vectors turned by the angles of their positions: queries and keys, where the kernel has no features."""

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel import Kernel
 from teka.functional.relative.base import RingRelative
@@ -39,10 +40,11 @@ class Clipped(RingRelative, DrawableRelative):
     ring_width: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.distance_embedding.ndim != 2 or self.distance_embedding.shape[0] < 2:
+        check_tensor("distance_embedding", self.distance_embedding, "k + 1", "dim")
+        if self.distance_embedding.shape[0] < 2:
             raise wrong_shape("distance_embedding", self.distance_embedding.shape, "(k + 1, dim) with k of at least 1")
-        if not self.ring_width > 0:
-            raise wrong_value("ring_width", self.ring_width, "a positive number")
+        if not is_positive(self.ring_width):
+            raise wrong_value("ring_width", self.ring_width, POSITIVE)
 
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Clipped":

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_tensor
 from teka.functional.kernel import Kernel, Positive, default_num_features
 from teka.functional.kernel.exponential import LOWEST_EXPONENT
 from teka.functional.projection import draw_projection
@@ -38,8 +38,7 @@ class ClippedFeatures(Clipped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.projection is None:
-            raise wrong_value("projection", None, "a tensor of shape (features, dim)")
+        check_tensor("projection", self.projection, "features", self.distance_embedding.shape[-1])
 
     @classmethod
     def draw(
@@ -48,13 +47,6 @@ class ClippedFeatures(Clipped):
         """Embeddings ~ N(0, 1) up to the paper's distance, and an orthogonal projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
         return cls(embedding, projection=draw_projection(default_num_features(dim), dim, generator=generator))
-
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that embeddings and projection have the queries' size."""
-        super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
-        assert self.projection is not None
-        if self.projection.ndim != 2 or self.projection.shape[-1] != dim:
-            raise wrong_shape("relative.projection", self.projection.shape, f"(features, {dim})")
 
     def log_rings(
         self, query: Float[Tensor, "batch heads queries dim"], *, scale: float

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_shape
 from teka.functional.kernel import Kernel
 from teka.functional.placement import Placement
@@ -34,7 +35,7 @@ class Fourier(WaveRelative, DrawableRelative):
         phase: θ_f in radians, shape (heads, waves).
 
     Raises:
-        ValueError: Shapes that do not fit each other.
+        ValueError: Shapes that do not fit each other, or a negative weight or amplitude.
     """
 
     name: ClassVar[str] = "fourier"
@@ -45,14 +46,13 @@ class Fourier(WaveRelative, DrawableRelative):
     phase: Float[Tensor, "heads waves"]
 
     def __post_init__(self) -> None:
-        if self.frequency.ndim != 3:
-            raise wrong_shape("frequency", self.frequency.shape, "(heads, waves, axes)")
+        check_tensor("frequency", self.frequency, "heads", "waves", "axes")
         heads, waves, _ = self.frequency.shape
-        if tuple(self.constant_weight.shape) != (heads,):
-            raise wrong_shape("constant_weight", self.constant_weight.shape, f"({heads},), one for each head")
-        for argument, weight in (("amplitude", self.amplitude), ("phase", self.phase)):
-            if tuple(weight.shape) != (heads, waves):
-                raise wrong_shape(argument, weight.shape, f"({heads}, {waves}), one for each wave")
+        check_tensor("constant_weight", self.constant_weight, heads)
+        check_tensor("amplitude", self.amplitude, heads, waves)
+        check_tensor("phase", self.phase, heads, waves)
+        for argument, weight in (("constant_weight", self.constant_weight), ("amplitude", self.amplitude)):
+            check_nonnegative(argument, weight)
 
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Fourier":
@@ -87,16 +87,20 @@ class Fourier(WaveRelative, DrawableRelative):
         swell = torch.einsum("hw,hw...->h...", 2 * self.amplitude.to(offsets), torch.cos(angle / 2).square())
         return torch.log(swell + self.constant_weight.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1)))
 
-    def query_waves(self, positions: Float[Tensor, "*batch tokens axes"]) -> Float[Tensor, "*batch heads tokens waves"]:
+    def query_waves(
+        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
+    ) -> Float[Tensor, "*batch heads tokens waves"]:
         """[a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)]."""
-        angle = phases(self.frequency, positions)
+        angle = phases(self.frequency, positions, dtype)
         angle = angle + self.phase.to(angle)[:, None]
         amplitude = self.amplitude.to(angle)[:, None]
         constant = self.constant_weight.to(angle)[:, None, None] + amplitude.sum(dim=-1, keepdim=True)
         constant = constant.expand(*angle.shape[:-1], 1)
         return torch.cat([constant, amplitude * torch.cos(angle), amplitude * torch.sin(angle)], dim=-1)
 
-    def key_waves(self, positions: Float[Tensor, "*batch tokens axes"]) -> Float[Tensor, "*batch heads tokens waves"]:
+    def key_waves(
+        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
+    ) -> Float[Tensor, "*batch heads tokens waves"]:
         """[1, cos ω_f·x, sin ω_f·x]."""
-        angle = phases(self.frequency, positions)
+        angle = phases(self.frequency, positions, dtype)
         return torch.cat([torch.ones_like(angle[..., :1]), torch.cos(angle), torch.sin(angle)], dim=-1)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from teka.checks import check_tensor
 from teka.errors import wrong_shape
 from teka.functional.kernel import Kernel
 from teka.functional.placement import Placement
@@ -40,12 +41,9 @@ class GeneralizedQuadratic(StationaryRelative, DrawableRelative):
     periods: tuple[float | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.center.ndim != 2:
-            raise wrong_shape("center", self.center.shape, "(heads, axes)")
+        check_tensor("center", self.center, "heads", "axes")
         heads, num_axes = self.center.shape
-        if tuple(self.precision_factor.shape) != (heads, num_axes, num_axes):
-            expected = f"({heads}, {num_axes}, {num_axes}), a square matrix for each head"
-            raise wrong_shape("precision_factor", self.precision_factor.shape, expected)
+        check_tensor("precision_factor", self.precision_factor, heads, num_axes, num_axes)
 
     @classmethod
     def draw(

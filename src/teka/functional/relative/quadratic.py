@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_shape
 from teka.functional.kernel import Kernel
 from teka.functional.placement import Placement
@@ -26,11 +27,11 @@ class Quadratic(SeparableRelative, DrawableRelative):
 
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
-        precision: α > 0 in units of length^−2, shape (heads,).
+        precision: α ≥ 0 in units of length^−2, shape (heads,).
         periods: Period of every axis in physical units, None where it is not periodic; `on` takes the grid's.
 
     Raises:
-        ValueError: Shapes that do not fit each other.
+        ValueError: Shapes that do not fit each other, or a negative precision.
     """
 
     name: ClassVar[str] = "quadratic"
@@ -40,10 +41,9 @@ class Quadratic(SeparableRelative, DrawableRelative):
     periods: tuple[float | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.center.ndim != 2:
-            raise wrong_shape("center", self.center.shape, "(heads, axes)")
-        if self.precision.shape != self.center.shape[:1]:
-            raise wrong_shape("precision", self.precision.shape, f"({self.center.shape[0]},), one for each head")
+        check_tensor("center", self.center, "heads", "axes")
+        check_tensor("precision", self.precision, self.center.shape[0])
+        check_nonnegative("precision", self.precision)
 
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Quadratic":

@@ -1,20 +1,29 @@
 """The rotary kernel: features turned by an angle of their position."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.checks import check_name, check_tensor, is_number
+from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
 from teka.functional.placement import Placement
 from teka.functional.relative.base import RotaryRelative
 from teka.functional.relative.drawable import DrawableRelative
 from teka.functional.relative.phase import phases, precise
 
-ROTARY_NORMALIZERS = ("features", "lengths")
+ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
+
+# δ of "nonnegative": the least weight over the largest of the same vectors, so that where all weights are small rounding
+# decides nothing.
+LEAST_WEIGHT = 1e-3
+
+# λ of "mixed": outputs are at most 1/λ times the largest value.
+LENGTH_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -22,37 +31,44 @@ class Rotary(RotaryRelative, DrawableRelative):
     """⟨R(x_i) a, R(x_j) b⟩ = ⟨a, R(x_j − x_i) b⟩, with R(x) the turn of features 2p and 2p + 1 together by ω_p·x.
 
     ω_p is a vector for each head and pair ("mixed" frequencies): planes may turn along any direction. Features after
-    the last pair stay as they are. Turned are queries and keys with the softmax kernel, and the features φ with the
-    others. There weights may be negative, and the denominator is not their sum but Σ_j ψ(q_i)ᵀψ(k_j) of what no turn
-    changes: of the features as they are, ψ = φ ("features"), or of the lengths of the pairs,
-    ψ_p = √(φ_2p² + φ_2p+1²), and |φ| after the last pair ("lengths").
+    the last pair stay as they are. With the softmax kernel queries and keys are turned. With the others the features φ
+    are, and weights w_ij = ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩ may be negative, so that their own sum is no denominator.
+    What no turn changes gives one: the features, or the lengths ψ_p = √(φ_2p² + φ_2p+1²) of their pairs (|φ| after the
+    last pair), of which |w_ij| ≤ ψ(q_i)·ψ(k_j). out_i = Σ_j w_ij v_j / D_i, with λ = `length_share`:
 
-    A weight may be larger than a denominator of features. Where query and keys share few of them, as rectified ones
-    may, outputs grow large; `elu` or `positive`, whose features are all above 0, are the kernels for it. To one of
-    lengths every key adds at least its weight's absolute value, so that |out| ≤ max |v| with every kernel. On a
-    periodic grid frequencies are rounded to those of the torus.
+    | normalizer | D_i | |out| is at most |
+    |---|---|---|
+    | "mixed" | Σ_j [(1 − λ) φ(q_i)·φ(k_j) + λ ψ(q_i)·ψ(k_j)] | max |v| / λ |
+    | "lengths" | Σ_j ψ(q_i)·ψ(k_j) | max |v| |
+    | "nonnegative" | Σ_j w_ij, of w_ij = ½ [(1 + δ) ψ(q_i)·ψ(k_j) + ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩] > 0 | max |v| |
+    | "features" | Σ_j φ(q_i)·φ(k_j) | nothing |
 
-    Source: Su et al. 2021 (RoFormer), §3.2 and §3.3 for φ; Heo et al. 2024 (RoPE-Mixed) for several axes; "lengths" is
-    this library's.
+    "features" is the form of the first release: where query and keys share few features its outputs can be any size.
+    A kernel whose weights may be negative before any turn (`FeatureKernel.nonnegative`) has "lengths" for "mixed". A
+    pair that holds a token without a position is not turned and counts in D with its weight, as without a relative
+    kernel. On a periodic grid frequencies are rounded to those of the torus.
+
+    Source: Su et al. 2021 (RoFormer), §3.2 and §3.3 for φ and "features"; Heo et al. 2024 (RoPE-Mixed) for several
+    axes; the bounded denominators are this library's (docs/maths/rotary.md).
 
     Args:
         frequency: ω in radians per unit of length, shape (heads, pairs, axes).
-        normalizer: What the denominator of a kernel with features is made of, "features" or "lengths".
+        normalizer: What the denominator of a kernel with features is made of.
+        length_share: λ of "mixed", above 0 and at most 1.
 
     Raises:
-        ValueError: Another shape, no pairs, or an unknown name.
+        ValueError: Another shape, no pairs, an unknown name, or a share out of range.
     """
 
     name: ClassVar[str] = "rotary"
 
     frequency: Float[Tensor, "heads pairs axes"]
-    normalizer: str = "features"
+    normalizer: str = ROTARY_NORMALIZERS[0]
+    length_share: float = LENGTH_SHARE
 
     def __post_init__(self) -> None:
-        if self.normalizer not in ROTARY_NORMALIZERS:
-            raise unknown_name("normalizer", self.normalizer, ROTARY_NORMALIZERS)
-        if self.frequency.ndim != 3 or self.frequency.shape[1] < 1:
-            raise wrong_shape("frequency", self.frequency.shape, "(heads, pairs, axes) with at least one pair")
+        check_normalizer(self.normalizer, self.length_share)
+        check_tensor("frequency", self.frequency, "heads", "pairs", "axes")
 
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Rotary":
@@ -68,11 +84,8 @@ class Rotary(RotaryRelative, DrawableRelative):
         """Hold that there are frequencies for each of the heads and axes, and features for each of the pairs.
 
         Raises:
-            ValueError: There are not; or lengths for the softmax kernel, whose weights are positive and their own sum.
+            ValueError: There are not.
         """
-        if self.normalizer == "lengths" and not isinstance(kernel, FeatureKernel):
-            expected = f"'features' with kernel={kernel.name!r}, which has no features to take lengths of"
-            raise wrong_value("relative.normalizer", self.normalizer, expected)
         if (self.frequency.shape[0], self.frequency.shape[2]) != (heads, num_axes):
             expected = f"({heads}, pairs, {num_axes}) for {heads} heads and positions of {num_axes} axes"
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
@@ -81,31 +94,91 @@ class Rotary(RotaryRelative, DrawableRelative):
             expected = f"at most {size // 2} pairs for the {size} features of kernel={kernel.name!r}"
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
+    def for_kernel(self, kernel: Kernel) -> "Rotary":
+        """With a kernel whose features may give negative weights "lengths": those have no place in a denominator."""
+        signed = isinstance(kernel, FeatureKernel) and not kernel.nonnegative
+        return replace(self, normalizer="lengths") if signed and self.normalizer == "mixed" else self
+
+    def bound_with(self, kernel: Kernel) -> float | None:
+        """What the table above says of kernels with features; a turn of queries and keys leaves that of the others.
+
+        A pair that is not turned counts with a weight that may be negative, unless the kernel's may not: of the others
+        "nonnegative" alone has a bound.
+        """
+        if not isinstance(kernel, FeatureKernel):
+            return kernel.bound
+        if self.sums_weights:
+            return 1.0
+        if self.normalizer == "features" or not kernel.nonnegative:
+            return None
+        return 1 / self.length_share if self.normalizer == "mixed" else 1.0
+
     def on(self, placement: Placement) -> "Rotary":
         """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
-        return Rotary(placement.torus_frequency(precise(self.frequency)), self.normalizer)
+        return replace(self, frequency=placement.torus_frequency(precise(self.frequency)))
 
-    def turn(
-        self, features: Float[Tensor, "batch heads tokens features"], positions: Float[Tensor, "*batch tokens axes"]
-    ) -> Float[Tensor, "batch heads tokens features"]:
-        """(f_2p cos ω_p·x − f_2p+1 sin ω_p·x, f_2p sin ω_p·x + f_2p+1 cos ω_p·x) for every pair, then the others."""
-        num_turned = 2 * self.frequency.shape[1]
-        turned = turn_pairs(features[..., :num_turned], phases(self.frequency, positions))
-        if num_turned == features.shape[-1]:
+    def weighing(
+        self,
+        features: Float[Tensor, "batch heads tokens features"],
+        positions: Float[Tensor, "*batch tokens axes"] | None,
+    ) -> Float[Tensor, "batch heads tokens weighing"]:
+        """R(x) φ: (φ_2p cos ω_p·x − φ_2p+1 sin ω_p·x, φ_2p sin ω_p·x + φ_2p+1 cos ω_p·x) for every pair, then the others.
+
+        With "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2.
+        """
+        turned = features if positions is None else self.turn(features, positions)
+        if not self.sums_weights:
             return turned
-        return torch.cat([turned, features[..., num_turned:]], dim=-1)
+        lengths = self.lengths(features) * math.sqrt((1 + LEAST_WEIGHT) / 2)
+        return torch.cat([lengths, turned * math.sqrt(0.5)], dim=-1)
+
+    @property
+    def sums_weights(self) -> bool:
+        """Whether the denominator is the sum of the weights."""
+        return self.normalizer == "nonnegative"
 
     def normalizing(
-        self, features: Float[Tensor, "batch heads tokens features"]
+        self, features: Float[Tensor, "batch heads tokens features"], *, placed: bool
     ) -> Float[Tensor, "batch heads tokens normalizing"]:
-        """ψ of the denominator: the features themselves, or the lengths of their pairs and |φ| of the others."""
-        if self.normalizer == "features":
+        """The vectors of D: φ, or [√(1 − λ) φ, √λ ψ], which is ψ with λ = 1."""
+        if not placed or self.normalizer == "features":
             return features
+        share = self.length_share if self.normalizer == "mixed" else 1.0
+        lengths = self.lengths(features)
+        if share == 1:
+            return lengths
+        return torch.cat([features * math.sqrt(1 - share), lengths * math.sqrt(share)], dim=-1)
+
+    def turn(
+        self, vectors: Float[Tensor, "batch heads tokens dim"], positions: Float[Tensor, "*batch tokens axes"]
+    ) -> Float[Tensor, "batch heads tokens dim"]:
+        """R(x) of vectors."""
+        num_turned = 2 * self.frequency.shape[1]
+        turned = turn_pairs(vectors[..., :num_turned], phases(self.frequency, positions, vectors.dtype))
+        if num_turned == vectors.shape[-1]:
+            return turned
+        return torch.cat([turned, vectors[..., num_turned:]], dim=-1)
+
+    def lengths(
+        self, features: Float[Tensor, "batch heads tokens features"]
+    ) -> Float[Tensor, "batch heads tokens lengths"]:
+        """ψ: the lengths of the turned pairs, then |φ| of the others."""
         num_turned = 2 * self.frequency.shape[1]
         lengths = pair_lengths(features[..., :num_turned])
         if num_turned == features.shape[-1]:
             return lengths
         return torch.cat([lengths, features[..., num_turned:].abs()], dim=-1)
+
+
+def check_normalizer(normalizer: str, length_share: float) -> None:
+    """Hold that a denominator of `Rotary` is known, and λ a share.
+
+    Raises:
+        ValueError: They are not.
+    """
+    check_name("normalizer", normalizer, ROTARY_NORMALIZERS)
+    if not (is_number(length_share) and 0 < length_share <= 1):
+        raise wrong_value("length_share", length_share, "above 0 and at most 1")
 
 
 def turn_pairs(

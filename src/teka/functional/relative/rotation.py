@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from teka.errors import wrong_shape
+from teka.checks import check_tensor, is_number
+from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel import Kernel
 from teka.functional.relative.base import SeparableRelative
 from teka.functional.relative.drawable import DrawableRelative
@@ -48,7 +49,7 @@ class Rotation(SeparableRelative, DrawableRelative):
         scale: Factor of the sum; the paper's is 1/√d' with d' = d + 2 · axes · scales.
 
     Raises:
-        ValueError: Shapes that do not fit each other.
+        ValueError: Shapes that do not fit each other, or a scale that is negative.
     """
 
     name: ClassVar[str] = "rotation"
@@ -59,11 +60,11 @@ class Rotation(SeparableRelative, DrawableRelative):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.frequency.ndim != 1:
-            raise wrong_shape("frequency", self.frequency.shape, "(scales,)")
-        for argument, weight in (("cosine_weight", self.cosine_weight), ("sine_weight", self.sine_weight)):
-            if weight.ndim != 3 or weight.shape != self.cosine_weight.shape or weight.shape[-1] != len(self.frequency):
-                raise wrong_shape(argument, weight.shape, f"(heads, axes, {len(self.frequency)}), alike for both")
+        check_tensor("frequency", self.frequency, "scales")
+        check_tensor("cosine_weight", self.cosine_weight, "heads", "axes", len(self.frequency))
+        check_tensor("sine_weight", self.sine_weight, *self.cosine_weight.shape)
+        if not (is_number(self.scale) and self.scale >= 0):
+            raise wrong_value("scale", self.scale, "a finite number of at least 0")
 
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Rotation":

@@ -83,9 +83,9 @@ class RotationJoint(Rotation):
         """
         self.on(placement)
         alpha, beta = (weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight))
-        sine, cosine = self._waves(placement.query.positions_like(query))
+        sine, cosine = self._waves(placement.query.places(query.device), query.dtype)
         rotated = torch.cat([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dim=-1).flatten(-2)
-        plain = torch.cat(self._waves(placement.key.positions_like(key)), dim=-1).flatten(-2)
+        plain = torch.cat(self._waves(placement.key.places(key.device), key.dtype), dim=-1).flatten(-2)
         joined = []
         for vectors, waves in ((query, rotated), (key, plain)):
             waves = pad(waves * math.sqrt(self.scale), (0, 0, placement.num_prefix_tokens, 0))
@@ -94,9 +94,9 @@ class RotationJoint(Rotation):
         return joined[0], joined[1]
 
     def _waves(
-        self, positions: Float[Tensor, "*batch tokens axes"]
+        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
     ) -> tuple[Float[Tensor, "#batch 1 tokens axes scales"], Float[Tensor, "#batch 1 tokens axes scales"]]:
         """sin ωx and cos ωx of every position, axis and scale."""
         phase = positions[..., None] * self.frequency.to(positions)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
-        return torch.sin(phase), torch.cos(phase)
+        return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from teka.checks import check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel import Kernel
 from teka.functional.placement import Placement
@@ -40,7 +41,8 @@ class Table(SeparableRelative, DrawableRelative):
     spacing: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.tables.ndim != 3 or self.tables.shape[-1] % 2 == 0:
+        check_tensor("tables", self.tables, "heads", "axes", "2 max_offset + 1")
+        if self.tables.shape[-1] % 2 == 0:
             raise wrong_shape("tables", self.tables.shape, "(heads, axes, 2 max_offset + 1)")
 
     @property

@@ -1,7 +1,8 @@
 """Relative kernels with learned parameters."""
 
+from teka.checks import check_name
 from teka.errors import unknown_name, wrong_value
-from teka.functional.relative import NUM_FOURIER_WAVES
+from teka.functional.relative import NUM_FOURIER_WAVES, ROTARY_NORMALIZERS
 from teka.nn.relative.base import RelativeModule
 from teka.nn.relative.clipped import Clipped
 from teka.nn.relative.clipped_features import ClippedFeatures
@@ -56,6 +57,7 @@ def make_relative_module(
     num_features: int | None,
     kernel_features: int,
     num_waves: int | None = None,
+    rotary_normalizer: str | None = None,
 ) -> RelativeModule | None:
     """The relative kernel, or a new one of that name.
 
@@ -68,14 +70,19 @@ def make_relative_module(
         kernel_features: Number of features of the content kernel, `dim_head` for one without a feature map, of which
             "rotary" turns all pairs.
         num_waves: Number of waves F of "fourier".
+        rotary_normalizer: What the denominator of "rotary" is made of.
 
     Raises:
-        ValueError: An unknown name, something else altogether, a number of waves for what has none, or fewer than two
-            features to turn.
+        ValueError: An unknown name, something else altogether, an option of another kernel, or fewer than two features
+            to turn.
     """
     relative_class(relative)
-    if num_waves is not None and relative != "fourier":
-        raise wrong_value("num_waves", num_waves, f"None with relative={relative!r}; 'fourier' by name takes it")
+    for argument, given, name in (
+        ("num_waves", num_waves, "fourier"),
+        ("rotary_normalizer", rotary_normalizer, "rotary"),
+    ):
+        if given is not None and relative != name:
+            raise wrong_value(argument, given, f"None with relative={relative!r}; {name!r} by name takes it")
     match relative:
         case "rotation":
             return Rotation(num_axes, heads, dim_head)
@@ -97,7 +104,9 @@ def make_relative_module(
             if kernel_features < 2:
                 expected = "at least 2 with relative='rotary', which turns pairs of them"
                 raise wrong_value("the number of features of kernel", kernel_features, expected)
-            return Rotary(num_axes, heads, kernel_features // 2)
+            normalizer = ROTARY_NORMALIZERS[0] if rotary_normalizer is None else rotary_normalizer
+            check_name("rotary_normalizer", normalizer, ROTARY_NORMALIZERS)
+            return Rotary(num_axes, heads, kernel_features // 2, normalizer=normalizer)
         case str():
             raise unknown_name("relative", relative, RELATIVE_MODULES)
         case _:

@@ -5,11 +5,11 @@ from typing import ClassVar
 import torch
 from torch.nn import Parameter
 
+from teka.checks import POSITIVE, check_sizes, is_positive
 from teka.errors import wrong_value
 from teka.functional import relative
 from teka.functional.relative import MAX_DISTANCE
 from teka.nn.relative.base import RelativeModule
-from teka.nn.relative.initial import check_sizes
 
 
 class Clipped(RelativeModule):
@@ -31,9 +31,9 @@ class Clipped(RelativeModule):
 
     def __init__(self, dim_head: int, *, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0) -> None:
         super().__init__()
-        check_sizes({"max_distance": max_distance})
-        if not ring_width > 0:
-            raise wrong_value("ring_width", ring_width, "a positive number")
+        check_sizes({"dim_head": dim_head, "max_distance": max_distance})
+        if not is_positive(ring_width):
+            raise wrong_value("ring_width", ring_width, POSITIVE)
         self.distance_embedding = Parameter(torch.zeros(max_distance + 1, dim_head))
         self.ring_width = ring_width
 

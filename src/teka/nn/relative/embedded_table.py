@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
+from teka.checks import check_sizes
 from teka.functional import relative
 from teka.nn.relative.base import RelativeModule
-from teka.nn.relative.initial import check_sizes
 
 
 class EmbeddedTable(RelativeModule):

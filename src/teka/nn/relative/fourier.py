@@ -6,11 +6,12 @@ import torch
 from torch.nn import Parameter
 from torch.nn.functional import softplus
 
+from teka.checks import POSITIVE, check_sizes, is_number, is_positive
 from teka.errors import wrong_value
 from teka.functional import relative
 from teka.functional.relative import NUM_FOURIER_WAVES
 from teka.nn.relative.base import RelativeModule
-from teka.nn.relative.initial import check_sizes, inverse_softplus, random_directions
+from teka.nn.relative.initial import inverse_softplus, random_directions
 
 SHORTEST_WAVE = 2.0
 LONGEST_WAVE = 64.0
@@ -46,12 +47,12 @@ class Fourier(RelativeModule):
     ) -> None:
         super().__init__()
         check_sizes({"num_axes": num_axes, "heads": heads, "num_waves": num_waves})
-        if not 0 < shortest_wave < math.inf:
-            raise wrong_value("shortest_wave", shortest_wave, "a positive finite number")
-        if not shortest_wave <= longest_wave < math.inf:
+        if not is_positive(shortest_wave):
+            raise wrong_value("shortest_wave", shortest_wave, POSITIVE)
+        if not (is_number(longest_wave) and longest_wave >= shortest_wave):
             raise wrong_value("longest_wave", longest_wave, f"finite and at least shortest_wave = {shortest_wave:g}")
-        if not 0 < wave_weight < math.inf:
-            raise wrong_value("wave_weight", wave_weight, "a positive finite number")
+        if not is_positive(wave_weight):
+            raise wrong_value("wave_weight", wave_weight, POSITIVE)
         length = shortest_wave * (longest_wave / shortest_wave) ** torch.rand(heads, num_waves, 1)
         self.frequency = Parameter(2 * math.pi / length * random_directions(heads, num_waves, num_axes))
         self.phase = Parameter(torch.zeros(heads, num_waves))

@@ -5,22 +5,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from teka.errors import wrong_value
-
-
-def check_sizes(sizes: dict[str, int]) -> None:
-    """Hold that every size is at least 1.
-
-    Args:
-        sizes: Sizes by the name of their argument.
-
-    Raises:
-        ValueError: One is not.
-    """
-    for argument, size in sizes.items():
-        if size < 1:
-            raise wrong_value(argument, size, "at least 1")
-
 
 def inverse_softplus(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The number whose softplus is the given one, log(eˣ − 1).

@@ -4,9 +4,10 @@ import torch
 from torch.nn import Parameter
 from torch.nn.functional import softplus
 
+from teka.checks import check_sizes
 from teka.functional import relative
 from teka.nn.relative.base import RelativeModule
-from teka.nn.relative.initial import check_sizes, inverse_softplus
+from teka.nn.relative.initial import inverse_softplus
 
 
 class Quadratic(RelativeModule):

@@ -5,11 +5,13 @@ from typing import ClassVar
 import torch
 from torch.nn import Parameter
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import POSITIVE, check_sizes, is_positive
+from teka.errors import wrong_value
 from teka.functional import relative
-from teka.functional.relative import ROTARY_NORMALIZERS
+from teka.functional.relative import LENGTH_SHARE, ROTARY_NORMALIZERS
+from teka.functional.relative.rotary import check_normalizer
 from teka.nn.relative.base import RelativeModule
-from teka.nn.relative.initial import check_sizes, random_directions
+from teka.nn.relative.initial import random_directions
 
 
 class Rotary(RelativeModule):
@@ -23,28 +25,35 @@ class Rotary(RelativeModule):
         heads: Number of heads.
         num_pairs: Number of pairs of features that are turned, at most half of the content kernel's features.
         base: Ratio of the longest wave to the shortest, nearly.
-        normalizer: What the denominator of a kernel with features is made of: "features", as they are (Su et al. 2021),
-            or "lengths", of turned pairs (this library), with which |out| ≤ max |v|. No parameter depends on it.
+        normalizer: What the denominator of a kernel with features is made of, "mixed", "nonnegative", "lengths" or
+            "features"; see `teka.functional.Rotary`. No parameter depends on it.
+        length_share: λ of "mixed": outputs are at most 1/λ times the largest value.
 
     Raises:
-        ValueError: A size below 1, a base that is not positive, or an unknown name.
+        ValueError: A size below 1, a base that is not positive, an unknown name, or a share out of range.
     """
 
     needs_content: ClassVar[bool] = True
 
     def __init__(
-        self, num_axes: int, heads: int, num_pairs: int, *, base: float = 10.0, normalizer: str = "features"
+        self,
+        num_axes: int,
+        heads: int,
+        num_pairs: int,
+        *,
+        base: float = 10.0,
+        normalizer: str = ROTARY_NORMALIZERS[0],
+        length_share: float = LENGTH_SHARE,
     ) -> None:
         super().__init__()
         check_sizes({"num_axes": num_axes, "heads": heads, "num_pairs": num_pairs})
-        if not base > 0:
-            raise wrong_value("base", base, "a positive number")
-        if normalizer not in ROTARY_NORMALIZERS:
-            raise unknown_name("normalizer", normalizer, ROTARY_NORMALIZERS)
-        self.normalizer = normalizer
+        if not is_positive(base):
+            raise wrong_value("base", base, POSITIVE)
+        check_normalizer(normalizer, length_share)
+        self.normalizer, self.length_share = normalizer, length_share
         length = base ** -(torch.arange(num_pairs) / num_pairs)
         self.frequency = Parameter(length[:, None] * random_directions(heads, num_pairs, num_axes))
 
     def forward(self) -> relative.Rotary:
         """The kernel with the present parameters."""
-        return relative.Rotary(self.frequency, self.normalizer)
+        return relative.Rotary(self.frequency, self.normalizer, self.length_share)

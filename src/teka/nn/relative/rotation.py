@@ -1,15 +1,13 @@
 """The rotation kernel (strategy 1) with learned frequencies and weights."""
 
-import math
-
 import torch
 from torch.nn import Parameter
 
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_sizes, check_tensor, is_number
+from teka.errors import wrong_type, wrong_value
 from teka.functional import relative
 from teka.functional.relative import NUM_FREQUENCIES, initial_frequency, rotation_scale
 from teka.nn.relative.base import RelativeModule
-from teka.nn.relative.initial import check_sizes
 
 
 class Rotation(RelativeModule):
@@ -42,10 +40,13 @@ class Rotation(RelativeModule):
         weight_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads, "num_frequencies": num_frequencies})
-        if frequency is not None and frequency.ndim != 1:
-            raise wrong_shape("frequency", frequency.shape, "(scales,)")
-        if not 0 <= weight_scale < math.inf:
+        sizes = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head, "num_frequencies": num_frequencies}
+        check_sizes(sizes)
+        if frequency is not None:
+            check_tensor("frequency", frequency, "scales")
+            if not isinstance(frequency, Parameter):
+                raise wrong_type("frequency", frequency, "a torch.nn.Parameter")
+        if not (is_number(weight_scale) and weight_scale >= 0):
             raise wrong_value("weight_scale", weight_scale, "a finite number of at least 0")
         dtype = torch.get_default_dtype()
         self.frequency = Parameter(initial_frequency(num_frequencies).to(dtype)) if frequency is None else frequency

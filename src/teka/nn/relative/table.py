@@ -3,9 +3,9 @@
 import torch
 from torch.nn import Parameter
 
+from teka.checks import check_sizes
 from teka.functional import relative
 from teka.nn.relative.base import RelativeModule
-from teka.nn.relative.initial import check_sizes
 
 MAX_OFFSET = 7  # a window of 15 cells along every axis
 

@@ -125,7 +125,10 @@ def test_the_state_of_one_chunk_is_that_of_its_tokens_one_by_one(relative: str |
     if relative is not None:
         waves = make_relative(relative, heads=3, dim=5, num_axes=1, kernel=kernel)
         places = Grid(9).positions(dtype=torch.float64)
-        query_waves, key_waves = waves.query_waves(places)[None], waves.key_waves(places)[None]  # pyright: ignore
+        query_waves, key_waves = (
+            waves.query_waves(places, places.dtype)[None],
+            waves.key_waves(places, places.dtype)[None],
+        )  # pyright: ignore
     channels = with_ones(value)
 
     def run(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:

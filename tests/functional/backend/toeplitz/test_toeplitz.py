@@ -6,7 +6,7 @@ from tests.contracts.cases import build_relative, draw_inputs, draw_mask, relati
 from torch import Generator, Tensor
 
 from teka import Grid
-from teka.functional import Positive, Rotation, attention, draw_projection
+from teka.functional import Positive, Quadratic, Rotation, attention, draw_projection
 from teka.functional.backend.toeplitz.toeplitz import toeplitz
 
 
@@ -52,3 +52,14 @@ def test_large_weights_stay_in_range():
         for backend in ("toeplitz", "dense")
     ]
     assert relative_change(*outputs) < 1e-4
+
+
+def test_rows_that_underflow_are_found_where_features_have_both_signs():
+    # Of a kernel as sharp as this nothing is left a cell away, so that a query whose own key is dropped underflows.
+    relative = Quadratic(torch.zeros(1, 1).double(), torch.full((1,), 800.0).double())
+    inputs, mask = draw_inputs(53, batch=1, heads=1, scale=3.0), torch.arange(53)[None] % 3 != 0
+    outputs = [
+        attention(*inputs, kernel="trigonometric", relative=relative, grid=Grid(53), key_mask=mask, backend=backend)
+        for backend in ("toeplitz", "dense")
+    ]
+    assert relative_change(*outputs) < 1e-10

@@ -12,10 +12,9 @@ from teka.functional.backend.again import again_in_backward
 from teka.functional.backend.dense.flex import flex, flex_fits
 from teka.functional.backend.dense.rotation_vectors import rotation_vectors
 from teka.functional.backend.dense.tile_form import TileForm
-from teka.functional.backend.linear.turned import turn
 from teka.functional.backend.prefix import add_prefix
 from teka.functional.backend.sums import Sums, with_ones
-from teka.functional.backend.toeplitz.axis_matrices import axis_log_matrices, runs_by_hand
+from teka.functional.backend.toeplitz.axis_matrices import axis_log_matrices, axis_log_matrix, runs_by_hand
 from teka.functional.eager import is_plain_eager
 from teka.functional.kernel import FeatureKernel, Kernel, Softmax
 from teka.functional.kernel.base import apply_log_factor, pair_mask
@@ -82,7 +81,7 @@ def dense(
         return kernel.dense_weights(products, log_relative=log_relative, log_scale=log_scale, keep=part) @ value
 
     num_queries = query.shape[2]
-    tile = max(1, TILE_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[2]))
+    tile = max(1, TILE_ELEMENTS // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
     if tile >= num_queries:
         output = attend(slice(0, num_queries), query, left, right, value)
     else:
@@ -195,7 +194,7 @@ def _separable_rows(
     cells = torch.arange(rows.start, rows.stop, device=like.device)
     log_relative = torch.zeros((), dtype=like.dtype, device=like.device)
     for axis in reversed(range(len(shape))):
-        matrix = relative.axis_log_kernel(axis, placement.axis_offsets_like(axis, like))
+        matrix = axis_log_matrix(relative, axis, placement, like)
         part = matrix[:, cells % shape[axis]]
         cells = torch.div(cells, shape[axis], rounding_mode="floor")
         # Keys in row-major order: each earlier axis stands before those that are done.
@@ -215,27 +214,47 @@ def _dense_rotary(
     key_mask: Bool[Tensor, "batch keys"] | None,
     is_causal: bool,
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Turned vectors in the numerator; in the denominator too for softmax, whose exponents they are, and else not."""
+    """Weights of turned vectors over a denominator of what no turn changes, or of the weights themselves.
+
+    Features are turned, and of softmax, which has none, the queries and keys.
+    """
     first = placement.num_prefix_tokens
-    # Features are turned, and of softmax, which has none, the queries and keys themselves.
-    vectors = kernel.feature_maps if isinstance(kernel, FeatureKernel) else kernel.dense_vectors
-    left, right, log_scale = vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
-    turned_left, turned_right = turn(left[:, :, first:], right[:, :, first:], relative, placement)
-    if not isinstance(kernel, FeatureKernel) and not first:
-        return fused_softmax(turned_left, turned_right, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
-    normalizing = relative.normalizing(left)
-    totals = normalizing @ relative.normalizing(right).transpose(-2, -1)
-    turned = turned_left @ turned_right.transpose(-2, -1)
+    has_features = isinstance(kernel, FeatureKernel)
+    vectors = kernel.feature_maps if has_features else kernel.dense_vectors
+    *both, log_scale = vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    turn = relative.weighing if has_features else relative.turn
+    places = (placement.query.places(query.device), placement.key.places(query.device))
+    left, right = (turn(one[:, :, first:], place) for one, place in zip(both, places, strict=True))
+    if not has_features and not first:
+        return fused_softmax(left, right, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
+    products = left @ right.transpose(-2, -1)
     if first:
-        products = totals if normalizing is left else left @ right.transpose(-2, -1)
-        turned = torch.cat([products[:, :, :first], torch.cat([products[:, :, first:, :first], turned], dim=-1)], dim=2)
+        unturned = (relative.weighing(one, None) for one in both) if has_features else both
+        products = _with_prefix(*unturned, products, first)
     keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
     empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
     keep = keep if keep is None or empty is None else keep | empty
-    if isinstance(kernel, FeatureKernel):
-        weights, turned = (apply_log_factor(part, None, log_scale, keep) for part in (totals, turned))
-        total = weights.sum(dim=-1) if empty is None else weights.sum(dim=-1).masked_fill(empty[..., 0], 1.0)
-        output = Sums(turned @ value, total).divide(nonnegative=kernel.nonnegative)
+    if has_features:
+        totals = products
+        if not relative.sums_weights:
+            left, right = (relative.normalizing(one[:, :, first:], placed=True) for one in both)
+            totals = left @ right.transpose(-2, -1)
+            if first:
+                totals = _with_prefix(*(relative.normalizing(one, placed=False) for one in both), totals, first)
+        totals, weights = (apply_log_factor(part, None, log_scale, keep) for part in (totals, products))
+        total = totals.sum(dim=-1) if empty is None else totals.sum(dim=-1).masked_fill(empty[..., 0], 1.0)
+        output = Sums(weights @ value, total).divide(nonnegative=kernel.nonnegative)
     else:
-        output = kernel.dense_weights(turned, log_relative=None, log_scale=None, keep=keep) @ value
+        output = kernel.dense_weights(products, log_relative=None, log_scale=None, keep=keep) @ value
     return output if empty is None else output.masked_fill(empty, 0.0)
+
+
+def _with_prefix(
+    left: Float[Tensor, "batch heads queries size"],
+    right: Float[Tensor, "batch heads keys size"],
+    placed: Float[Tensor, "batch heads rows columns"],
+    first: int,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Inner products of all pairs: those given of placed tokens, and of vectors where one of the two is before them."""
+    rows = torch.cat([left[:, :, first:] @ right[:, :, :first].transpose(-2, -1), placed], dim=-1)
+    return torch.cat([left[:, :, :first] @ right.transpose(-2, -1), rows], dim=2)

@@ -237,8 +237,8 @@ def _wave_term(
     tiny = _tiny(query)
     waves = []
     for of_tokens in (
-        relative.query_waves(placement.query.positions_like(query)),
-        relative.key_waves(placement.key.positions_like(query)),
+        relative.query_waves(placement.query.places(query.device), query.dtype),
+        relative.key_waves(placement.key.places(query.device), query.dtype),
     ):
         of_batch = of_tokens.expand(query.shape[0], *of_tokens.shape[-3:])
         # A tensor for each wave: gradients reach a table that is read at one place only.

@@ -37,7 +37,9 @@ def rotation_vectors(
     # One frequency vector for every axis and scale: ω_s along that axis.
     frequency = (axes[:, None] * relative.frequency[:, None]).flatten(0, 1)[None]
     alpha, beta = (weight.to(query).flatten(1)[:, None] for weight in (relative.cosine_weight, relative.sine_weight))
-    at_query, at_key = (phases(frequency, sites.positions_like(query)) for sites in (placement.query, placement.key))
+    at_query, at_key = (
+        phases(frequency, sites.places(query.device), query.dtype) for sites in (placement.query, placement.key)
+    )
     sine, cosine = torch.sin(at_query), torch.cos(at_query)
     rotated = relative.scale * torch.cat([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dim=-1)
     plain = torch.cat([torch.sin(at_key), torch.cos(at_key)], dim=-1)

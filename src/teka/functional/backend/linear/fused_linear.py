@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import Function
 
-from teka.functional.kernel.local import LocalKernel
+from teka.functional.kernel.local import LocalKernel, times
 
 # Tokens of one head that are worked on at once: 256 KiB a tensor for heads of 32 in float32, of which a handful fit in
 # the cache of a core.
@@ -34,7 +34,7 @@ def fused_linear(
     The inputs may lie in memory in any order; fastest is (heads, dim, batch, tokens).
     """
     waves = (_tokens_last(query_waves), _tokens_last(key_waves))
-    return _FusedLinear.apply(query, key, value, *waves, kernel, scale, key_mask)
+    return _FusedLinear.apply(query, key, value, *waves, kernel, scale, key_mask, kernel.key_unit(key, key_mask))
 
 
 def _tokens_last(waves: Tensor | None) -> Tensor | None:
@@ -44,7 +44,7 @@ def _tokens_last(waves: Tensor | None) -> Tensor | None:
 
 class _FusedLinear(Function):
     @staticmethod
-    def forward(ctx, query, key, value, query_waves, key_waves, kernel, scale, key_mask):
+    def forward(ctx, query, key, value, query_waves, key_waves, kernel, scale, key_mask, key_unit):
         batch, heads, num_queries, _ = query.shape
         num_waves = 1 if key_waves is None else key_waves.shape[-1]
         size = kernel.num_features(query.shape[-1])
@@ -57,14 +57,16 @@ class _FusedLinear(Function):
             else query.new_empty(batch, heads, num_queries, value.shape[-1])
         )
         for samples, head, tokens in _blocks(key):
-            features = _masked(kernel.feature_map(key[samples, head, tokens], scale=scale), key_mask, samples, tokens)
+            vectors = times(key[samples, head, tokens], _of_head(key_unit, samples, head))
+            features = _masked(kernel.feature_map(vectors, scale=scale), key_mask, samples, tokens)
             values = value[samples, head, tokens]
             for wave, part in _times_waves(features, key_waves, samples, head, tokens):
                 state[head, wave, samples].baddbmm_(part.transpose(1, 2), values)
                 total[head, wave, samples].add_(part.sum(dim=1)[..., None])
         tiny = torch.finfo(value.dtype).tiny
         for samples, head, tokens in _blocks(query):
-            features = kernel.feature_map(query[samples, head, tokens], scale=scale)
+            vectors = query[samples, head, tokens]
+            features = kernel.feature_map(times(vectors, kernel.query_unit(vectors)), scale=scale)
             above, below = None, None
             for wave, part in _times_waves(features, query_waves, samples, head, tokens):
                 above = _product(part, state[head, wave, samples], above)
@@ -73,16 +75,18 @@ class _FusedLinear(Function):
             assert below is not None
             torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
             torch.mul(above, inverse[head, samples, tokens], out=output[samples, head, tokens])
-        ctx.save_for_backward(query, key, value, query_waves, key_waves, key_mask, state, total, inverse, output)
+        ctx.save_for_backward(
+            query, key, value, query_waves, key_waves, key_mask, key_unit, state, total, inverse, output
+        )
         ctx.kernel, ctx.scale = kernel, scale
         return output
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
-        query, key, value, query_waves, key_waves, key_mask, state, total, inverse, output = ctx.saved_tensors
+        query, key, value, query_waves, key_waves, key_mask, key_unit, state, total, inverse, output = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_differentiable_gradients(ctx, gradient), None, None, None
+            return *_differentiable_gradients(ctx, gradient), None, None, None, None
         kernel, scale = ctx.kernel, ctx.scale
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         of_query_waves, of_key_waves = (
@@ -91,7 +95,8 @@ class _FusedLinear(Function):
         )
         of_state, of_total = torch.zeros_like(state), torch.zeros_like(total)
         for samples, head, tokens in _blocks(query):
-            features, pull = kernel.feature_map_pullback(query[samples, head, tokens], scale=scale)
+            unit = kernel.query_unit(query[samples, head, tokens])
+            features, pull = kernel.feature_map_pullback(times(query[samples, head, tokens], unit), scale=scale)
             of_above = gradient[samples, head, tokens] * inverse[head, samples, tokens]
             of_below = -(of_above * output[samples, head, tokens]).sum(dim=-1, keepdim=True)
             of_features = None
@@ -104,9 +109,11 @@ class _FusedLinear(Function):
                     of_part, features, of_features, query_waves, of_query_waves, wave, samples, head, tokens
                 )
             pull(of_features, of_query[samples, head, tokens])
+            _scale(of_query[samples, head, tokens], unit)
         for samples, head, tokens in _blocks(key):
             values = value[samples, head, tokens]
-            features, pull = kernel.feature_map_pullback(key[samples, head, tokens], scale=scale)
+            unit = _of_head(key_unit, samples, head)
+            features, pull = kernel.feature_map_pullback(times(key[samples, head, tokens], unit), scale=scale)
             features = _masked(features, key_mask, samples, tokens)
             of_features, of_values = None, None
             for wave, part in _times_waves(features, key_waves, samples, head, tokens):
@@ -121,28 +128,30 @@ class _FusedLinear(Function):
             of_features = _masked(of_features, key_mask, samples, tokens)
             of_value[samples, head, tokens] = of_values
             pull(of_features, of_key[samples, head, tokens])
+            _scale(of_key[samples, head, tokens], unit)
         waves = [
             one if one is None or given.shape[0] > 1 else one.sum(dim=0, keepdim=True)
             for one, given in ((of_query_waves, query_waves), (of_key_waves, key_waves))
         ]
-        return of_query, of_key, of_value, *waves, None, None, None
+        return of_query, of_key, of_value, *waves, None, None, None, None
 
 
 def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     """Gradients that can be differentiated again, by way of the plain evaluation."""
     from teka.functional.backend.linear.linear import linear
 
-    query, key, value, query_waves, key_waves, key_mask = ctx.saved_tensors[:6]
-    kernel = ctx.kernel
-    query_features = kernel.query_features(query, scale=ctx.scale)
-    key_features = kernel.key_features(key, scale=ctx.scale, key_mask=key_mask)
+    # Views of their own: where one input is another, or depends on it, the gradient of each is still its own alone.
+    inputs = [None if one is None else one.view_as(one) for one in ctx.saved_tensors[:5]]
+    query, key, value, query_waves, key_waves = inputs
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    query_features = ctx.kernel.query_features(query, scale=ctx.scale)
+    key_features = ctx.kernel.key_features(key, scale=ctx.scale, key_mask=ctx.saved_tensors[5])
     output = linear(query_features, key_features, value, query_waves, key_waves).divide(nonnegative=True)
-    inputs = [one for one in (query, key, value, query_waves, key_waves) if one is not None and one.requires_grad]
-    found = iter(torch.autograd.grad(output, inputs, gradient, create_graph=True))
-    return [
-        next(found) if one is not None and one.requires_grad else None
-        for one in (query, key, value, query_waves, key_waves)
-    ]
+    wanted = [one for one in inputs if one is not None and one.requires_grad]
+    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
+    return [next(found) if one is not None and one.requires_grad else None for one in inputs]
 
 
 def _blocks(tokens: Tensor) -> Iterator[tuple[slice, int, slice]]:
@@ -166,6 +175,15 @@ def _product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
 
 def _masked(features: Tensor, key_mask: Tensor | None, samples: slice, tokens: slice) -> Tensor:
     return features if key_mask is None else features.masked_fill(~key_mask[samples, tokens, None], 0.0)
+
+
+def _of_head(unit: Tensor | None, samples: slice, head: int) -> Tensor | None:
+    return None if unit is None else unit[samples, head]
+
+
+def _scale(gradient: Tensor, unit: Tensor | None) -> None:
+    if unit is not None:
+        gradient.mul_(unit)
 
 
 def _times_waves(

@@ -59,5 +59,5 @@ def _read(features: Tensor, waves: Tensor, state: Tensor) -> Tensor:
 def _chunks(features: Tensor, waves: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Features, waves and others in chunks of tokens; split, for the gradient of a slice is as long as the whole."""
     batch, heads, num_tokens, size = features.shape
-    chunk = max(1, min(num_tokens, CHUNK_ELEMENTS // (batch * heads * size * waves.shape[-1])))
+    chunk = max(1, min(num_tokens, CHUNK_ELEMENTS // max(1, batch * heads * size * waves.shape[-1])))
     return zip(*(tensor.split(chunk, dim=2) for tensor in (features, waves, *others)), strict=True)

@@ -133,5 +133,5 @@ def _contract(features: Tensor, mixed: Tensor) -> Tensor:
 
 
 def _chunks(features: Tensor, value: Tensor) -> Iterator[slice]:
-    size = max(1, CHUNK_ELEMENTS // value.numel())
+    size = max(1, CHUNK_ELEMENTS // max(1, value.numel()))
     return (slice(start, start + size) for start in range(0, features.shape[-1], size))

@@ -146,7 +146,7 @@ def parts_of(tokens: Float[Tensor, "batch heads tokens channels"]) -> list[Part]
     samples = _divisor(batch, MAP_ELEMENTS // (num_tokens * some_channels * heads))
     return [
         (slice(sample, sample + samples), slice(head, head + some_heads), ..., slice(channel, channel + some_channels))
-        for sample in range(0, batch, samples)
+        for sample in range(0, max(1, batch), samples)
         for head in range(0, heads, some_heads)
         for channel in range(0, channels, some_channels)
     ]

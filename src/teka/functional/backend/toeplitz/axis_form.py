@@ -79,8 +79,9 @@ def plain_axis_sums(
     batch, heads = value.shape[:2]
     maps = key_features[..., :, None] * value[..., None, :]
     shape = maps.shape[-2:]
-    before = 1
+    before, after = 1, maps.shape[2] * shape.numel()
     for matrix in matrices:
-        maps = matrix[:, None] @ maps.reshape(batch, heads, before, matrix.shape[-1], -1)
+        after //= matrix.shape[-1]
+        maps = matrix[:, None] @ maps.reshape(batch, heads, before, matrix.shape[-1], after)
         before *= matrix.shape[-2]
     return (query_features[..., None, :] @ maps.reshape(batch, heads, before, *shape))[..., 0, :]

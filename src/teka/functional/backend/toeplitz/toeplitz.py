@@ -45,8 +45,9 @@ def toeplitz(
     if not is_plain_eager(query_features, key_features, value):
         return sums
     with torch.no_grad():
-        # Where the keys near the largest c are masked, what is left of a sharp kernel may have underflowed.
-        without = (query_features @ key_features.sum(dim=2)[..., None])[..., 0]
+        # Where the keys near the largest c are masked, what is left of a sharp kernel may have underflowed. That is
+        # measured without the features' signs: a sum of both signs may be negative, and no row would lie below it.
+        without = (query_features.abs() @ key_features.abs().sum(dim=2)[..., None])[..., 0]
         rows = rows_of(sums.denominator.abs() < UNDERFLOWN[value.dtype] * without)
     return with_rows_again(sums, rows, query_features, key_features, value, relative, placement)
 
@@ -59,7 +60,7 @@ def _chunked_sums(
 ) -> Float[Tensor, "batch heads queries channels"]:
     """The sums with some of the features at a time."""
     num_features = key_features.shape[-1]
-    num_chunks = min(num_features, -(-value.numel() * num_features // CHUNK_ELEMENTS))
+    num_chunks = max(1, min(num_features, -(-value.numel() * num_features // CHUNK_ELEMENTS)))
     is_large = value.numel() * num_features > CHUNK_ELEMENTS
     chunk = -(-num_features // num_chunks)
     sums = torch.zeros((), dtype=value.dtype, device=value.device)

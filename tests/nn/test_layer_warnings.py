@@ -1,5 +1,6 @@
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -7,11 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
+import teka
 from teka import Grid
 from teka.functional import Positive
 from teka.functional.placement import Sites
-from teka.nn import Attention, CollapseWarning, RandomFeatures
-from teka.nn.collapse import CHECKED_TOKENS, warn_of_collapse
+from teka.nn import Attention, CollapseWarning, LargeOutputWarning, RandomFeatures
+from teka.nn.layer_warnings import CHECKED_TOKENS, warn_of_collapse
 
 
 class Flat(Positive):
@@ -136,3 +138,71 @@ def test_a_compiled_graph_is_not_compared(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     warn(features)
     assert features.is_fresh
+
+
+BLANK = torch.ones(1, 35, 8)
+
+
+def share_no_feature(**options: Any) -> Attention:
+    """A layer of which blank tokens' queries and keys lie next to each other in a pair, a quarter turn apart."""
+    torch.manual_seed(0)
+    layer = Attention(8, 2, **options).eval()
+    with torch.no_grad():
+        for first, name in enumerate(("query", "key")):
+            layer.get_parameter(f"{name}.weight").zero_()
+            layer.get_parameter(f"{name}.bias").zero_()[first::2] = 1.0
+    return layer
+
+
+def sizes(messages: list[warnings.WarningMessage]) -> list[str]:
+    return [str(message.message) for message in messages if message.category is LargeOutputWarning]
+
+
+def test_a_layer_whose_outputs_are_large_warns_once(caught: list[warnings.WarningMessage]):
+    for expected in (1, 2):
+        layer = share_no_feature(rotary_normalizer="features")
+        teka.diagnose(layer, BLANK, Grid((5, 7)))
+        for _ in range(3):
+            layer(BLANK, Grid((5, 7)))
+        assert len(sizes(caught)) == expected
+    assert sizes(caught)[0].startswith("heads' outputs of squared_relu × rotary are up to ")
+    assert "take rotary_normalizer='nonnegative', or 'mixed' (the default)" in sizes(caught)[0]
+
+
+@pytest.mark.parametrize("normalizer", [None, "mixed", "lengths", "nonnegative"])
+def test_layers_with_a_bound_are_not_looked_at(
+    normalizer: str | None, caught: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("teka.nn.attention.warn_of_large_output", pytest.fail)
+    share_no_feature(rotary_normalizer=normalizer)(BLANK, Grid((5, 7)))
+    share_no_feature(relative=None)(BLANK)
+    assert caught == []
+
+
+def test_a_kernel_with_negative_weights_is_looked_at(caught: list[warnings.WarningMessage]):
+    torch.manual_seed(0)
+    layer = Attention(8, 2, kernel="trigonometric", relative=None, num_features=1)
+    layer(3 * torch.randn(2000, 5, 8))
+    (message,) = sizes(caught)
+    assert "take kernel='squared_relu' or 'positive'" in message
+
+
+def test_values_that_are_dropped_do_not_hide_large_outputs(caught: list[warnings.WarningMessage]):
+    layer = share_no_feature(rotary_normalizer="features")
+    with torch.no_grad():
+        # The value of a dropped token, which is taken to be 0, is the bias.
+        layer.get_parameter("value.bias").fill_(1e4)
+        layer.get_parameter("value.weight").copy_(torch.randn(8, 8) - 1e4 * torch.eye(8))
+    layer(BLANK, Grid((5, 7)), torch.arange(35)[None] > 0)
+    assert len(sizes(caught)) == 1
+
+
+def test_recorded_computations_are_not_looked_at(
+    caught: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
+):
+    layer = share_no_feature(rotary_normalizer="features")
+    vmap(lambda tokens: layer(tokens, Grid((5, 7))))(BLANK[None])
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    layer(BLANK, Grid((5, 7)))
+    assert sizes(caught) == []
+    assert layer.warns_of_large_output

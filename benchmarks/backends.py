@@ -1,0 +1,152 @@
+"""Time every backend of many attentions, and hold `backend="auto"` against the best of them.
+
+    python benchmarks/backends.py              # times, writes benchmarks/backends.json, prints the table
+    python benchmarks/backends.py --table      # the table of the committed times, with today's model of cost
+    python benchmarks/backends.py --fit        # the constants of `teka.functional.backend.cost` that fit them best
+
+Rounds go through all backends of a case in turn, so that a slow second of the machine meets all of them; each time is a
+median. One thread, one sample, forward and backward as in training, and forward alone.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+import teka
+from teka.functional import attention
+from teka.functional.backend import Workload, backend_costs, choose_backend
+from teka.functional.kernel import make_kernel
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import make_relative
+from teka.provenance import provenance
+
+OUT = Path(__file__).with_suffix(".json")
+SHAPES = [
+    (256,),
+    (512,),
+    (1024,),
+    (2048,),
+    (4096,),
+    (16, 16),
+    (24, 24),
+    (32, 32),
+    (48, 48),
+    (64, 64),
+    (6, 6, 6),
+    (8, 8, 8),
+    (12, 12, 12),
+    (16, 16, 16),
+]
+RELATIVES = (None, "rotary", "fourier", "clipped", "rotation", "quadratic", "table", "generalized_quadratic")
+KERNELS = ("squared_relu", "constant")
+HEADS, DIM = 4, 32
+ROUNDS, SECONDS = 7, 4.0  # rounds of a case, fewer but at least 3 where they take longer
+
+
+def work_of(kernel: str, relative: str | None, shape: tuple[int, ...]) -> Workload:
+    """The attention of a case."""
+    sites = Sites(teka.Grid(shape))
+    placed = None
+    if relative is not None:
+        placed = make_relative(relative, heads=HEADS, dim=DIM, num_axes=len(shape), kernel=kernel)
+    tokens = math.prod(shape)
+    return Workload(make_kernel(kernel, DIM), placed, Placement(sites, sites), tokens, tokens, DIM, DIM)
+
+
+def seconds(step: object, rounds: int) -> list[float]:
+    """Times of a step, called again and again."""
+    found = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def measure(kernel: str, relative: str | None, shape: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """Median seconds of each backend that can compute a case, by direction."""
+    work = work_of(kernel, relative, shape)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, HEADS, work.num_queries, DIM, generator=generator).requires_grad_() for _ in range(3)]
+    names = list(backend_costs(work))
+
+    def forward(name: str) -> torch.Tensor:
+        return attention(*inputs, kernel=work.kernel, relative=work.relative, grid=teka.Grid(shape), backend=name)
+
+    def without_gradients(name: str) -> None:
+        with torch.no_grad():
+            forward(name)
+
+    def both(name: str) -> None:
+        output = forward(name)
+        torch.autograd.grad(output, inputs, output.detach(), allow_unused=True)
+
+    result = {}
+    for direction, step in (("forward", without_gradients), ("forward_backward", both)):
+        times = {name: [] for name in names}
+        once = sum(seconds(lambda name=name: step(name), 1)[0] for name in names)  # the warm-up
+        for _ in range(max(3, min(ROUNDS, int(SECONDS / once)))):
+            for name in names:
+                times[name] += seconds(lambda name=name: step(name), 1)
+        result[direction] = {name: statistics.median(found) for name, found in times.items()}
+    return result
+
+
+def cases() -> list[tuple[str, str | None, tuple[int, ...]]]:
+    """Every case with a choice; a constant kernel, which is what heads by position alone have, needs a position."""
+    every = [(k, r, s) for k in KERNELS for r in RELATIVES for s in SHAPES]
+    every = [(k, r, s) for k, r, s in every if k != "constant" or r not in (None, "rotary")]
+    return [case for case in every if len(backend_costs(work_of(*case))) > 1]
+
+
+def table(times: list[dict]) -> str:
+    """One line a case: the backend that is chosen, the best, and how much longer the chosen one takes."""
+    lines = [
+        "| kernel × relative | grid | auto | best forward | ×  | best with backward | × |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    worst = {"forward": 1.0, "forward_backward": 1.0}
+    for one in times:
+        shape = tuple(one["shape"])
+        chosen = choose_backend("auto", backend_costs(work_of(one["kernel"], one["relative"], shape)))
+        cells = []
+        for direction in worst:
+            found = one["seconds"][direction]
+            best = min(found, key=lambda name: found[name])
+            ratio = found[chosen] / found[best]
+            worst[direction] = max(worst[direction], ratio)
+            cells += [best, f"{ratio:.2f}"]
+        name = one["kernel"] if one["relative"] is None else f"{one['kernel']} × {one['relative']}"
+        lines.append(f"| {name} | {' × '.join(map(str, shape))} | {chosen} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"auto takes at most {worst['forward']:.2f} times the best, and {worst['forward_backward']:.2f} with the backward pass",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Time, or read what was timed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if not options.table:
+        times = []
+        for kernel, relative, shape in cases():
+            times.append(
+                {"kernel": kernel, "relative": relative, "shape": shape, "seconds": measure(kernel, relative, shape)}
+            )
+            print(kernel, relative, shape, times[-1]["seconds"], flush=True)
+        result = {"provenance": provenance("python benchmarks/backends.py"), "heads": HEADS, "dim": DIM, "times": times}
+        OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(table(json.loads(OUT.read_text(encoding="utf-8"))["times"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Checks of arguments where they enter, with the messages of `teka.errors`: tensors, sizes, numbers, flags, names.
+
+None of them reads the numbers of a tensor but `check_nonnegative`, which does so where that takes no waiting.
+"""
+
+from collections.abc import Collection, Mapping
+from numbers import Integral, Real
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from teka.errors import unknown_name, wrong_shape, wrong_type, wrong_value
+
+LARGEST = 2**31 - 1  # a larger size is a mistake, of which torch's error would not say whose
+POSITIVE = "a positive finite number of float32's range"
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+BOOLEAN = (torch.bool,)
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+KINDS = {FLOATING: "a floating dtype", BOOLEAN: "torch.bool", WHOLE: "a dtype of whole numbers", None: "any dtype"}
+
+
+def check_kind(argument: str, tensor: object, dtypes: tuple[torch.dtype, ...] | None = FLOATING) -> None:
+    """Hold that an argument is a tensor of a kind of dtype.
+
+    Args:
+        argument: Its name.
+        tensor: What was given.
+        dtypes: `FLOATING`, `BOOLEAN` or `WHOLE`, or None for any.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(tensor, Tensor):
+        raise wrong_type(argument, tensor, f"a tensor of {KINDS[dtypes]}")
+    if dtypes is not None and tensor.dtype not in dtypes:
+        raise wrong_value(argument, tensor.dtype, KINDS[dtypes])
+
+
+def check_tensor(
+    argument: str, tensor: object, *sizes: str | int, dtypes: tuple[torch.dtype, ...] | None = FLOATING
+) -> None:
+    """Hold that an argument is a tensor of a kind of dtype and of a shape.
+
+    Args:
+        argument: Its name.
+        tensor: What was given.
+        sizes: Every size, or its name where it may be any; of the named ones only "batch" may be 0.
+        dtypes: `FLOATING`, `BOOLEAN` or `WHOLE`, or None for any.
+
+    Raises:
+        ValueError: It is not.
+    """
+    check_kind(argument, tensor, dtypes)
+    assert isinstance(tensor, Tensor)
+    if tensor.ndim != len(sizes) or not all(map(_fits, tensor.shape, sizes)):
+        rest = "" if 0 not in tensor.shape else ", of which only batch may be 0"
+        raise wrong_shape(argument, tensor.shape, f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)}){rest}")
+
+
+def _fits(came: int, size: str | int) -> bool:
+    return came == size if not isinstance(size, str) else came != 0 or size == "batch"
+
+
+def check_nonnegative(argument: str, tensor: Tensor) -> None:
+    """Hold that no number of a tensor is negative, where looking at them keeps nothing waiting.
+
+    That is on a CPU, and not in a computation that is recorded or rewritten, where there are no numbers. What is in the
+    graph of another computation is left to it.
+
+    Args:
+        argument: Its name.
+        tensor: What was given.
+
+    Raises:
+        ValueError: One is negative.
+    """
+    rewritten = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()
+    if rewritten or tensor.grad_fn is not None or not tensor.is_cpu or type(tensor) not in (Tensor, Parameter):
+        return
+    least = tensor.min().item()
+    if least < 0:
+        raise wrong_value(f"the least number of {argument}", least, "at least 0")
+
+
+def is_number(number: object) -> TypeGuard[float]:
+    """Whether this is a number that is finite in float32; a truth value or a tensor is none."""
+    return isinstance(number, Real) and not isinstance(number, bool) and abs(number) <= torch.finfo(torch.float32).max
+
+
+def is_positive(number: object) -> TypeGuard[float]:
+    """Whether this is a number that is positive and finite in float32, `POSITIVE` in a message."""
+    return is_number(number) and number >= torch.finfo(torch.float32).tiny
+
+
+def is_whole(number: object) -> TypeGuard[int]:
+    """Whether this is a whole number; a truth value or a tensor is none."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def check_sizes(sizes: Mapping[str, object], least: int = 1, *, or_none: bool = False) -> None:
+    """Hold that arguments are whole numbers of some size.
+
+    Args:
+        sizes: What was given, by the name of the argument.
+        least: The smallest that they may be.
+        or_none: Whether they may also be None.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for argument, size in sizes.items():
+        if (or_none and size is None) or (is_whole(size) and least <= size <= LARGEST):
+            continue
+        too_small = is_whole(size) and size < least
+        raise wrong_value(argument, size, f"at least {least}" if too_small else f"a whole number up to {LARGEST}")
+
+
+def check_flags(flags: Mapping[str, object]) -> None:
+    """Hold that arguments are True or False.
+
+    Args:
+        flags: What was given, by the name of the argument.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for argument, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise wrong_value(argument, flag, "True or False")
+
+
+def check_name(argument: str, name: object, known: Collection[str]) -> None:
+    """Hold that an argument is one of some names.
+
+    Args:
+        argument: Its name.
+        name: What was given.
+        known: The names.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(name, str) or name not in known:
+        raise unknown_name(argument, name, known)

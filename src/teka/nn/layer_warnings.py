@@ -1,0 +1,147 @@
+"""What a layer says of itself: random features that predict the mean of the values, and outputs of any size."""
+
+import warnings
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from teka.functional.eager import has_numbers
+from teka.functional.estimator_report import estimator_report
+from teka.functional.kernel.base import mask_features
+from teka.functional.placement import Sites
+from teka.functional.relative import Relative
+from teka.nn.head_group import HeadGroup
+from teka.nn.random_features import RandomFeatures
+
+# Tokens of one sample on which an estimator is compared with the truth, once.
+CHECKED_TOKENS = 256
+# Outputs so many times as large as the largest value are warned of.
+LARGE_OUTPUT = 1e3
+
+
+class CollapseWarning(UserWarning):
+    """A layer's random features predict the mean of the values."""
+
+
+class LargeOutputWarning(UserWarning):
+    """A layer's heads gave outputs more than 1,000 times as large as the largest value."""
+
+
+def warn_of_collapse(
+    random_features: RandomFeatures,
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads keys dim"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    *,
+    relative: Relative | None,
+    sites: Sites,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+) -> None:
+    """Compare a new draw of random features with the truth, on the first kept tokens of one sample; warn of a collapse.
+
+    Nothing is compared where there are no numbers to look at, as in a compiled graph, a CUDA graph or a transform of
+    `torch.func`; the draw then stays to be compared.
+
+    Args:
+        random_features: The draw; one that has been compared is not compared again.
+        query: Queries.
+        key: Keys.
+        value: Values.
+        relative: A relative kernel that goes through the random features, or None.
+        sites: Where the last tokens are, for such a kernel; tokens before them have no position.
+        key_mask: True where a key is kept.
+    """
+    if not has_numbers(query) or not random_features.is_fresh:
+        return
+    random_features.is_fresh = False
+    placed = None
+    if relative is not None:
+        first = key.shape[2] - (sites.num_tokens or 0)
+        query, key, value = (tensor[:, :, first:] for tensor in (query, key, value))
+        key_mask = None if key_mask is None else key_mask[:, first:]
+        positions = sites.places(query.device).double()
+        placed = positions if positions.ndim == 2 else positions[0]
+    kept = torch.arange(key.shape[2], device=key.device) if key_mask is None else key_mask[0].nonzero().flatten()
+    kept = kept[:CHECKED_TOKENS]
+    rows = kept[kept < query.shape[2]] if placed is not None else slice(0, CHECKED_TOKENS)
+    if len(kept) == 0:
+        return
+    report = estimator_report(
+        query[:1, :, rows],
+        key[:1, :, kept],
+        value[:1, :, kept],
+        random_features(),
+        relative=relative,
+        positions=None if placed is None else placed[kept],
+    )
+    if report.collapsed:
+        warnings.warn(
+            f"{random_features!r} has collapsed: its output varies about the mean of the values by {report.spread:.1%} "
+            f"of what softmax attention's does; take more features, smaller queries and keys, or another kernel "
+            "(teka.diagnose tells more)",
+            CollapseWarning,
+            stacklevel=5,  # past the layer's forward and torch's two frames of a call
+        )
+
+
+def warn_of_large_output(
+    group: HeadGroup,
+    output: Float[Tensor, "batch heads queries dim_value"],
+    value: Float[Tensor, "batch heads keys dim_value"],
+    *,
+    key_mask: Bool[Tensor, "batch keys"] | None,
+) -> bool:
+    """Warn of outputs over `LARGE_OUTPUT` times the largest kept value of the same sample and head.
+
+    Nothing is looked at where `warn_of_collapse` looks at nothing. Elsewhere a number is read, for which a GPU is
+    waited for: to be asked only of heads without a bound.
+
+    Args:
+        group: The heads.
+        output: Their outputs.
+        value: Their values.
+        key_mask: True where a key is kept.
+
+    Returns:
+        Whether it warned.
+    """
+    if not has_numbers(output):
+        return False
+    times = times_the_values(output.detach(), mask_features(value.detach(), key_mask))
+    large = times[times > LARGE_OUTPUT]
+    if len(large) == 0:
+        return False
+    instead = bounded_instead(None if group.relative is None else group.relative.name)
+    warnings.warn(
+        f"heads' outputs of {group.name} are up to {float(large.max()):.3g} times as large as the largest value: its "
+        f"denominator does not bound its weights; take {instead} (teka.diagnose tells more)",
+        LargeOutputWarning,
+        stacklevel=5,  # past the layer's forward and torch's two frames of a call
+    )
+    return True
+
+
+def times_the_values(
+    output: Float[Tensor, "batch heads queries dim_value"], value: Float[Tensor, "batch heads keys dim_value"]
+) -> Float[Tensor, "batch heads"]:
+    """Largest |out| over the largest |v| of every sample and head.
+
+    Args:
+        output: Outputs.
+        value: Values, 0 where a key is dropped.
+    """
+    precise = torch.promote_types(value.dtype, torch.float32)
+    largest, of_values = (torch.linalg.vector_norm(one, torch.inf, dim=(-2, -1)).to(precise) for one in (output, value))
+    return largest / of_values.clamp_min(torch.finfo(precise).tiny)
+
+
+def bounded_instead(relative: str | None) -> str:
+    """What to give a layer so that its denominators bound its weights.
+
+    Args:
+        relative: Name of the relative kernel of heads that have no bound, or None.
+    """
+    if relative == "rotary":
+        return "rotary_normalizer='nonnegative', or 'mixed' (the default) with a kernel without negative weights"
+    return "kernel='squared_relu' or 'positive'"

@@ -1,0 +1,141 @@
+"""A kernel of one's own whose weights may be negative: every backend is the one equation, if it declares so."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from jaxtyping import Bool, Float
+from tests.contracts.cases import (
+    RELATIVE_NAMES,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    explicit_attention,
+    relative_change,
+)
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import FeatureKernel, attention, decode
+from teka.functional.backend import Workload, backend_costs
+from teka.functional.kernel.base import mask_features
+from teka.functional.kernel.local import LocalKernel
+from teka.functional.placement import Placement, Sites
+
+DIM, SCALE = 6, 0.4
+WITHOUT_SOFTMAX = [name for name in RELATIVE_NAMES if name != "rotation_joint"]
+
+
+@dataclass(frozen=True)
+class Sines(FeatureKernel):
+    """φ_r(x) = sin(r x_0 + x_1) + 0.3."""
+
+    name: ClassVar[str] = "sines"
+    nonnegative: ClassVar[bool] = False
+
+    def num_features(self, dim: int) -> int:
+        return 7
+
+    def query_features(
+        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
+    ) -> Float[Tensor, "batch heads queries features"]:
+        return torch.sin(torch.arange(7).to(query) * query[..., :1] + query[..., 1:2]) + 0.3
+
+    def key_features(
+        self,
+        key: Float[Tensor, "batch heads keys dim"],
+        *,
+        scale: float,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+    ) -> Float[Tensor, "batch heads keys features"]:
+        return mask_features(self.query_features(key, scale=scale), key_mask)
+
+
+@dataclass(frozen=True)
+class Shifted(LocalKernel):
+    """φ(x) = x + 0.5."""
+
+    name: ClassVar[str] = "shifted"
+    nonnegative: ClassVar[bool] = False
+
+    def num_features(self, dim: int) -> int:
+        return dim
+
+    def feature_map(self, vectors: Float[Tensor, "*batch dim"], *, scale: float) -> Float[Tensor, "*batch features"]:
+        return vectors + 0.5
+
+    def feature_map_pullback(
+        self, vectors: Float[Tensor, "*batch dim"], *, scale: float
+    ) -> tuple[Float[Tensor, "*batch features"], Callable[[Tensor, Tensor], None]]:
+        def pull(gradient: Tensor, out: Tensor) -> None:
+            out.copy_(gradient)
+
+        return vectors + 0.5, pull
+
+
+class SaidToBePositive(Sines):
+    """The same with a wrong declaration."""
+
+    nonnegative: ClassVar[bool] = True
+
+
+def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict[str, float]:
+    """For every backend the largest change of the output or a gradient from those of the equation."""
+    grid, first = (Grid(13), 0) if is_causal else (Grid((5, 7)), 1)
+    num_tokens = first + grid.num_tokens
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(num_tokens, dim=DIM, scale=1.0)]
+    mask = draw_mask(2, num_tokens)
+    relative = build_relative(name, heads=3, dim=DIM, num_axes=grid.num_axes, kernel=kernel, max_distance=3)
+    relative = None if relative is None else relative.for_kernel(kernel)
+    placement = Placement(Sites(grid), Sites(grid), first)
+
+    def with_gradients(output: Tensor) -> list[Tensor]:
+        cotangent = torch.cos(torch.arange(output.numel(), dtype=output.dtype)).reshape(output.shape)
+        return [output.detach(), *torch.autograd.grad(output, inputs, cotangent)]
+
+    keep = mask[:, None]
+    keep = keep & torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril() if is_causal else keep
+    truth = with_gradients(explicit_attention(inputs, kernel, relative, placement, scale=SCALE, keep=keep))
+    work = Workload(kernel, relative, placement, num_tokens, num_tokens, DIM, 4, is_causal)
+    found = {}
+    for backend in backend_costs(work):
+        output = attention(
+            *inputs,
+            kernel=kernel,
+            relative=relative,
+            grid=grid,
+            key_mask=mask,
+            is_causal=is_causal,
+            scale=SCALE,
+            backend=backend,
+            num_prefix_tokens=first,
+        )
+        found[backend] = max(map(relative_change, with_gradients(output), truth))
+    return found
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("relative", WITHOUT_SOFTMAX)
+@pytest.mark.parametrize("kernel", [Sines(), Shifted()], ids=lambda kernel: kernel.name)
+def test_every_backend_is_the_equation(kernel: FeatureKernel, relative: str | None, is_causal: bool):
+    assert max(changes(kernel, relative, is_causal=is_causal).values()) < 1e-10
+
+
+@pytest.mark.parametrize("relative", ["rotation", "clipped"])
+def test_a_wrong_declaration_is_seen(relative: str):
+    assert max(changes(SaidToBePositive(), relative, is_causal=False).values()) > 0.01
+
+
+@pytest.mark.parametrize("relative", [None, "clipped", "fourier", "rotary"])
+@pytest.mark.parametrize("kernel", [Sines(), Shifted()], ids=lambda kernel: kernel.name)
+def test_token_by_token_it_is_the_same(kernel: FeatureKernel, relative: str | None):
+    built = build_relative(relative, heads=3, dim=DIM, num_axes=1, kernel=kernel, max_distance=3)
+    inputs, grid = draw_inputs(13, dim=DIM, scale=1.0), None if relative is None else Grid(13)
+    whole = attention(*inputs, kernel=kernel, relative=built, grid=grid, is_causal=True, backend="dense")
+    outputs, state = [], None
+    for query, key, value in zip(*(tensor.split(1, dim=2) for tensor in inputs), strict=True):
+        output, state = decode(query, key, value, state, kernel=kernel, relative=built)
+        outputs.append(output)
+    assert relative_change(torch.cat(outputs, dim=2), whole) < 1e-10

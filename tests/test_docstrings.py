@@ -1,0 +1,75 @@
+"""Docstrings, from which the command line's help is made, name all of what an option takes, or point to where it is."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+import teka
+from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
+from teka.functional.kernel import DETERMINISTIC_KERNELS
+from teka.functional.kernel.floored_relu import FlooredRelu
+from teka.functional.relative import ROTARY_NORMALIZERS, RingRelative, RotaryRelative, RotationJoint, WaveRelative
+from teka.models import MODELS
+from teka.models.encodings import ENCODINGS
+from teka.models.performer import POOLS, POSITIONS, STEMS
+from teka.nn.attention import VALUES
+from teka.nn.query_key import QUERY_KEYS
+from teka.training import Run
+from teka.training.run import OPTIMIZERS, PRECISIONS, SCHEDULES
+
+PACKAGE = Path(teka.__file__).parent
+TAKES = {
+    "kernel": KERNELS,
+    "relative": RELATIVES,
+    "position": POSITIONS,
+    "projection": PROJECTIONS,
+    "backend": BACKENDS,
+    "normalizer": ROTARY_NORMALIZERS,
+    "rotary_normalizer": ROTARY_NORMALIZERS,
+    "query_key": QUERY_KEYS,
+    "values": VALUES,
+    "encoding": ENCODINGS,
+    "model": MODELS,
+    "stem": STEMS,
+    "pool": POOLS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "precision": PRECISIONS,
+    "epsilon": [name for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)],
+    "decode.relative": [
+        name
+        for name, kind in RELATIVES.items()
+        if issubclass(kind, RingRelative | WaveRelative | RotaryRelative | RotationJoint)
+    ],
+}
+POINTER = re.compile(r"\bname of (?:`teka\.|a relative kernel)")
+ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", flags=re.MULTILINE)
+
+
+@functools.cache
+def described() -> list[tuple[str, str, str]]:
+    """What every docstring says of each argument: the name of its function or class, the argument, and the text."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                _, _, entries = (ast.get_docstring(node) or "").partition("Args:\n")
+                found += [(node.name, argument, text) for argument, text in ENTRY.findall(entries)]
+    return found
+
+
+@pytest.mark.parametrize("argument", sorted({name.rpartition(".")[2] for name in TAKES}))
+def test_what_lists_names_lists_all_of_them(argument: str):
+    for owner, _, text in [one for one in described() if one[1] == argument]:
+        names = set(TAKES.get(f"{owner}.{argument}", TAKES.get(argument, ())))
+        listed = names.intersection(re.findall(r'"([\w-]+)"', text))
+        assert len(listed) < 2 or listed == names or POINTER.search(text), f"{owner}: {argument}: {text}"
+
+
+@pytest.mark.parametrize("argument", ["kernel", "position", "backend", "model", "encoding", "query_key"])
+def test_the_command_line_names_what_a_run_takes(argument: str):
+    (text,) = [text for *place, text in described() if place == [Run.__name__, argument]]
+    assert all(f'"{name}"' in text for name in TAKES[argument])
