@@ -1,8 +1,8 @@
-"""Write the tables of docs/which_kernel.md from the cells of the studies.
+"""Write the tables of docs/which_kernel.md and docs/which_kernel_tables.md from the cells of the studies.
 
     python studies/which_kernel.py
 
-A table stands under a line `<!-- table: its name -->` of the page; a mark without one gets it. A test holds the page to
+A table stands under a line `<!-- table: its name -->` of a page; a mark without one gets it. A test holds the pages to
 what this writes.
 """
 
@@ -11,6 +11,8 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
+
+import bounded_rotary
 
 from teka.files import write_bytes
 from teka.report.notation import percent
@@ -23,7 +25,6 @@ from teka.report.study_results import StudyResults, read_study_results
 from teka.study import Study, read_study
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "which_kernel.md"
 MARK = "<!-- table: {} -->"
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 SMALL = ("digits", "mnist", "fashion-mnist")
@@ -174,19 +175,6 @@ def beyond_noise() -> str:
     return table(["difference", "data", "compared", "above", "below", "by chance, each"], rows)
 
 
-def six_seeds() -> str:
-    """Squared relu against softmax, both with rotary, over two studies."""
-    rows = [[SOFTMAX], [SQUARED_RELU], ["difference"]]
-    for data in SMALL:
-        groups = [group for kernel in (SOFTMAX, SQUARED_RELU) if (group := kernel_group(data, kernel, "rotary"))]
-        later = [results("softmax_start").group({"data": data, "variant": name}) for name in (SOFTMAX, SQUARED_RELU)]
-        softmax, squared = ([first, second] for first, second in zip(groups, later, strict=True) if second)
-        for row, both in zip(rows, (softmax, squared), strict=False):
-            row.append(with_interval(estimate([result.accuracy for group in both for result in group.results])))
-        rows[2].append(signed_with_interval(estimate([*paired(squared, softmax).values()])))
-    return table(["with rotary", *(DATA[data] for data in SMALL)], rows)
-
-
 def variants(name: str) -> str:
     """Every variant of a study on its data, the best first."""
     matrix, data = StudyMatrix(results(name)), list(plan(name).factors["data"])
@@ -219,6 +207,90 @@ def rotation_start_of_kernels() -> str:
     return table(["kernel with rotation", *scales, "difference"], rows)
 
 
+@cache
+def bounded() -> Mapping[bounded_rotary.Cell, dict]:
+    """The cells of the study of rotary's denominators, without those that tuned a rate."""
+    return {cell: result for cell, result in bounded_rotary.read().items() if "accuracy" in result}
+
+
+def accuracies_of(data: str, candidate: str, seeds: Sequence[int]) -> dict[int, float]:
+    """Accuracy of a candidate for those of the seeds that are there."""
+    cells = bounded().items()
+    pair = (data, candidate)
+    return {
+        cell.seed: one["accuracy"] for cell, one in cells if (cell.data, cell.candidate) == pair and cell.seed in seeds
+    }
+
+
+def less(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+    """One candidate less another, for every seed that both have."""
+    differences = [accuracy - theirs[seed] for seed, accuracy in ours.items() if seed in theirs]
+    return signed_with_interval(estimate(differences)) if differences else NOTHING
+
+
+def mean(found: Mapping[int, float]) -> str:
+    """Mean and interval of a candidate over seeds."""
+    return with_interval(estimate([*found.values()])) if found else NOTHING
+
+
+def bounded_accuracy() -> str:
+    """Every denominator on the selection seeds, and less the one of the highest mean, seed by seed."""
+    names, rows = (
+        bounded_rotary.CANDIDATES,
+        [[name, str(one["bound"])] for name, one in bounded_rotary.CANDIDATES.items()],
+    )
+    for data in bounded_rotary.DATA:
+        found = {name: accuracies_of(data, name, bounded_rotary.SELECTION_SEEDS) for name in names}
+        best = max(found, key=lambda name: fmean(found[name].values()) if found[name] else 0.0)
+        for row in rows:
+            row += [mean(found[row[0]]), "best" if row[0] == best else less(found[row[0]], found[best])]
+    head = [column for data in bounded_rotary.DATA for column in (data, "less the best")]
+    return table(["denominator", "bound", *head], rows)
+
+
+def bounded_evaluation() -> str:
+    """The default less the old one and less softmax, on seeds that chose nothing."""
+    default, *others = "mixed, λ = 0.3", "features (before)", SOFTMAX
+    rows = [[default], *([name] for name in others)]
+    for data in bounded_rotary.DATA:
+        found = {row[0]: accuracies_of(data, row[0], bounded_rotary.EVALUATION_SEEDS) for row in rows}
+        for row in rows:
+            row += [mean(found[row[0]]), "" if row[0] == default else less(found[default], found[row[0]])]
+    head = [column for data in bounded_rotary.DATA for column in (data, "default less this")]
+    return table(["denominator", *head], rows)
+
+
+def bounded_sizes() -> str:
+    """How large outputs, gains and gradients become with each denominator, and what half precision makes of it."""
+    rows = []
+    for candidate in bounded_rotary.CANDIDATES:
+        cells = [one for cell, one in bounded().items() if cell.candidate == candidate]
+        if not cells:
+            continue
+        half = {name: [cell["half"][name] for cell in cells] for name in ("test float16", "inverted float16")}
+        rows.append(
+            [
+                candidate,
+                f"{max(cell['largest_output'] for cell in cells):,.3g}",
+                f"{max(cell['gain'][view][0] for cell in cells for view in cell['gain']):,.3g}",
+                percent(fmean(cell["gain"]["inverted"][1] for cell in cells)),
+                f"{median(cell['gradient_norm']['median'] for cell in cells):.2g}",
+                f"{max(cell['gradient_norm']['largest'] for cell in cells):,.3g}",
+                *(percent(min(one["finite"] for one in found)) for found in half.values()),
+                *(percent(min(one["agree"] for one in found)) for found in half.values()),
+            ]
+        )
+    head = [
+        "denominator",
+        "largest output / value",
+        "largest gain",
+        "rows above 1",
+        "gradient's norm, median",
+        "largest",
+    ]
+    return table([*head, "finite in fp16", "inverted", "same answer in fp16", "inverted"], rows)
+
+
 def exactness() -> str:
     """What shifts change, over all cells of the study of kernels."""
     joint, exact = [], []
@@ -235,35 +307,43 @@ def exactness() -> str:
     )
 
 
-TABLES: Mapping[str, Callable[[], str]] = {
-    **{f"accuracy on {data}": partial(accuracies_on, data) for data in SMALL},
-    "differences with rotary": differences_with_rotary,
-    "six seeds": six_seeds,
-    "differences with all positions": differences_with_all_positions,
-    "beyond noise": beyond_noise,
-    "gains of positions": gains_of_positions,
-    "exactness": exactness,
-    "full size": partial(variants_against, "large", "softmax × rotary"),
-    "softmax start": partial(variants_against, "softmax_start", SOFTMAX),
-    "improvements": partial(variants, "improvements"),
-    "rotation start": partial(variants_against, "rotation_start", "σ = 1"),
-    "rotation start of kernels": rotation_start_of_kernels,
+# The tables of each page of docs/.
+TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "which_kernel.md": {
+        "bounded accuracy": bounded_accuracy,
+        "bounded evaluation": bounded_evaluation,
+        "bounded sizes": bounded_sizes,
+        "softmax start": partial(variants_against, "softmax_start", SOFTMAX),
+        "differences with rotary": differences_with_rotary,
+        "differences with all positions": differences_with_all_positions,
+        "full size": partial(variants_against, "large", "softmax × rotary"),
+        "rotation start": partial(variants_against, "rotation_start", "σ = 1"),
+    },
+    "which_kernel_tables.md": {
+        **{f"accuracy on {data}": partial(accuracies_on, data) for data in SMALL},
+        "beyond noise": beyond_noise,
+        "gains of positions": gains_of_positions,
+        "exactness": exactness,
+        "improvements": partial(variants, "improvements"),
+        "rotation start of kernels": rotation_start_of_kernels,
+    },
 }
 
 
-def with_tables(page: str) -> str:
-    """The page with every table as the cells have it.
+def with_tables(name: str, page: str) -> str:
+    """A page with every table as the cells have it.
 
     Args:
-        page: The page's text, with the mark of every table once.
+        name: The page's name.
+        page: Its text, with the mark of every table once.
 
     Raises:
         ValueError: A mark is missing or there twice.
     """
-    for name, write in TABLES.items():
-        mark = MARK.format(name)
+    for title, write in TABLES[name].items():
+        mark = MARK.format(title)
         if page.count(mark) != 1:
-            raise ValueError(f"{PAGE.name} has the line {mark!r} {page.count(mark)} times, expected once")
+            raise ValueError(f"{name} has the line {mark!r} {page.count(mark)} times, expected once")
         before, after = page.split(mark)
         rest = after.lstrip("\n")
         while rest.startswith("|"):  # the lines of the old table, where there is one
@@ -274,4 +354,6 @@ def with_tables(page: str) -> str:
 
 
 if __name__ == "__main__":
-    write_bytes(PAGE, with_tables(PAGE.read_text(encoding="utf-8")).encode())
+    for name in TABLES:
+        path = ROOT / "docs" / name
+        write_bytes(path, with_tables(name, path.read_text(encoding="utf-8")).encode())

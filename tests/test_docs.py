@@ -1,7 +1,6 @@
 """The docs' pages hold together, and what they claim in numbers is so; the site itself is built by `make docs`."""
 
 import importlib
-import importlib.util
 import math
 import re
 from itertools import combinations
@@ -296,18 +295,19 @@ def test_the_running_maximum_carries_a_causal_state(seed):
         torch.testing.assert_close(state, truth, rtol=1e-12, atol=1e-12)
 
 
-def test_the_tables_of_kernels_are_those_of_the_studies_cells():
-    place = importlib.util.spec_from_file_location("which_kernel", ROOT / "studies" / "which_kernel.py")
-    assert place
-    assert place.loader
-    place.loader.exec_module(writer := importlib.util.module_from_spec(place))
-    page = TEXTS[writer.PAGE]
-    assert writer.with_tables(page) == page, "run `python studies/which_kernel.py`"
+@pytest.mark.parametrize("name", ["which_kernel.md", "which_kernel_tables.md"])
+def test_the_tables_of_kernels_are_those_of_the_studies_cells(name, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    writer = importlib.import_module("which_kernel")
+    assert name in writer.TABLES
+    page = TEXTS[ROOT / "docs" / name]
+    assert writer.with_tables(name, page) == page, "run `python studies/which_kernel.py`"
     bare = re.sub(r"(<!-- table: .* -->\n\n)(\|.*\n)+\n", r"\1", page)
     assert not re.search(r"-->\n\n\|", bare)
-    assert writer.with_tables(bare) == page, "a mark without a table gets it, and the text after it stays"
-    with pytest.raises(ValueError, match=r"exactness.* 0 times, expected once"):
-        writer.with_tables(page.replace(writer.MARK.format("exactness"), ""))
+    assert writer.with_tables(name, bare) == page, "a mark without a table gets it, and the text after it stays"
+    last = list(writer.TABLES[name])[-1]
+    with pytest.raises(ValueError, match=re.escape(f"{last} -->' 0 times, expected once")):
+        writer.with_tables(name, page.replace(writer.MARK.format(last), ""))
 
 
 @pytest.mark.parametrize(("sharpness", "first"), [(1, 1), (2, 3), (3, 5), (4, 7), (6, 12), (8, 16)])

@@ -1,6 +1,6 @@
 import pytest
 
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.errors import unknown_name, wrong_shape, wrong_type, wrong_value
 
 
 def test_an_unknown_name_comes_with_all_known_ones_and_the_nearest():
@@ -21,6 +21,13 @@ def test_a_wrong_value_is_named_with_what_came_and_what_was_expected():
     error = wrong_value("scale", -1.0, "a positive number")
     assert isinstance(error, ValueError)
     assert str(error) == "scale is -1.0, expected a positive number"
+
+
+@pytest.mark.parametrize(("came", "named"), [([1.0], "of type list"), (None, "None")])
+def test_a_wrong_type_is_named_and_not_the_value(came: object, named: str):
+    error = wrong_type("query", came, "a tensor")
+    assert isinstance(error, ValueError)
+    assert str(error) == f"query is {named}, expected a tensor"
 
 
 def test_a_wrong_shape_is_named_with_what_came_and_what_was_expected():

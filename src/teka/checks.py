@@ -5,7 +5,7 @@ None of them reads the numbers of a tensor but `check_nonnegative`, which does s
 
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -76,8 +76,11 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
     Raises:
         ValueError: One is negative.
     """
-    rewritten = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()
-    if rewritten or tensor.grad_fn is not None or not tensor.is_cpu or type(tensor) not in (Tensor, Parameter):
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+        return
+    if torch._C._len_torch_dispatch_stack() or type(tensor) not in (Tensor, Parameter):
+        return
+    if not tensor.is_cpu or tensor.grad_fn is not None:
         return
     least = tensor.min().item()
     if least < 0:
@@ -86,17 +89,20 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
 
 def is_number(number: object) -> TypeGuard[float]:
     """Whether this is a number that is finite in float32; a truth value or a tensor is none."""
-    return isinstance(number, Real) and not isinstance(number, bool) and abs(number) <= torch.finfo(torch.float32).max
+    if not isinstance(number, Real) or isinstance(number, bool):
+        return False
+    size: Any = abs(number)
+    return bool(size <= torch.finfo(torch.float32).max)
 
 
 def is_positive(number: object) -> TypeGuard[float]:
     """Whether this is a number that is positive and finite in float32, `POSITIVE` in a message."""
-    return is_number(number) and number >= torch.finfo(torch.float32).tiny
+    return is_number(number) and bool(number >= torch.finfo(torch.float32).tiny)
 
 
 def is_whole(number: object) -> TypeGuard[int]:
-    """Whether this is a whole number; a truth value or a tensor is none."""
-    return isinstance(number, Integral) and not isinstance(number, bool)
+    """Whether this is a whole number, known or not yet; a truth value or a tensor is none."""
+    return isinstance(number, Integral | torch.SymInt) and not isinstance(number, bool)
 
 
 def check_sizes(sizes: Mapping[str, object], least: int = 1, *, or_none: bool = False) -> None:

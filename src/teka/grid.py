@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.checks import POSITIVE, check_kind, check_tensor, is_number, is_positive, is_whole
+from teka.checks import LARGEST, check_kind, check_tensor, is_number, is_positive, is_whole
 from teka.errors import wrong_shape, wrong_value
 
 # Share of a period by which offsets near half of it are taken to lie beyond.
@@ -51,12 +51,12 @@ class Grid:
         origin: float | Sequence[float] = 0.0,
     ) -> None:
         sides = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        if not sides or not all(is_whole(side) and side >= 1 for side in sides):
-            raise wrong_value("shape", shape, "one or more sizes, each a whole number of at least 1")
+        if not sides or not all(is_whole(side) and 1 <= side <= LARGEST for side in sides):
+            raise wrong_value("shape", shape, f"one or more sizes, each a whole number from 1 to {LARGEST}")
         object.__setattr__(self, "shape", tuple(int(side) for side in sides))
         steps = self._for_each_axis("spacing", spacing)
         if not all(is_positive(step) for step in steps):
-            raise wrong_value("spacing", spacing, f"{POSITIVE}, or one for each axis")
+            raise wrong_value("spacing", spacing, "positive finite numbers of float32's range")
         object.__setattr__(self, "spacing", tuple(float(step) for step in steps))
         flags = self._for_each_axis("periodic", periodic)
         if not all(isinstance(flag, bool) for flag in flags):
@@ -191,8 +191,8 @@ class Grid:
         Raises:
             ValueError: The tensor does not lie on this grid, or the shift is not one whole number for each axis.
         """
-        steps = self.check_shift(shift)
         self._check_channels(tensor)
+        steps = [step % side for step, side in zip(self.check_shift(shift), self.shape, strict=True)]
         return torch.roll(tensor, steps, dims=tuple(range(2, tensor.ndim)))
 
     def _check_channels(self, tensor: Tensor) -> None:

@@ -97,15 +97,15 @@ def test_a_twin_that_does_not_look_at_lengths_fails():
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({"lengths": torch.tensor([11, 0, 6])}, r"lengths is \[11, 0, 6\], expected numbers from 1 to 11"),
     "too many": ({"lengths": torch.tensor([11, 12, 6])}, r"lengths is \[11, 12, 6\], expected numbers from 1 to 11"),
-    "of another batch": ({"lengths": torch.tensor([11, 6])}, r"key_mask has shape \(2, 11\), expected \(3, 11\)"),
+    "of another batch": ({"lengths": torch.tensor([11, 6])}, r"lengths has shape \(2,\), expected \(3,\)"),
     "no whole numbers": (
         {"lengths": torch.tensor([11.0, 1.0, 6.0])},
-        r"lengths is 'torch.float32 of shape \(3,\)', expected whole numbers, one a sample",
+        r"lengths is torch.float32, expected a dtype of whole numbers",
     ),
-    "flags": ({"lengths": torch.ones(3, dtype=torch.bool)}, r"lengths is 'torch.bool of shape \(3,\)'"),
+    "flags": ({"lengths": torch.ones(3, dtype=torch.bool)}, r"lengths is torch.bool, expected a dtype of whole"),
     "of a token each": (
         {"lengths": torch.ones(3, 11, dtype=torch.long)},
-        r"lengths is 'torch.int64 of shape \(3, 11\)'",
+        r"lengths has shape \(3, 11\), expected \(3,\)",
     ),
     "with a mask": (
         {"lengths": torch.tensor(LENGTHS), "key_mask": torch.ones(3, 11, dtype=torch.bool)},

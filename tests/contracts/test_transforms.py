@@ -165,7 +165,8 @@ def test_inputs_that_are_or_depend_on_one_another_have_each_gradient_once(case: 
 
         leaves = [one.clone().requires_grad_() for one in (point[1], *point[3:])]
         first = torch.autograd.grad(total(*leaves), leaves, create_graph=True, materialize_grads=True)
-        along = sum((one * other).sum() for one, other in zip(first, (direction[1], *direction[3:]), strict=True))
+        products = [(one * other).sum() for one, other in zip(first, (direction[1], *direction[3:]), strict=True)]
+        along = torch.stack(products).sum()
         return [*first, *torch.autograd.grad(along, leaves, materialize_grads=True)]
 
     assert largest_change(twice(case.backend), twice("dense")) <= BAND

@@ -1,6 +1,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.contracts.cases import draw_inputs
@@ -41,6 +42,9 @@ BAD = {
         r"value has shape \(2, 3, 14, 5\), expected \(2, 3, 15, dim\)",
     ),
     "key of another dtype": ({"key": ZEROS.float()}, r"key is torch.float32, expected .*torch.float64"),
+    "a list": ({"query": ZEROS.tolist()}, r"query is of type list, expected a tensor of a floating dtype"),
+    "an array": ({"value": ZEROS.numpy()}, r"value is of type ndarray, expected a tensor"),
+    "complex numbers": ({"key": ZEROS.to(torch.complex64)}, r"key is torch.complex64, expected a floating dtype"),
     "whole numbers": ({"query": ZEROS.long()}, r"query is torch.int64, expected a floating dtype"),
     "other lengths with positions": (
         {"query": ZEROS[:, :, :14], "relative": "rotation", "grid": GRID},
@@ -74,6 +78,10 @@ BAD = {
         {"relative": "rotation", "positions": torch.zeros(15)},
         r"positions has shape \(15,\)",
     ),
+    "positions in a list": ({"relative": "rotation", "positions": [[0.0, 1.0]]}, r"positions is of type list"),
+    "a fraction of a prefix": ({"num_prefix_tokens": 1.5}, r"num_prefix_tokens is 1.5, expected a whole number"),
+    "a grid that does not fit, of no use": ({"relative": None, "grid": Grid((3, 4))}, r"has 15 tokens, expected .* 12"),
+    "causality in words": ({"is_causal": "yes"}, r"is_causal is 'yes', expected True or False"),
     "positions with NaN": ({"relative": "rotation", "positions": NAN_POSITIONS}, r"positions hold NaN or infinity"),
     "an unknown kernel": ({"kernel": "sofmax"}, r"kernel is 'sofmax', expected one of .*; did you mean 'softmax'\?"),
     "a kernel that is none": ({"kernel": 3}, r"kernel is 3, expected a name or an instance"),
@@ -92,12 +100,17 @@ BAD = {
         r"key_mask has shape \(2, 14\), expected \(2, 15\)",
     ),
     "a mask for each query": ({"key_mask": torch.ones(2, 15, 15, dtype=torch.bool)}, r"key_mask has shape"),
+    "a mask in an array": (
+        {"key_mask": np.ones((2, 15), dtype=bool)},
+        r"key_mask is of type ndarray, expected a tensor",
+    ),
     "a mask of numbers": ({"key_mask": torch.ones(2, 15)}, r"key_mask is torch.float32, expected torch.bool"),
     "a mask that keeps nothing": (
         {"key_mask": torch.tensor([[True], [False]]).expand(2, 15)},
         r"key_mask keeps no token of sample 1",
     ),
     "a negative scale": ({"scale": -1.0}, r"scale is -1.0, expected a positive finite number"),
+    "a scale in words": ({"scale": "large"}, r"scale is 'large', expected a positive finite number"),
     "an infinite scale": ({"scale": math.inf}, r"scale is inf"),
     "a projection of another size": (
         {"kernel": Positive(torch.zeros(7, 4))},

@@ -13,7 +13,7 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Clipped, DecodingState, FeatureKernel, Positive, attention, decode
+from teka.functional import Clipped, DecodingState, FeatureKernel, Positive, Rotary, attention, decode
 from teka.functional.kernel import KERNELS, Kernel
 from teka.functional.relative import Relative
 
@@ -165,6 +165,49 @@ def test_shapes_that_do_not_fit_are_errors(place: int, argument: str, as_users_r
     inputs[place] = torch.cat([inputs[place]] * 2, dim=2)
     with pytest.raises(ValueError, match=f"{argument} has shape .*, expected .* 1, "):
         decode(inputs[0], inputs[1], inputs[2], None, kernel="squared_relu")
+
+
+FOREIGN = {
+    "another kernel's": (
+        {"kernel": "relu"},
+        r"state.kernels is \('relu', None\), expected \('squared_relu', 'rotary'\)",
+    ),
+    "another relative kernel's": ({"relative": "fourier"}, r"state.kernels is .*'fourier'\), expected .*'rotary'"),
+    "another denominator's": (
+        {"relative": Rotary(torch.ones(3, 2, 1), "nonnegative")},
+        r"state.total is \(\(2, 3, 8, 5\), torch.float64\), expected \(\(2, 3, 5, 5\), torch.float64\)",
+    ),
+    "another batch's": ({"batch": 1}, r"state.total is \(\(1, 3, 5, 5\), .*expected \(\(2, 3, 5, 5\)"),
+    "another number of heads": ({"heads": 2}, r"state.total is \(\(2, 2, 5, 5\)"),
+    "another dtype's": (
+        {"dtype": torch.float32},
+        r"state.total is .* torch.float32\), expected .* torch.float64",
+    ),
+    "none": (None, r"state is of type tuple, expected None or the DecodingState"),
+}
+
+
+@pytest.mark.parametrize("whose", FOREIGN)
+def test_a_state_that_other_tokens_left_is_refused(whose: str, as_users_run_it: None):
+    changed, message = FOREIGN[whose]
+    kernels: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary"}
+    state: Any = ()
+    if changed is not None:
+        sizes = {name: value for name, value in changed.items() if name not in kernels}
+        own = {name: changed.get(name, kernels[name]) for name in kernels}
+        own["relative"] = None if own["kernel"] == "relu" else own["relative"]
+        query, key, value = draw_inputs(1, **sizes)
+        _, state = decode(query, key, value, None, **own)
+    query, key, value = draw_inputs(1)
+    with pytest.raises(ValueError, match=message):
+        decode(query, key, value, state, **kernels)
+
+
+@pytest.mark.parametrize("position", [torch.zeros(()), torch.zeros(0), torch.zeros(3, 1), torch.zeros(1, 2, 1), [0.0]])
+def test_a_position_that_does_not_fit_is_refused(position: Any, as_users_run_it: None):
+    query, key, value = draw_inputs(1)
+    with pytest.raises(ValueError, match=r"position (has shape .*, expected \(axes,\) or \(2, axes\)|is of type list)"):
+        decode(query, key, value, None, kernel="squared_relu", relative="rotary", position=position)
 
 
 def test_scale_is_that_of_the_inner_product():

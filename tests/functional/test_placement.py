@@ -91,5 +91,5 @@ def test_a_mask_of_lengths_keeps_the_first_of_every_sample():
 
 @pytest.mark.parametrize("lengths", [[0, 3], [1, 5], [1.0, 2.0], [[1], [2]]])
 def test_lengths_out_of_range_are_refused(lengths: list):
-    with pytest.raises(ValueError, match="lengths (is|has shape)"):
+    with pytest.raises(ValueError, match=r"lengths (is|has shape)"):
         length_mask(torch.tensor(lengths), 4)

@@ -1,3 +1,4 @@
+import math
 import sys
 from typing import Any
 
@@ -10,7 +11,7 @@ from teka import Grid, functional
 from teka.functional import SquaredRelu
 from teka.functional.backend import choose_backend
 from teka.functional.backend.cost import Cost
-from teka.nn import Attention, Clipped, RandomFeatures, Rotation
+from teka.nn import Attention, Clipped, RandomFeatures, Rotation, TransformerBlock
 
 GRID = Grid((3, 5))
 
@@ -100,6 +101,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"heads": 3}, "heads is 3, expected a divisor of dim = 8"),
     ({"dim_head": 0}, "dim_head is 0, expected at least 1"),
     ({"dim_head": -1}, "dim_head is -1, expected at least 1"),
+    ({"dim": 8.0}, r"dim is 8.0, expected a whole number"),
+    ({"heads": True}, "heads is True, expected a whole number"),
+    ({"causal": "no"}, "causal is 'no', expected True or False"),
+    ({"dropout": math.nan}, "dropout is nan, expected a probability"),
+    ({"position_heads": "1"}, "position_heads is '1', expected a whole number"),
+    ({"rotary_normalizer": "length", "relative": "rotary"}, "rotary_normalizer is 'length', .*did you mean 'lengths'"),
     ({"dropout": 1.0}, "dropout is 1.0, expected a probability"),
     ({"dropout": -0.1}, "dropout is -0.1, expected a probability"),
     ({"backend": "linaer"}, "backend is 'linaer', expected .*; did you mean 'linear'"),
@@ -140,6 +147,50 @@ def test_bad_input_is_an_error_that_names_it(
 ):
     with pytest.raises(ValueError, match=message):
         build(relative="rotation")(torch.zeros(size), *arguments)
+
+
+TOKENS = torch.zeros(2, 15, 8)
+UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"tokens": TOKENS.long()}, "tokens is torch.int64, expected a floating dtype"),
+    ({}, {"tokens": TOKENS.double()}, r"tokens is torch.float64, expected torch.float32, as the layer's weights are"),
+    ({}, {"tokens": TOKENS.tolist()}, "tokens is of type list, expected a tensor"),
+    ({}, {"tokens": TOKENS.numpy()}, "tokens is of type ndarray, expected a tensor"),
+    ({}, {"context": TOKENS.double(), "context_grid": GRID}, r"context is torch.float64, expected torch.float32"),
+    ({}, {"context": TOKENS, "context_grid": 15}, "context_grid is 15, expected a teka.Grid"),
+    ({}, {"lengths": torch.ones(3, dtype=torch.long)}, r"lengths has shape \(3,\), expected \(2,\)"),
+    ({"relative": None}, {"grid": Grid((3, 4))}, "the sequence has 15 tokens, expected 0 prefix"),
+    ({"relative": None}, {"grid": (3, 5)}, r"grid is \(3, 5\), expected a teka.Grid"),
+    ({"relative": None}, {"num_prefix_tokens": -1}, "num_prefix_tokens is -1, expected at least 0"),
+    ({"relative": "rotation_joint", "kernel": "positive"}, {"grid": None}, "grid and positions is 'neither'"),
+]
+
+
+@pytest.mark.parametrize(("options", "changed", "message"), UNFIT, ids=[message for _, _, message in UNFIT])
+def test_what_a_layer_cannot_take_is_an_error_that_names_it(
+    options: dict[str, Any], changed: dict[str, Any], message: str, as_users_run_it: None
+):
+    with pytest.raises(ValueError, match=message):
+        build(**options)(**{"tokens": TOKENS, "grid": GRID, **changed})
+    if "tokens" in changed:
+        with pytest.raises(ValueError, match=message):
+            TransformerBlock(8, 2)(changed["tokens"], GRID)
+
+
+def test_in_mixed_precision_tokens_may_have_another_dtype_than_weights():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert build()(TOKENS.bfloat16(), GRID).dtype == torch.bfloat16
+        with pytest.raises(ValueError, match=r"tokens is torch.float64, expected torch.float32"):
+            build()(TOKENS.double(), GRID)
+
+
+@pytest.mark.parametrize("state", [(), "two", [None], 3])
+def test_a_step_takes_the_states_of_the_last_and_no_others(state: Any, as_users_run_it: None):
+    layer = build(causal=True, num_axes=1)
+    _, right = layer.step(TOKENS[:, 0])
+    given = right * 2 if state == "two" else state
+    with pytest.raises(ValueError, match=r"state is .*, expected None, or the tuple of 1 that the last step returned"):
+        layer.step(TOKENS[:, 0], given)
+    layer.step(TOKENS[:, 0], right)
 
 
 @pytest.mark.parametrize(("relative", "num_queries"), [("rotation", 3), ("clipped", 15), (None, 0), (None, 16)])

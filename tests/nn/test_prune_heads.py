@@ -131,7 +131,9 @@ def test_a_kernel_with_maps_for_every_head_keeps_those_of_the_heads_that_are_kep
     check(build(kernel=shared, relative=None), [0, 3])
 
 
-@pytest.mark.parametrize("options", [{}, {"kernel": "constant", "relative": "quadratic", "values": "tokens"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"kernel": "constant", "relative": "quadratic", "values": "tokens", "backend": "dense"}], ids=str
+)
 def test_parameters_and_operations_fall_with_the_number_of_heads(options):
     layer = build(**options)
     pruned = prune_heads(layer, [0, 2, 3])

@@ -113,7 +113,7 @@ def decode(
     scale = check_scale(scale, dim + joint)
     kernels = (kernel.name, None if relative is None else relative.name)
     if state is not None and state.kernels != kernels:
-        raise wrong_value("state", f"that of kernel and relative = {state.kernels}", f"that of {kernels}")
+        raise wrong_value("state.kernels", state.kernels, f"{kernels}, those of the next token")
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
         query, key, value = query.float(), key.float(), value.float()
@@ -152,8 +152,8 @@ def _step(
     num_waves = 1 if key_waves is None else key_waves.shape[-1]
     total = _left_by(state, "total", key_features, value[..., :-1], num_waves)
     if isinstance(relative, RingRelative):
-        recent = () if state is None else state.recent
-        return _ring_step(query, query_features, key_features, log_scale, value, total, recent, relative, scale)
+        last = () if state is None else state.recent
+        return _ring_step(query, query_features, key_features, log_scale, value, total, last, relative, scale)
     sums, total = causal_chunk(query_features, key_features, log_scale, value, total, query_waves, key_waves)
     return Sums(sums[..., :-1], sums[..., -1]), DecodingState(0, total)
 
@@ -170,10 +170,10 @@ def _left_by(
     if state is None:
         return empty_state(features.new_empty(batch, heads, 1, num_features * num_waves), value)
     left = getattr(state, part)
-    expected = (batch, heads, num_features * num_waves, value.shape[-1] + 1)
-    if left is None or left.total.shape != expected or left.total.dtype != value.dtype:
-        came = None if left is None else f"sums of shape {tuple(left.total.shape)} in {left.total.dtype}"
-        raise wrong_value(f"state.{part}", came, f"sums of shape {expected} in {value.dtype}, as the next token has")
+    expected = ((batch, heads, num_features * num_waves, value.shape[-1] + 1), value.dtype)
+    came = None if left is None else (tuple(left.total.shape), left.total.dtype)
+    if left is None or came != expected:
+        raise wrong_value(f"state.{part}", came, f"{expected}, shape and dtype to fit the next token")
     return left
 
 
@@ -193,10 +193,9 @@ def _rotary_step(
     above, total = causal_chunk(left, right, log_scale, value, total)
     if relative.sums_weights:
         return Sums(above[..., :-1], above[..., -1]), DecodingState(0, total)
-    below = [relative.normalizing(one, placed=True) for one in (query_features, key_features)]
-    ones = value[..., -1:]
-    unturned = _left_by(state, "unturned", below[1], value[..., :0])
-    totals, unturned = causal_chunk(*below, log_scale, ones, unturned)
+    left, right = (relative.normalizing(one, placed=True) for one in (query_features, key_features))
+    unturned = _left_by(state, "unturned", right, value[..., :0])
+    totals, unturned = causal_chunk(left, right, log_scale, value[..., -1:], unturned)
     return Sums(above[..., :-1], totals[..., -1]), DecodingState(0, total, unturned)
 
 
@@ -207,14 +206,14 @@ def _ring_step(
     log_scale: Tensor | None,
     value: Tensor,
     total: LinearState,
-    recent: tuple[tuple[Tensor, Tensor, Tensor], ...],
+    last: tuple[tuple[Tensor, Tensor, Tensor], ...],
     relative: RingRelative,
     scale: float,
 ) -> tuple[Sums, DecodingState]:
     """Keys less than k steps back one by one, the others by their sum."""
     if log_scale is None:
         log_scale = torch.zeros_like(value[..., 0])
-    recent = ((key_features, log_scale, value), *recent)
+    recent = ((key_features, log_scale, value), *last)
     if len(recent) > relative.max_distance:
         *recent, oldest = recent
         _, total = causal_chunk(oldest[0], *oldest, total)

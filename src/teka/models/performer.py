@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.checks import check_flags, check_name, check_sizes, is_whole
+from teka.checks import LARGEST, check_flags, check_name, check_sizes, is_whole
 from teka.errors import wrong_value
 from teka.functional import Kernel
 from teka.functional.backend import BACKENDS
@@ -184,7 +184,8 @@ class Performer(nn.Module):
             ValueError: Not a positive multiple of the patch size.
         """
         size = tuple(image_size) if isinstance(image_size, Sequence) else (image_size, image_size)
-        if len(size) != 2 or not all(is_whole(side) and side >= 1 and side % self.patch_size == 0 for side in size):
+        sides = (is_whole(side) and 1 <= side <= LARGEST and side % self.patch_size == 0 for side in size)
+        if len(size) != 2 or not all(sides):
             raise wrong_value(
                 "image_size", image_size, f"height and width, multiples of patch_size = {self.patch_size}"
             )

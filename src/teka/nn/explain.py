@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from teka.checks import check_sizes
 from teka.errors import wrong_type, wrong_value
 from teka.functional.backend import choose_backend
-from teka.functional.backend.cost import MULTIPLY_ADDS_PER_BYTE, Cost
+from teka.functional.backend.cost import ELSEWHERE, Cost
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.head_group import HeadGroup
@@ -60,15 +60,17 @@ class Explanation:
             sizes += f" attend to {self.num_keys:,}"
         lines = [
             f"{sizes}; forward cost of one head of one sample",
-            f"cost = multiply-adds + {_rate(self.device_type):g} × bytes moved, on {self.device_type}",
+            "cost: both at the rates of each backend, measured on a CPU"
+            if self.device_type == "cpu"
+            else f"cost = multiply-adds + {ELSEWHERE.byte:g} × bytes moved, a rate not measured on {self.device_type}",
         ]
         for group in self.groups:
             heads = "1 head" if group.num_heads == 1 else f"{group.num_heads} heads"
             lines += ["", f"{group.name}, {heads}"]
             lines.append(f"  {'backend':<10}{'multiply-adds':>20}{'bytes moved':>20}{'cost':>12}")
-            least = min(cost.work(self.device_type) for cost in group.costs.values())
+            least = min(cost.work(name, self.device_type) for name, cost in group.costs.items())
             for name, cost in group.costs.items():
-                ratio = cost.work(self.device_type) / least
+                ratio = cost.work(name, self.device_type) / least
                 how = "cheapest" if group.is_chosen else "asked for"
                 mark = f"  ← computes it ({how})" if name == group.backend else ""
                 lines.append(f"  {name:<10}{cost.multiply_adds:>20,}{cost.bytes:>20,}{ratio:>11.2f}×{mark}")
@@ -88,7 +90,7 @@ def explain(
     """What each backend would cost for a layer on a grid, which of them computes it, and from how many tokens on.
 
     The cost is a count of multiply-adds and of bytes moved; "auto" takes the backend for which both together, at the
-    device's exchange rate, are least.
+    rates of each backend, are least.
 
     Args:
         layer: The layer.
@@ -138,17 +140,12 @@ def explain(
                 num_heads=group.heads.stop - group.heads.start,
                 backend=choose_backend(group.backend, costs, device),
                 is_chosen=group.backend == "auto",
-                costs=dict(sorted(costs.items(), key=lambda item: item[1].work(device))),
+                costs=dict(sorted(costs.items(), key=lambda item: item[1].work(item[0], device))),
                 crossover=None if longer is None else longer.num_tokens + num_prefix_tokens,
             )
         )
     num_keys = (grid if context_grid is None else context_grid).num_tokens + num_prefix_tokens
     return Explanation(tuple(groups), grid.num_tokens + num_prefix_tokens, num_keys, device)
-
-
-def _rate(device_type: str) -> float:
-    """Multiply-adds that count as much as one byte, those of a GPU for a device that is not known."""
-    return MULTIPLY_ADDS_PER_BYTE.get(device_type, MULTIPLY_ADDS_PER_BYTE["cuda"])
 
 
 def _scaled(grid: Grid, factor: float) -> Grid:

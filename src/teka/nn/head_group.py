@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.checks import is_whole
+from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.functional.kernel import Constant, Kernel
 from teka.functional.relative import Relative
@@ -98,6 +98,7 @@ def count_position_heads(position_heads: int | None, relative: str | RelativeMod
         ValueError: A number that cannot be, or an unknown relative kernel.
     """
     kind = relative_class(relative)
+    check_sizes({"position_heads": position_heads}, 0, or_none=True)
     if position_heads is None:
         if kind is None or not kind.has_own_heads:
             return 0
@@ -109,7 +110,7 @@ def count_position_heads(position_heads: int | None, relative: str | RelativeMod
     if kind is not None and kind.needs_content and position_heads != 0:
         expected = f"None or 0 with relative={relative!r}, which acts inside the content kernel"
         raise wrong_value("position_heads", position_heads, expected)
-    if not (is_whole(position_heads) and 0 <= position_heads < heads):
+    if position_heads >= heads:
         expected = f"0 to {heads - 1}, fewer than heads = {heads}; kernel='constant' leaves content out of all heads"
         raise wrong_value("position_heads", position_heads, expected)
     return position_heads

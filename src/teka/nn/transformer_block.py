@@ -107,7 +107,7 @@ class TransformerBlock(nn.Module):
     ) -> Float[Tensor, "batch queries dim"]:
         """Transform the tokens, or the first `num_queries` of them; arguments as in `Attention.forward`.
 
-        What stands after the lengths of a ragged batch is taken to be 0 and transformed too, but no other token sees it.
+        What stands after the lengths of a ragged batch is taken to be 0 and transformed, but no other token sees it.
         """
         check_tokens("tokens", tokens, "batch", "tokens", self.attention.dim, first=self.attention.output)
         if lengths is not None:

@@ -119,6 +119,14 @@ def test_shapes_that_do_not_fit_are_refused(argument: str, size: tuple[int, ...]
         Fourier(**{name: torch.ones(right) for name, right in (SIZES | {argument: size}).items()})
 
 
+@pytest.mark.parametrize("argument", ["constant_weight", "amplitude"])
+def test_a_negative_weight_is_refused(argument: str):
+    values = {name: torch.ones(right) for name, right in SIZES.items()}
+    values[argument][-1] = -0.5
+    with pytest.raises(ValueError, match=f"the least number of {argument} is -0.5, expected at least 0"):
+        Fourier(**values)
+
+
 @pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
 def test_other_numbers_of_heads_and_axes_are_refused(heads: int, num_axes: int):
     build().check(heads=3, dim=5, num_axes=2, kernel=Softmax())

@@ -89,6 +89,11 @@ def test_shapes_that_do_not_fit_are_refused(
         Quadratic(torch.ones(center), torch.ones(precision))
 
 
+def test_a_negative_precision_is_refused():
+    with pytest.raises(ValueError, match=r"the least number of precision is -0.5, expected at least 0"):
+        Quadratic(torch.ones(3, 2), torch.tensor([1.0, -0.5, 2.0]))
+
+
 @pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
 def test_other_numbers_of_heads_and_axes_are_refused(heads: int, num_axes: int):
     build().check(heads=3, dim=5, num_axes=2, kernel=Softmax())

@@ -8,9 +8,33 @@ from teka.grid import Grid
 BYTES = 4
 """Bytes of a number, float32."""
 
-# Multiply-adds that a processor does in the time in which it moves one byte. Fitted on one thread of a server CPU
-# (`teka bench`: dense against Toeplitz and rings over four sizes); a GPU's arithmetic is ahead of its memory by more.
-MULTIPLY_ADDS_PER_BYTE = {"cpu": 0.5, "cuda": 20.0}
+
+@dataclass(frozen=True)
+class Rate:
+    """What a backend takes for its work, in nanoseconds.
+
+    Args:
+        call: Of one head, whatever its size.
+        multiply_add: Of a multiply-add.
+        byte: Of a byte that is moved.
+    """
+
+    call: float
+    multiply_add: float
+    byte: float
+
+
+# Fitted to the times of one thread of a server CPU, forward and with the backward pass, over one to three dimensions:
+# `python benchmarks/backends.py --table` holds them against the times.
+RATES = {
+    "dense": Rate(250_000.0, 0.062, 0.090),
+    "linear": Rate(330_000.0, 0.21, 0.0),
+    "toeplitz": Rate(260_000.0, 0.037, 0.16),
+    "rings": Rate(500_000.0, 0.018, 0.056),
+    "fft": Rate(250_000.0, 0.089, 0.33),
+}
+# Not measured: on a GPU arithmetic is ahead of memory by more.
+ELSEWHERE = Rate(0.0, 1.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -25,16 +49,26 @@ class Cost:
     multiply_adds: int
     bytes: int
 
-    def work(self, device_type: str = "cpu") -> float:
-        """Both in one number: multiply-adds, and bytes at the exchange rate of the device."""
-        rate = MULTIPLY_ADDS_PER_BYTE.get(device_type, MULTIPLY_ADDS_PER_BYTE["cuda"])
-        return self.multiply_adds + rate * self.bytes
+    def work(self, backend: str, device_type: str = "cpu") -> float:
+        """Both in one number, nanoseconds on a CPU, at the rate of the backend.
+
+        Args:
+            backend: Which backend's cost this is.
+            device_type: "cpu", or another, where only the order of costs means something.
+        """
+        rate = RATES[backend] if device_type == "cpu" else ELSEWHERE
+        return rate.call + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes
 
 
 def dense_cost(num_queries: int, num_keys: int, dense_size: int, dim_value: int, *, passes: int) -> Cost:
     """The weights, their product with the values, and some passes over the L × L matrix, read and written."""
     pairs = num_queries * num_keys
     return Cost(pairs * (dense_size + dim_value + 1), pairs * passes * 2 * BYTES)
+
+
+def axis_matrices_bytes(query: Grid, key: Grid) -> int:
+    """Bytes of making one matrix an axis: its logarithm, the largest of each row, and its exponential."""
+    return sum(one * two for one, two in zip(query.shape, key.shape, strict=True)) * 6 * 2 * BYTES
 
 
 def linear_cost(num_queries: int, num_keys: int, num_features: int, num_waves: int, dim_value: int) -> Cost:
@@ -62,7 +96,8 @@ def toeplitz_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> 
         size = size // key_side * query_side
         moved += size
     moved += 2 * size
-    return Cost((multiply_adds + key.num_tokens + size) * channels, moved * channels * BYTES)
+    moved_in_all = moved * channels * BYTES + axis_matrices_bytes(query, key)
+    return Cost((multiply_adds + key.num_tokens + size) * channels, moved_in_all)
 
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:

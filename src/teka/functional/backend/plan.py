@@ -8,6 +8,7 @@ from teka.checks import check_name
 from teka.errors import wrong_value
 from teka.functional.backend.cost import (
     Cost,
+    axis_matrices_bytes,
     causal_linear_cost,
     dense_cost,
     fft_cost,
@@ -21,6 +22,7 @@ from teka.functional.eager import is_plain_eager
 from teka.functional.kernel import FeatureKernel, Kernel, Softmax
 from teka.functional.placement import Placement
 from teka.functional.relative import (
+    FactorRelative,
     Relative,
     RingRelative,
     RotaryRelative,
@@ -104,7 +106,11 @@ def _dense_cost(work: Workload, relative: Relative | None, dim: int) -> Cost:
     """Cost of the dense backend by the way it takes: fused, in tiles with c by axes, or plain."""
     kernel, placement = work.kernel, work.placement
     size = kernel.dense_size(dim)
-    passes = 3 if relative is None else 6
+    passes, more = 3, 0
+    if isinstance(relative, RotaryRelative):
+        passes = 6
+    elif isinstance(relative, FactorRelative):
+        passes += relative.pair_passes(placement.num_axes)
     if isinstance(kernel, Softmax):
         unbounded = all(period is None for period in placement.periods)
         if relative is None or isinstance(relative, RotaryRelative):
@@ -112,8 +118,9 @@ def _dense_cost(work: Workload, relative: Relative | None, dim: int) -> Cost:
         elif type(relative) is Rotation and unbounded:
             passes, size = 1, size + 2 * relative.cosine_weight.shape[1] * relative.cosine_weight.shape[2]
     elif isinstance(relative, SeparableRelative) and placement.grids is not None and not work.is_causal:
-        passes = 1
-    return dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
+        passes, more = 1, axis_matrices_bytes(*placement.grids)
+    cost = dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
+    return Cost(cost.multiply_adds, cost.bytes + more)
 
 
 def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
@@ -126,7 +133,7 @@ def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
     if backend == "auto":
         # Nor can vmap read numbers. In two steps, for torch.compile knows no `min` with a key.
         names = [name for name in costs if name != "fft" or is_plain_eager()]
-        work = [costs[name].work(device_type) for name in names]
+        work = [costs[name].work(name, device_type) for name in names]
         return names[work.index(min(work))]
     if backend not in costs:
         expected = f"one of {', '.join(map(repr, ('auto', *costs)))} for this kernel, relative kernel and placement"

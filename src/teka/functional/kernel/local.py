@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import Function
 
-from teka.functional.eager import is_plain_eager
+from teka.functional.eager import has_numbers, is_plain_eager
 from teka.functional.kernel.base import FeatureKernel, mask_features
 
 # Vectors are brought into range by powers of 2 to this.
@@ -75,8 +75,8 @@ class LocalKernel(FeatureKernel):
         if self.degree is None:
             return self.key_features(key, scale=scale, key_mask=key_mask), None
         unit = _unit(key, (-1,))
-        features = mask_features(self.feature_map(key * unit, scale=scale), key_mask)
-        return features, -self.degree * unit[..., 0].log()
+        features = mask_features(self.feature_map(times(key, unit), scale=scale), key_mask)
+        return features, None if unit is None else -self.degree * unit[..., 0].log()
 
     def query_unit(self, query: Float[Tensor, "*batch queries dim"]) -> Float[Tensor, "*batch queries 1"] | None:
         """A factor of every query that brings it into range, or None where it would not cancel."""
@@ -96,11 +96,14 @@ def times(vectors: Float[Tensor, "*batch dim"], unit: Float[Tensor, "*#batch 1"]
     return vectors if unit is None else vectors * unit
 
 
-def _unit(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """A power of 2⁸, 1 for vectors of ordinary size, that brings the largest entry to between 1/16 and 16."""
-    peak = torch.linalg.vector_norm(vectors.detach(), torch.inf, dim=dims, keepdim=True)
+def _unit(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
+    """A power of 2⁸ that brings the largest entry to between 1/16 and 16; None where all are there already."""
+    # Torch's norm of this order takes twenty times as long.
+    peak = vectors.detach().abs().amax(dim=dims, keepdim=True)
     # In coarse steps, so that vectors of about one size share one factor, and no digit is lost between them.
     steps = torch.round(peak.clamp_min(torch.finfo(vectors.dtype).tiny).log2() / RANGE_BITS).clamp(-15.0, 15.0)
+    if steps.is_cpu and has_numbers(steps) and not steps.any():
+        return None
     return torch.exp2(-RANGE_BITS * steps)
 
 

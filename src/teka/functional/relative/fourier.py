@@ -63,6 +63,10 @@ class Fourier(WaveRelative, DrawableRelative):
         frequency = torch.randn(*size, num_axes, generator=generator, dtype=torch.float64)
         return cls(constant, amplitude, frequency, torch.randn(size, generator=generator, dtype=torch.float64))
 
+    def pair_passes(self, num_axes: int) -> int:
+        """A cosine a wave."""
+        return 17 * self.frequency.shape[1]
+
     @property
     def num_waves(self) -> int:
         """2F + 1: the constant, and a cosine and a sine for each wave."""

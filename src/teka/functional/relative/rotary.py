@@ -18,8 +18,7 @@ from teka.functional.relative.phase import phases, precise
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
 
-# δ of "nonnegative": the least weight over the largest of the same vectors, so that where all weights are small rounding
-# decides nothing.
+# δ of "nonnegative": no weight is below δ/2 of the lengths, so that rounding decides nothing where all are small.
 LEAST_WEIGHT = 1e-3
 
 # λ of "mixed": outputs are at most 1/λ times the largest value.
@@ -43,7 +42,7 @@ class Rotary(RotaryRelative, DrawableRelative):
     | "nonnegative" | Σ_j w_ij, of w_ij = ½ [(1 + δ) ψ(q_i)·ψ(k_j) + ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩] > 0 | max |v| |
     | "features" | Σ_j φ(q_i)·φ(k_j) | nothing |
 
-    "features" is the form of the first release: where query and keys share few features its outputs can be any size.
+    "features" is RoFormer's: where query and keys share few features its outputs can be any size.
     A kernel whose weights may be negative before any turn (`FeatureKernel.nonnegative`) has "lengths" for "mixed". A
     pair that holds a token without a position is not turned and counts in D with its weight, as without a relative
     kernel. On a periodic grid frequencies are rounded to those of the torus.
@@ -122,10 +121,7 @@ class Rotary(RotaryRelative, DrawableRelative):
         features: Float[Tensor, "batch heads tokens features"],
         positions: Float[Tensor, "*batch tokens axes"] | None,
     ) -> Float[Tensor, "batch heads tokens weighing"]:
-        """R(x) φ: (φ_2p cos ω_p·x − φ_2p+1 sin ω_p·x, φ_2p sin ω_p·x + φ_2p+1 cos ω_p·x) for every pair, then the others.
-
-        With "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2.
-        """
+        """R(x) φ, or with "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2."""
         turned = features if positions is None else self.turn(features, positions)
         if not self.sums_weights:
             return turned
@@ -152,7 +148,7 @@ class Rotary(RotaryRelative, DrawableRelative):
     def turn(
         self, vectors: Float[Tensor, "batch heads tokens dim"], positions: Float[Tensor, "*batch tokens axes"]
     ) -> Float[Tensor, "batch heads tokens dim"]:
-        """R(x) of vectors."""
+        """(f_2p cos ω_p·x − f_2p+1 sin ω_p·x, f_2p sin ω_p·x + f_2p+1 cos ω_p·x) for every pair, then the others."""
         num_turned = 2 * self.frequency.shape[1]
         turned = turn_pairs(vectors[..., :num_turned], phases(self.frequency, positions, vectors.dtype))
         if num_turned == vectors.shape[-1]:

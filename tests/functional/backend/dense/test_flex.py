@@ -143,6 +143,7 @@ def test_it_says_no_to_what_it_cannot_compute():
     assert not flex_fits(query, value, softmax, quadratic, bare)
     assert not flex_fits(query, value, softmax, quadratic, odd)
     assert not flex_fits(query, value, softmax, None, grid)
+    assert not flex_fits(query[:0], value[:0], softmax, quadratic, grid)
     assert not flex_fits(query, value, softmax, build_relative("rotary", heads=3, dim=5, num_axes=2), grid)
     assert not flex_fits(query, value, make_kernel("trigonometric", 5), quadratic, grid)
     assert not flex_fits(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax, quadratic, grid)

@@ -10,7 +10,7 @@ from teka.functional.backend.linear.causal import CHUNK_TOKENS, causal_chunk, ca
 from teka.functional.backend.linear.linear import product_features
 from teka.functional.backend.sums import with_ones
 from teka.functional.kernel import make_kernel
-from teka.functional.relative import make_relative
+from teka.functional.relative import WaveRelative, make_relative
 
 KERNELS = ("squared_relu", "positive", "optimal", "hyperbolic", "elu", "taylor2", "constant")
 LENGTHS = (1, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 300)
@@ -125,10 +125,8 @@ def test_the_state_of_one_chunk_is_that_of_its_tokens_one_by_one(relative: str |
     if relative is not None:
         waves = make_relative(relative, heads=3, dim=5, num_axes=1, kernel=kernel)
         places = Grid(9).positions(dtype=torch.float64)
-        query_waves, key_waves = (
-            waves.query_waves(places, places.dtype)[None],
-            waves.key_waves(places, places.dtype)[None],
-        )  # pyright: ignore
+        assert isinstance(waves, WaveRelative)
+        query_waves, key_waves = (of(places, places.dtype)[None] for of in (waves.query_waves, waves.key_waves))
     channels = with_ones(value)
 
     def run(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -221,26 +221,29 @@ def _dense_rotary(
     first = placement.num_prefix_tokens
     has_features = isinstance(kernel, FeatureKernel)
     vectors = kernel.feature_maps if has_features else kernel.dense_vectors
-    *both, log_scale = vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    of_query, of_key, log_scale = vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
     turn = relative.weighing if has_features else relative.turn
-    places = (placement.query.places(query.device), placement.key.places(query.device))
-    left, right = (turn(one[:, :, first:], place) for one, place in zip(both, places, strict=True))
+    left = turn(of_query[:, :, first:], placement.query.places(query.device))
+    right = turn(of_key[:, :, first:], placement.key.places(query.device))
     if not has_features and not first:
         return fused_softmax(left, right, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
     products = left @ right.transpose(-2, -1)
     if first:
-        unturned = (relative.weighing(one, None) for one in both) if has_features else both
-        products = _with_prefix(*unturned, products, first)
+        left, right = of_query, of_key
+        if has_features:
+            left, right = relative.weighing(of_query, None), relative.weighing(of_key, None)
+        products = _with_prefix(left, right, products, first)
     keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
     empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
     keep = keep if keep is None or empty is None else keep | empty
     if has_features:
         totals = products
         if not relative.sums_weights:
-            left, right = (relative.normalizing(one[:, :, first:], placed=True) for one in both)
+            left, right = (relative.normalizing(one[:, :, first:], placed=True) for one in (of_query, of_key))
             totals = left @ right.transpose(-2, -1)
             if first:
-                totals = _with_prefix(*(relative.normalizing(one, placed=False) for one in both), totals, first)
+                left, right = (relative.normalizing(one, placed=False) for one in (of_query, of_key))
+                totals = _with_prefix(left, right, totals, first)
         totals, weights = (apply_log_factor(part, None, log_scale, keep) for part in (totals, products))
         total = totals.sum(dim=-1) if empty is None else totals.sum(dim=-1).masked_fill(empty[..., 0], 1.0)
         output = Sums(weights @ value, total).divide(nonnegative=kernel.nonnegative)

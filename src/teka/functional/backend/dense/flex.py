@@ -39,15 +39,15 @@ def flex_fits(
     """Whether `flex` can compute this: log c from small tables, and log κ ≥ −∞ of the product of two short vectors.
 
     That is softmax or a feature kernel without negative weights, of at most 256 features; and c between grids whose
-    cells lie on one lattice, or c of waves anywhere. FlexAttention knows no float64 on a GPU, no torch.func transform
-    and no forward-mode derivative, and adds up the gradients of tables in any order, so that it gives way where torch
-    is asked for deterministic algorithms.
+    cells lie on one lattice, or c of waves anywhere; and at least one sample. FlexAttention knows no float64 on a GPU,
+    no torch.func transform and no forward-mode derivative, and adds up the gradients of tables in any order, so that it
+    gives way where torch is asked for deterministic algorithms.
     """
     if not isinstance(relative, FactorRelative):
         return False
     if not isinstance(kernel, Softmax) and not (isinstance(kernel, FeatureKernel) and kernel.nonnegative):
         return False
-    if max(kernel.dense_size(query.shape[-1]), value.shape[-1]) > LARGEST_SIZE:
+    if query.shape[0] == 0 or max(kernel.dense_size(query.shape[-1]), value.shape[-1]) > LARGEST_SIZE:
         return False
     if query.is_cuda and (query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled()):
         return False

@@ -41,5 +41,5 @@ def rotary_sums(
     if relative.sums_weights:
         return sums(query_weighing, key_weighing, value)
     numerator = sums(query_weighing, key_weighing, value).numerator
-    below = (relative.normalizing(one, placed=placed) for one in (query_features, key_features))
-    return Sums(numerator, sums(*below, value[..., :0]).denominator)
+    left, right = (relative.normalizing(one, placed=placed) for one in (query_features, key_features))
+    return Sums(numerator, sums(left, right, value[..., :0]).denominator)

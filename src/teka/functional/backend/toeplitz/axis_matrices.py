@@ -1,5 +1,7 @@
 """A separable kernel between two grids as one small matrix an axis."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -44,7 +46,9 @@ def axis_log_matrices(
     for axis in range(placement.num_axes):
         log_matrix = axis_log_matrix(relative, axis, placement, like)
         row_peak = log_matrix.detach().amax(dim=-1)
-        matrices.append(log_matrix - row_peak[..., None])
+        log_matrix = log_matrix - row_peak[..., None]
+        # Numbers below the smallest normal one have lost their digits, and a CPU multiplies them many times as slowly.
+        matrices.append(log_matrix.masked_fill(log_matrix < math.log(torch.finfo(like.dtype).tiny), -math.inf))
         log_peak = log_peak[..., None] + row_peak.reshape(-1, *[1] * axis, log_matrix.shape[-2])
     return matrices, log_peak.flatten(1)[None]
 

@@ -60,8 +60,11 @@ def _chunked_sums(
 ) -> Float[Tensor, "batch heads queries channels"]:
     """The sums with some of the features at a time."""
     num_features = key_features.shape[-1]
-    num_chunks = max(1, min(num_features, -(-value.numel() * num_features // CHUNK_ELEMENTS)))
-    is_large = value.numel() * num_features > CHUNK_ELEMENTS
+    # A graph that is recorded is for any number of samples.
+    num_samples = 1 if torch.compiler.is_compiling() else value.shape[0]
+    num_elements = num_samples * value.shape[1:].numel() * num_features
+    num_chunks = max(1, min(num_features, -(-num_elements // CHUNK_ELEMENTS)))
+    is_large = num_elements > CHUNK_ELEMENTS
     chunk = -(-num_features // num_chunks)
     sums = torch.zeros((), dtype=value.dtype, device=value.device)
     for start in range(0, num_features, chunk):

@@ -1,0 +1,197 @@
+"""Whatever the arguments are, a call gives a result or a ValueError: the argument, what came and what was expected."""
+
+import dataclasses
+import inspect
+import math
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.contracts.cases import build_kernel, build_relative, draw_inputs
+from torch import Tensor, nn
+
+import teka
+from teka import Grid
+from teka.functional import attention, decode, draw_projection, length_mask
+from teka.functional.kernel import KERNELS
+from teka.functional.relative import RELATIVES
+from teka.models import Performer
+from teka.nn import (
+    AbsolutePosition,
+    Attention,
+    AttentionPool,
+    EmbeddedTable,
+    InvertibleDownsampling,
+    LearnedFeatures,
+    RandomFeatures,
+    TransformerBlock,
+    explain,
+    prune_heads,
+)
+from teka.nn.relative import RELATIVE_MODULES
+
+PACKAGE = str(Path(teka.__file__).parent)
+GRID = Grid((2, 3))
+QUERY, KEY, VALUE = draw_inputs(6, heads=2, dim=4, dim_value=4, dtype=torch.float32)
+FIRST: dict[str, Any] = {"query": QUERY[:, :, :1], "key": KEY[:, :, :1], "value": VALUE[:, :, :1]}
+MASK = torch.ones(2, 6, dtype=torch.bool)
+TOKENS, IMAGES = torch.zeros(2, 6, 8), torch.zeros(2, 1, 4, 4)
+LAYER, BLOCK, UNPLACED = Attention(8, 2), TransformerBlock(8, 2), Attention(8, 2, relative=None)
+CAUSAL = Attention(8, 2, causal=True, num_axes=1)
+PERFORMER = Performer(4, 1, 3, dim=8, depth=1, heads=2, pool="mean")
+ROTARY: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary"}
+STATE, STATES = decode(**FIRST, state=None, **ROTARY)[1], CAUSAL.step(TOKENS[:, 0])[1]
+# What a constructor is given for an argument without a default.
+GIVEN: dict[str, Any] = {"dim": 8, "heads": 2, "dim_head": 4, "num_axes": 2, "num_pairs": 2, "max_offset": 2}
+GIVEN |= {"embedding_dim": 3, "image_size": 4, "in_channels": 1, "num_classes": 3, "depth": 2, "shape": (2, 3)}
+
+
+@dataclass
+class Entry:
+    """A way into teka, with good arguments, and the constructor whose options an error may name as well."""
+
+    call: Callable
+    good: dict[str, Any]
+    made_by: Callable | None = None
+
+    @property
+    def takes(self) -> set[str]:
+        parameters = inspect.signature(self.call).parameters.items()
+        return {*self.good, *(name for name, one in parameters if one.kind is not one.VAR_KEYWORD)}
+
+    def is_clear(self, error: ValueError) -> bool:
+        """Whether teka raised it, and it names an argument, what came and what was expected."""
+        ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
+        says = re.search(r"\b(is|has|have|holds?|keeps)\b.*\bexpected\b", str(error), re.DOTALL) is not None
+        names = self.takes if self.made_by is None else self.takes | set(inspect.signature(self.made_by).parameters)
+        return ours and says and any(re.search(rf"\b{name}\b", str(error)) for name in names)
+
+
+def constructor(kind: type, **given: object) -> Entry:
+    """A constructor; what is built of a module without arguments is part of it."""
+
+    def build(**arguments: object) -> object:
+        made = kind(**arguments)
+        return made() if isinstance(made, nn.Module) and not inspect.signature(made.forward).parameters else made
+
+    parameters = inspect.signature(kind).parameters.items()
+    good = {name: GIVEN.get(name) if one.default is one.empty else one.default for name, one in parameters}
+    return Entry(build, good | given, kind)
+
+
+def kernel(one: object, argument: str, **options: object) -> Entry:
+    """A functional kernel by its fields, and attention by it."""
+    assert dataclasses.is_dataclass(one)
+
+    def attend(**fields: object) -> Tensor:
+        return attention(QUERY, KEY, VALUE, **{**options, argument: type(one)(**fields)})
+
+    return Entry(attend, {field.name: getattr(one, field.name) for field in dataclasses.fields(one)})
+
+
+KERNEL_ENTRIES = [kernel(build_kernel(name, None, 4), "kernel") for name in KERNELS]
+RELATIVE_ENTRIES = [
+    kernel(build_relative(name, heads=2, dim=4, num_axes=2), "relative", kernel="softmax", grid=GRID)
+    for name in RELATIVES
+]
+ENTRIES = {
+    "attention": Entry(attention, {"query": QUERY, "key": KEY, "value": VALUE, "relative": "rotation", "grid": GRID}),
+    "decode": Entry(decode, {**FIRST, "state": STATE, **ROTARY}),
+    "draw_projection": Entry(draw_projection, {"num_features": 5, "dim": 4, "generator": torch.Generator()}),
+    "length_mask": Entry(length_mask, {"lengths": torch.tensor([1, 3]), "num_tokens": 4}),
+    **{f"kernel {name}": one for name, one in zip(KERNELS, KERNEL_ENTRIES, strict=True) if one.good},
+    **{f"relative {name}": one for name, one in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
+    **{f"nn.{kind.__name__}": constructor(kind) for kind in (*RELATIVE_MODULES.values(), EmbeddedTable)},
+    **{kind.__name__: constructor(kind) for kind in (Grid, Attention, TransformerBlock, AttentionPool, Performer)},
+    **{kind.__name__: constructor(kind) for kind in (AbsolutePosition, InvertibleDownsampling)},
+    "RandomFeatures": constructor(RandomFeatures, kernel="positive"),
+    "LearnedFeatures": constructor(LearnedFeatures, kernel="hedgehog"),
+    "layer": Entry(LAYER.forward, {"tokens": TOKENS, "grid": GRID}, Attention),
+    "layer without positions": Entry(UNPLACED.forward, {"tokens": TOKENS, "grid": GRID}, Attention),
+    "block": Entry(BLOCK.forward, {"tokens": TOKENS, "grid": GRID}, TransformerBlock),
+    "step": Entry(CAUSAL.step, {"token": TOKENS[:, 0], "state": STATES}, Attention),
+    "chosen_backend": Entry(LAYER.chosen_backend, {"grid": GRID}, Attention),
+    "explain": Entry(explain, {"layer": LAYER, "grid": GRID}, Attention),
+    "prune_heads": Entry(prune_heads, {"attention": LAYER, "heads": [0]}),
+    "positions": Entry(AbsolutePosition(8).forward, {"tokens": TOKENS, "grid": GRID}),
+    "pool": Entry(AttentionPool(8, 2).forward, {"tokens": TOKENS, "key_mask": MASK}),
+    "model": Entry(PERFORMER.forward, {"images": IMAGES}),
+    "resize": Entry(Performer(4, 1, 3, dim=8, depth=1, heads=2, pool="mean").resize, {"image_size": 4}),
+    "flatten": Entry(GRID.flatten, {"tensor": torch.zeros(2, 3, 2, 3)}),
+    "unflatten": Entry(GRID.unflatten, {"tokens": TOKENS}),
+    "roll": Entry(GRID.roll, {"tensor": torch.zeros(2, 3, 2, 3), "shift": (1, 0)}),
+    "wrap": Entry(GRID.wrap, {"offsets": torch.zeros(4, 2)}),
+}
+WRONG: list[Any] = [
+    None,
+    "nothing",
+    "",
+    -1,
+    0,
+    2,
+    1.5,
+    -0.5,
+    math.nan,
+    math.inf,
+    1e300,
+    1e-300,
+    2**62,
+    10**400,
+    True,
+    1j,
+]
+WRONG += [
+    [],
+    [1, 2],
+    {},
+    object(),
+    Attention,
+    np.zeros(2),
+    np.ones((2, 6), dtype=bool),
+    torch.tensor(2),
+    Grid(5),
+    (None,),
+]
+WRONG += [torch.zeros(2), torch.zeros(2, 2, 6, 4, dtype=torch.long), torch.float64, STATE, STATES * 2]
+WRONG += [decode(**FIRST, state=None, kernel="elu", relative=name)[1] for name in (None, "clipped", "rotary")]
+WRONG += [
+    decode(**{name: change(one) for name, one in FIRST.items()}, state=None, **ROTARY)[1]
+    for change in (Tensor.double, lambda one: one[:1], lambda one: one[:, :1])
+]
+CHANGES: list[Callable[[Tensor], Any]] = [
+    *(Tensor.double, Tensor.bfloat16, Tensor.long, Tensor.bool, Tensor.tolist, Tensor.numpy),
+    *(lambda one: one[None], lambda one: one[0], lambda one: one[:0], lambda one: one[..., :0]),
+    *(lambda one: one[..., :-1], lambda one: torch.cat([one, one]), lambda one: -1 - one.float()),
+]
+
+
+@settings(max_examples=2000)
+@given(data=st.data())
+def test_a_wrong_argument_gives_a_result_or_an_error_that_names_it(data: st.DataObject):
+    entry = ENTRIES[data.draw(st.sampled_from(sorted(ENTRIES)), label="entry")]
+    arguments = dict(entry.good)
+    for name in data.draw(st.sets(st.sampled_from(sorted(entry.takes)), min_size=1, max_size=2), label="wrong"):
+        good = arguments.get(name)
+        if isinstance(good, Tensor) and data.draw(st.booleans()):
+            arguments[name] = data.draw(st.sampled_from(CHANGES))(good.detach())
+        else:
+            arguments[name] = data.draw(st.sampled_from(WRONG), label=name)
+    refused = None
+    try:
+        entry.call(**arguments)
+    except ValueError as error:
+        refused = error
+    assert refused is None or entry.is_clear(refused), refused
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_right_arguments_give_a_result(entry: str):
+    ENTRIES[entry].call(**ENTRIES[entry].good)

@@ -1,0 +1,127 @@
+"""A batch of no samples gives no outputs, as torch's layers do, and gradients of 0."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import (
+    CAUSAL,
+    PAIRS,
+    POSSIBLE,
+    Case,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    pair_exists,
+    with_leaves,
+)
+from torch import Tensor, nn
+
+from teka import Grid
+from teka.functional import attention, decode
+from teka.functional.relative import RELATIVES
+from teka.models import Performer
+from teka.models.performer import POOLS, POSITIONS
+from teka.nn import AbsolutePosition, Attention, AttentionPool, InvertibleDownsampling, TransformerBlock
+
+# What can be decoded token by token.
+DECODABLE = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
+
+
+def attend(case: Case, grid: Grid, *, first: int, is_causal: bool) -> None:
+    """Attention of no samples with everything that a call may have, forward and backward."""
+    num_tokens = first + grid.num_tokens
+    inputs = [one.requires_grad_() for one in draw_inputs(num_tokens, batch=0)]
+    relative = build_relative(case.relative, heads=3, dim=5, num_axes=grid.num_axes, kernel=case.kernel, max_distance=2)
+    kernel, leaves = build_kernel(case.kernel, relative, 5), {}
+    if relative is not None:
+        relative, leaves = with_leaves(relative)
+    mask = torch.ones(0, num_tokens, dtype=torch.bool)
+    output = attention(
+        *inputs,
+        kernel=kernel,
+        relative=relative,
+        grid=grid,
+        key_mask=mask,
+        query_mask=mask,
+        is_causal=is_causal,
+        backend=case.backend,
+        num_prefix_tokens=first,
+    )
+    assert output.shape == (0, 3, num_tokens, 4)
+    everything = [*inputs, *leaves.values()]
+    gradients = torch.autograd.grad(output.sum(), everything, allow_unused=True)
+    for one, gradient in zip(everything, gradients, strict=True):
+        assert gradient is None or (gradient.shape == one.shape and not gradient.any())
+
+
+@pytest.mark.parametrize("case", [case for case in POSSIBLE if case.backend != "auto"], ids=str)
+def test_attention_of_no_samples_has_no_outputs(case: Case):
+    attend(case, Grid((3, 5)), first=1, is_causal=False)
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_causal_attention_of_no_samples_has_no_outputs(case: Case):
+    attend(case, Grid(5), first=0, is_causal=True)
+    if case.kernel != "softmax" and case.relative in DECODABLE:
+        state = None
+        query, key, value = draw_inputs(1, batch=0)
+        for _ in range(3):
+            output, state = decode(query, key, value, state, kernel=case.kernel, relative=case.relative)
+            assert output.shape == (0, 3, 1, 4)
+
+
+def assert_learns_as_from_samples(model: nn.Module, inputs: Tensor, *others: object, size: tuple[int, ...]) -> None:
+    """No outputs of that size, and gradients of 0 for the parameters that have one with samples."""
+    learnt = []
+    for batch in (2, 0):
+        model.zero_grad(set_to_none=True)
+        some = inputs[:batch].clone().requires_grad_()
+        output = model(some, *(one[:batch] if isinstance(one, Tensor) else one for one in others))
+        assert output.shape == (batch, *size)
+        output.sum().backward()
+        assert some.grad is not None
+        assert some.grad.shape == some.shape
+        learnt.append({name for name, one in model.named_parameters() if one.grad is not None})
+    assert learnt[0] == learnt[1]
+    assert not any(one.grad.any() for one in model.parameters() if one.grad is not None)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_layers_take_no_samples(pair: Case):
+    tokens, mask = torch.randn(2, 15, 8), torch.ones(2, 15, dtype=torch.bool)
+    for kind in (Attention, TransformerBlock):
+        layer = kind(8, 2, kernel=pair.kernel, relative=pair.relative)
+        assert_learns_as_from_samples(layer, tokens, Grid((3, 5)), mask, size=(15, 8))
+
+
+def test_the_options_of_a_layer_take_no_samples():
+    grid = Grid((3, 5))
+    every: list[dict[str, Any]] = [
+        {"gate": True},
+        {"value_convolution": 3},
+        {"query_key": "centred"},
+        {"values": "tokens"},
+    ]
+    for options in every:
+        assert_learns_as_from_samples(Attention(8, 2, **options), torch.randn(2, 15, 8), grid, size=(15, 8))
+    layer = Attention(8, 2, causal=True, num_axes=1)
+    lengths = torch.zeros(0, dtype=torch.long)
+    assert layer(torch.randn(0, 5, 8), Grid(5), lengths=lengths).shape == (0, 5, 8)
+    token, state = layer.step(torch.randn(0, 8))
+    assert layer.step(token, state)[0].shape == (0, 8)
+
+
+def test_other_modules_take_no_samples():
+    assert_learns_as_from_samples(AttentionPool(8, 2), torch.randn(2, 5, 8), torch.ones(2, 5).bool(), size=(1, 8))
+    assert_learns_as_from_samples(AbsolutePosition(8), torch.randn(2, 6, 8), Grid((2, 3)), size=(6, 8))
+    blocks = InvertibleDownsampling()
+    assert blocks.inverse(blocks(torch.randn(0, 3, 4, 6))).shape == (0, 3, 4, 6)
+
+
+@pytest.mark.parametrize(("position", "pool"), list(itertools.product(POSITIONS, POOLS)))
+def test_a_performer_takes_no_images(position: str, pool: str):
+    kernel = "squared_relu" if position not in RELATIVES or pair_exists("squared_relu", position) else "positive"
+    model = Performer(4, 1, 3, dim=8, depth=2, heads=2, position=position, pool=pool, kernel=kernel)
+    assert_learns_as_from_samples(model, torch.randn(2, 1, 4, 4), size=(3,))

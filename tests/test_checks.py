@@ -1,0 +1,130 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from teka.checks import (
+    BOOLEAN,
+    WHOLE,
+    check_flags,
+    check_name,
+    check_nonnegative,
+    check_sizes,
+    check_tensor,
+    is_number,
+    is_positive,
+    is_whole,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_floating_tensor_of_the_shape_passes_with_any_batch(dtype: torch.dtype):
+    for batch in (0, 1, 3):
+        check_tensor("query", torch.zeros(batch, 4, 5, dtype=dtype), "batch", "tokens", 5)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        ([[1.0]], r"query is of type list, expected a tensor of a floating dtype"),
+        (np.zeros((1, 4, 5)), r"query is of type ndarray, expected a tensor"),
+        (None, r"query is None, expected a tensor"),
+        (torch.zeros(1, 4, 5, dtype=torch.int64), r"query is torch.int64, expected a floating dtype"),
+        (torch.zeros(1, 4, 5, dtype=torch.complex64), r"query is torch.complex64, expected a floating dtype"),
+        (torch.zeros(4, 5), r"query has shape \(4, 5\), expected \(batch, tokens, 5\)$"),
+        (torch.zeros(1, 4, 6), r"query has shape \(1, 4, 6\), expected \(batch, tokens, 5\)$"),
+        (torch.zeros(1, 0, 5), r"query has shape \(1, 0, 5\), expected .* of which only batch may be 0"),
+    ],
+)
+def test_what_is_no_such_tensor_is_refused_by_name(tensor: object, message: str):
+    with pytest.raises(ValueError, match=message):
+        check_tensor("query", tensor, "batch", "tokens", 5)
+
+
+def test_the_kind_of_dtype_can_be_another():
+    check_tensor("mask", torch.ones(3, dtype=torch.bool), 3, dtypes=BOOLEAN)
+    check_tensor("lengths", torch.ones(3, dtype=torch.uint8), 3, dtypes=WHOLE)
+    check_tensor("labels", torch.ones(3, dtype=torch.complex64), 3, dtypes=None)
+    with pytest.raises(ValueError, match=r"mask is torch.float32, expected torch.bool"):
+        check_tensor("mask", torch.ones(3), 3, dtypes=BOOLEAN)
+    with pytest.raises(ValueError, match=r"lengths is torch.bool, expected a dtype of whole numbers"):
+        check_tensor("lengths", torch.ones(3, dtype=torch.bool), 3, dtypes=WHOLE)
+
+
+def test_a_negative_number_is_refused_where_numbers_can_be_read_at_no_cost(as_users_run_it: None):
+    negative = torch.tensor([1.0, -0.25])
+    check_nonnegative("amplitude", negative.abs())
+    with pytest.raises(ValueError, match=r"the least number of amplitude is -0.25, expected at least 0"):
+        check_nonnegative("amplitude", negative)
+    check_nonnegative("amplitude", negative.to("meta"))
+    check_nonnegative("amplitude", negative.requires_grad_() * 2)
+
+    def doubled(row: Tensor) -> Tensor:
+        check_nonnegative("amplitude", row)
+        return 2 * row
+
+    assert torch.equal(vmap(doubled)(negative[None]), 2 * negative[None])
+    compiled = torch.compile(doubled, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(negative.detach()), 2 * negative.detach())
+
+
+@pytest.mark.parametrize("number", [1, 0.5, -2, Fraction(1, 3), np.float32(2), np.int64(3)])
+def test_numbers_of_any_kind_are_numbers(number: object):
+    assert is_number(number)
+    assert is_positive(number) == (number != -2)
+
+
+@pytest.mark.parametrize(
+    "other", [None, "1", True, math.nan, math.inf, 1e300, 10**400, 1j, torch.tensor(1.0), np.ones(1), [1]]
+)
+def test_what_is_no_finite_number_is_none(other: object):
+    assert not is_number(other)
+    assert not is_positive(other)
+
+
+def test_what_float32_takes_for_0_is_not_positive():
+    assert is_number(1e-300)
+    assert not is_positive(1e-300)
+    assert not is_positive(0.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (0, "waves is 0, expected at least 1"),
+        (-1, "waves is -1, expected at least 1"),
+        (2.0, "waves is 2.0, expected a whole number"),
+        (True, "waves is True, expected a whole number"),
+        ("3", "waves is '3', expected a whole number"),
+        (None, "waves is None, expected a whole number"),
+        (torch.tensor(3), r"waves is tensor\(3\), expected a whole number"),
+        (2**62, "waves is .*, expected a whole number up to 2147483647"),
+    ],
+)
+def test_a_size_that_cannot_be_is_named(size: object, message: str):
+    with pytest.raises(ValueError, match=message):
+        check_sizes({"heads": np.int64(1), "waves": size})
+    assert not is_whole(size) or size != 1
+
+
+def test_a_size_may_be_0_or_none_where_that_is_said():
+    check_sizes({"num_prefix_tokens": 0}, 0)
+    check_sizes({"dim_head": None}, or_none=True)
+
+
+@pytest.mark.parametrize("flag", [0, 1, None, "yes", np.bool_(True)])
+def test_a_flag_is_true_or_false(flag: object):
+    check_flags({"causal": True, "gate": False})
+    with pytest.raises(ValueError, match=r"gate is .*, expected True or False"):
+        check_flags({"causal": True, "gate": flag})
+
+
+@pytest.mark.parametrize("name", ["dens", 3, None, ["dense"], np.zeros(2), {"dense"}])
+def test_a_name_is_one_of_those_that_are_known(name: object):
+    check_name("backend", "dense", ("auto", "dense"))
+    with pytest.raises(ValueError, match=r"backend is .*, expected one of 'auto', 'dense'"):
+        check_name("backend", name, ("auto", "dense"))
