@@ -37,8 +37,8 @@ class Attention(nn.Module):
     half of the heads unless told otherwise. A kernel that does not look at content has no queries and keys at all, and
     the softmax kernel, in which a key's bias cancels, has keys without bias.
 
-    The defaults, squared relu × rotary, cost O(L) and were not told from softmax × rotary in this library's studies
-    (docs/which_kernel.md). No output of their heads is larger than 1/0.3 times the largest value, whatever the tokens.
+    The defaults, squared relu × rotary, cost O(L), and no output of their heads is larger than 1/0.3 times the largest
+    value, whatever the tokens. How well they learn beside softmax and others: docs/which_kernel.md.
     Like every relative kernel, rotary needs to know where the tokens are.
 
     Where no bound of the outputs is promised (by a kernel with negative weights, or rotary with its denominator of
