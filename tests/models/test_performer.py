@@ -22,7 +22,7 @@ def test_images_that_are_not_square_become_logits(position: str, pool: str):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(
+def test_after_two_steps_every_parameter_has_a_gradient_that_is_finite_and_not_zero(
     position: str, pool: str, kernel: str
 ):
     if not pair_exists(kernel, position if position in RELATIVES else None):
@@ -31,15 +31,15 @@ def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_ze
         return
     model, labels = build(position=position, pool=pool, kernel=kernel), torch.tensor([0, 1, 2, 1])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for step in range(2):
+    for step in range(3):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(draw_images()), labels).backward()
-        if step == 0:
+        if step < 2:
             optimizer.step()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
-        assert parameter.grad.abs().max() > 1e-10, name  # the class token's queries begin next to 0
+        assert parameter.grad.abs().max() > 1e-9, name
 
 
 @pytest.mark.parametrize(("stem", "patch_size"), [("patch", 1), ("patch", 2), ("convolution", 1), ("convolution", 2)])
