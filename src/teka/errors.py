@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+FOREIGN = (Exception, SystemExit)  # what another's code may raise; only an interrupt goes through
+
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
     """Error for a name that is not one of the known ones; it offers the nearest.
@@ -50,3 +52,16 @@ def wrong_shape(argument: str, came: Iterable[int], expected: str) -> ValueError
         expected: The shape that would have been right, in words or symbols.
     """
     return ValueError(f"{argument} has shape {tuple(came)}, expected {expected}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was not enough: Python's, numpy's, or torch's of any device.
+
+    Args:
+        error: The error.
+    """
+    # The allocator of torch's CPU has no class of error of its own.
+    return isinstance(error, MemoryError) or any(
+        words in f"{type(error).__name__}: {error}"
+        for words in ("OutOfMemoryError", "can't allocate memory", "Storage size calculation overflowed")
+    )

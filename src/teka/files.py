@@ -1,30 +1,201 @@
 """Writing files whole or not at all."""
 
+import contextlib
+import errno
+import glob
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from teka.errors import wrong_value
 
+LARGEST_YAML, DEEPEST_YAML = 100_000, 30
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file by way of a temporary one beside it, so that what stood there stays until the new one is whole."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: what a killed process leaves is not removed there
+    fcntl = None
+
+
+def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | None = None) -> None:
+    """Write a file whole or not at all, whatever happens meanwhile: a kill, a full disk, a loss of power.
+
+    The content goes into a temporary file beside it, is flushed to the disk and takes the name; until then what stood
+    there stays. Temporary files that killed processes left are removed. Only regular files are replaced: a device or
+    a pipe is written to.
+
+    Args:
+        path: The file.
+        content: What it is to hold.
+        previous: The name that what stood there takes, by default none.
+
+    Raises:
+        OSError: It could not be written, and is as it was.
+    """
     try:
-        with os.fdopen(handle, "wb") as file:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                file.write(content)
+        else:
+            _replace(path.resolve(), content, previous)  # of a link, what it points to
+    except OSError as error:  # those of a write do not say where
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, content: bytes | memoryview, previous: Path | None) -> None:
+    _remove_abandoned(path)
+    temporary, file = _create_beside(path)
+    try:
+        with file:
             file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+            file.flush()
+            os.fsync(file.fileno())
+            if fcntl is None:
+                file.close()  # Windows renames no open file
+            if previous is not None and path.is_file():
+                path.replace(previous)
+            temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # some file systems of a network flush no folder
+            os.fsync(folder)
+        os.close(folder)
 
 
-def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write a mapping as indented JSON, whole or not at all."""
+def _create_beside(path: Path) -> tuple[Path, BinaryIO]:
+    """A new temporary file, locked for as long as it is open, which tells it from one that was left."""
+    while True:
+        temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+        file = temporary.open("xb")
+        _lock(file)
+        if temporary.exists():  # which another process may have taken for one that was left, before the lock
+            return temporary, file
+        file.close()
+
+
+def _remove_abandoned(path: Path) -> None:
+    for left in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
+        with contextlib.suppress(OSError), left.open("r+b") as file:
+            if _lock(file):
+                left.unlink()
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Whether the file is now this process's alone; where files cannot be locked, it is not."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def read_yaml(argument: str, path: str | Path) -> object:
+    """Read a YAML file of plain values.
+
+    Args:
+        argument: The argument that named it.
+        path: The file.
+
+    Raises:
+        ImportError: PyYAML is not installed.
+        ValueError: No such file, not YAML, or one that nests or repeats itself without measure.
+    """
+    import yaml
+
+    file = Path(path)
+    if not file.is_file():
+        raise wrong_value(argument, str(path), "a YAML file")
+    try:
+        text = file.read_text(encoding="utf-8")
+        size = 0
+        sizes: dict[str, int] = {}  # of what an anchor names: how many values it stands for
+        opened: list[tuple[str | None, int]] = []
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                size += sizes.get(event.anchor, LARGEST_YAML)  # one that is within itself has no size yet
+            elif isinstance(event, yaml.CollectionStartEvent):
+                opened.append((event.anchor, size))
+                size += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = opened.pop()
+                if anchor is not None:
+                    sizes[anchor] = size - before
+            elif isinstance(event, yaml.ScalarEvent):
+                size += 1
+                if event.anchor is not None:
+                    sizes[event.anchor] = 1
+            if len(opened) > DEEPEST_YAML or size > LARGEST_YAML:
+                expected = f"{LARGEST_YAML:,} values at most, nested {DEEPEST_YAML} deep at most"
+                raise wrong_value(argument, str(path), expected)
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise wrong_value(argument, str(path), f"a YAML file ({' '.join(str(error).split())})") from error
+
+
+def check_output(argument: str, path: str | Path) -> Path:
+    """Hold that a file can be written, before the work that it is to hold.
+
+    Args:
+        argument: The argument that named it.
+        path: The file.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    file = Path(path)
+    try:
+        if file.is_dir() or not file.name:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not file.exists() or file.is_file():
+            _try_to_write(file.resolve())
+    except OSError as error:
+        raise wrong_value(argument, str(path), f"a file that can be written ({error.strerror})") from error
+    return file
+
+
+def make_directory(argument: str, path: str | Path) -> Path:
+    """The folder, made with its parents if it is missing, and tried.
+
+    Args:
+        argument: The argument that named it.
+        path: The folder.
+
+    Raises:
+        ValueError: It or a parent is a file, or nothing can be written there.
+    """
+    folder = Path(path)
+    expected = "a folder that can be written to, or a place where one can be made"
+    if not str(path):
+        raise wrong_value(argument, "", expected)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _try_to_write(folder / "new")
+    except OSError as error:
+        raise wrong_value(argument, str(path), f"{expected} ({error.strerror})") from error
+    return folder
+
+
+def _try_to_write(path: Path) -> None:
+    temporary, file = _create_beside(path)
+    try:
+        with file:
+            file.write(bytes(4096))
+    finally:
+        temporary.unlink()
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> Path:
+    """Write a mapping as indented JSON, whole or not at all, and give the path back."""
     write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    return path
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -36,29 +207,9 @@ def read_json(path: Path) -> dict[str, object]:
     if not path.is_file():
         raise ValueError(f"{path} is missing, expected a JSON file")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {type(content).__name__}, expected a JSON object")
     return content
-
-
-def make_directory(argument: str, path: str | Path) -> Path:
-    """The folder, made with its parents if it is missing.
-
-    Args:
-        argument: The argument that named it.
-        path: The folder.
-
-    Raises:
-        ValueError: It or a parent is a file.
-    """
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise wrong_value(argument, str(path), "a folder, or a place where one can be made; it is a file") from error
-    except PermissionError as error:
-        raise wrong_value(argument, str(path), "a folder that may be written to") from error
-    return folder

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from teka.cli import main
@@ -20,7 +22,7 @@ def fails(capsys):
     def run(*arguments: str) -> str:
         capsys.readouterr()
         with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
+            sys.exit(main([str(argument) for argument in arguments]))
         assert stopped.value.code == 2
         error = capsys.readouterr().err
         assert error.endswith("\n")

@@ -23,13 +23,13 @@ def test_a_wrong_name_is_an_error_before_anything_is_fetched(tmp_path, monkeypat
     assert asked == []
 
 
-def test_a_download_that_fails_is_one_line_and_exit_code_1(tmp_path, monkeypatch, capsys):
+def test_a_download_that_fails_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
     def download(*_, **__):
         raise ConnectionError("train-images could not be downloaded")
 
     monkeypatch.setattr(teka.cli.download, "download", download)
-    assert main(["download", "mnist", "--data-dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "teka download: train-images could not be downloaded\n"
+    assert main(["download", "mnist", "--data-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "teka download: error: train-images could not be downloaded\n"
 
 
 def test_missing_files_are_an_error_that_names_the_command(tmp_path, fails):

@@ -1,5 +1,4 @@
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -72,19 +71,25 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
     limit = time.monotonic() + 120
     while len(list(out.glob("cells/*.json"))) < 1 and time.monotonic() < limit:
         time.sleep(0.05)
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    children = children_of(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     first = decided(out)
     assert 1 <= len(first) < len(CELLS)
     # Its processes end too: two of them on one cell would be in each other's way.
-    while any(_is_running(int(child)) for child in children.split()) and time.monotonic() < limit:
+    while any(map(_is_running, children)) and time.monotonic() < limit:
         time.sleep(0.05)
-    assert not any(_is_running(int(child)) for child in children.split())
+    assert not any(map(_is_running, children))
     # A half-written file of another life is no result.
     (out / "cells" / ".softmax--none--seed-3.json.cut").write_text("{", encoding="utf-8")
     run_study(read_study(tiny_study), out, processes=2, command="teka study")
     assert decided(out) == decided(finished)
+
+
+def children_of(pid: int, named: str = "") -> list[int]:
+    """The processes that a process started, or those with a word in their command line."""
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if named in line]
 
 
 def _is_running(pid: int) -> bool:
@@ -143,14 +148,42 @@ def test_a_cell_whose_loss_diverges_is_kept_as_failed(tiny_fields, write, tmp_pa
 
 
 def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tiny_study, tmp_path):
+    out = tmp_path / "out"
+
     def kill_the_first():
-        while not (children := multiprocessing.active_children()):
+        while not list(out.rglob("run.json")):  # one is being trained
             time.sleep(0.01)
-        children[0].kill()
+        os.kill(children_of(os.getpid(), "loky.backend.popen")[0], signal.SIGKILL)
 
     threading.Thread(target=kill_the_first, daemon=True).start()
     with pytest.raises(ChildProcessError, match="the same command goes on"):
-        run_study(read_study(tiny_study), tmp_path / "out")
+        run_study(read_study(tiny_study), out, processes=2)
+    assert not list(out.rglob("*.part"))
+
+
+def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_study, tmp_path):
+    script, out = tmp_path / "run.py", tmp_path / "out"
+    script.write_text(RUN, encoding="utf-8")
+    command = [sys.executable, str(script), str(tiny_study), str(out)]
+    calls = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [call.communicate(timeout=240)[1] for call in calls]
+    assert [call.returncode for call in calls] == [0, 0], errors
+    assert decided(out) == decided(finished)
+    assert not list(out.rglob("*.claim"))
+
+
+def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
+    out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask")
+    assert decided(out) == decided(finished)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [("slurm", "expected one of 'dask', 'loky', 'ray'"), ("dask:tcp://127.0.0.1:9", "a cluster that answers")],
+)
+def test_an_engine_that_is_not_there_is_an_error(tiny_study, tmp_path, parallel, message):
+    with pytest.raises(ValueError, match=message):
+        run_study(read_study(tiny_study), tmp_path / "out", parallel=parallel)
 
 
 def test_no_process_is_an_error(tiny_study, tmp_path):

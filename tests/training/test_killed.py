@@ -1,17 +1,22 @@
+"""A run that was killed, moved or damaged goes on to what an uninterrupted one gives, bit for bit."""
+
 import dataclasses
+import itertools
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 
 from teka.files import read_json
-from teka.training import train
-from teka.training.checkpoint import read_weights
+from teka.training import Run, checkpoint, train
 
 SCRIPT = """
 import sys
@@ -20,31 +25,149 @@ import torch
 from teka.training import Run, train
 torch.set_num_threads(1)  # other numbers of threads add in another order
 if __name__ == "__main__":
-    train(Run.load(Path(sys.argv[1])), sys.argv[2], resume=True)
+    train(Run.load(Path(sys.argv[1])), sys.argv[2], resume=True, throughput=False)
 """
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_killed_at_any_moment_a_run_resumes_to_the_numbers_of_an_uninterrupted_one(tiny, tmp_path, seed):
-    run = dataclasses.replace(tiny, epochs=12, dropout=0.2, redraw_every=5)
-    train(run, tmp_path / "whole")
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def stopping(tiny):
+    """A run that stops after five of eight epochs, of which the third is the best."""
+    return dataclasses.replace(
+        tiny, epochs=8, patience=2, learning_rate=0.05, dropout=0.1, schedule="constant", kernel="squared_relu"
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(stopping, tmp_path_factory):
+    return trained(stopping, tmp_path_factory.mktemp("whole") / "run")
+
+
+def trained(run: Run, folder: Path, *, resume: bool = False) -> Path:
+    """The folder of a run that was trained by one thread: others add in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        train(run, folder, resume=resume, progress_bar=False, throughput=False)
+    finally:
+        torch.set_num_threads(threads)
+    return folder
+
+
+def assert_same(first: Path, second: Path) -> None:
+    """Both checkpoints, the best score and the result are the same, but for the time; and no other file stays."""
+    for folder in (first, second):
+        assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    for name in ("best.ckpt", "last.ckpt"):
+        one, other = (torch.load(folder / "checkpoints" / name, weights_only=True) for folder in (first, second))
+        assert one["epoch"] == other["epoch"]
+        assert one["callbacks"]["Checkpoints"] == other["callbacks"]["Checkpoints"]
+        assert one["state_dict"].keys() == other["state_dict"].keys()
+        assert all(torch.equal(tensor, other["state_dict"][key]) for key, tensor in one["state_dict"].items())
+    one, other = (read_json(folder / "result.json") for folder in (first, second))
+    assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+def test_the_run_of_these_tests_stops_early_after_its_best_epoch(whole):
+    epochs = [
+        torch.load(whole / "checkpoints" / name, weights_only=True)["epoch"] for name in ("best.ckpt", "last.ckpt")
+    ]
+    assert epochs == [2, 4]
+
+
+# The checkpoints are written in the order best, last; last; best, last; last; last, by the accuracies of the epochs.
+WRITES = 7
+
+
+@pytest.fixture
+def killed_at(stopping, monkeypatch):
+    """Train the run of these tests until a write of a checkpoint, which is still done or not."""
+
+    def train_until(number: int, when: str, folder: Path) -> Path:
+        write, writes = checkpoint.write_bytes, itertools.count(1)
+
+        def write_or_die(*arguments, **options):
+            is_last = next(writes) == number
+            if not is_last or when == "after":
+                write(*arguments, **options)
+            if is_last:
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoint, "write_bytes", write_or_die)
+            with pytest.raises(Killed):
+                trained(stopping, folder)
+        assert not (folder / "result.json").exists()
+        return folder
+
+    return train_until
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", [2, 4, 5, WRITES])
+def test_killed_at_a_write_and_moved_it_resumes_to_the_same_two_checkpoints(
+    stopping, whole, tmp_path, killed_at, number, when
+):
+    moved = killed_at(number, when, tmp_path / "killed").rename(tmp_path / "moved")
+    assert_same(whole, trained(stopping, moved, resume=True))
+
+
+def test_killed_before_its_result_it_does_not_train_on(stopping, whole, tmp_path):
+    folder = trained(stopping, tmp_path / "run")
+    (folder / "result.json").unlink()
+    assert_same(whole, trained(stopping, folder, resume=True))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "one bit", "missing"])
+def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before_it(stopping, whole, tmp_path, killed_at, damage):
+    folder = killed_at(WRITES, "after", tmp_path / "run")
+    last = folder / "checkpoints" / "last.ckpt"
+    content = bytearray(last.read_bytes())
+    content[middle_of_largest_record(last)] ^= 1
+    last.write_bytes(content if damage == "one bit" else content[: len(content) // 2])
+    if damage == "missing":
+        last.unlink()
+    with pytest.warns(UserWarning, match=r"last\.ckpt.* the epoch before it is taken"):
+        trained(stopping, folder, resume=True)
+    assert_same(whole, folder)
+
+
+def middle_of_largest_record(path: Path) -> int:
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda record: record.file_size)
+    name, extra = struct.unpack_from("<HH", path.read_bytes(), largest.header_offset + 26)
+    return largest.header_offset + 30 + name + extra + largest.file_size // 2
+
+
+def test_of_two_damaged_checkpoints_the_error_names_the_file(stopping, whole, tmp_path):
+    folder = trained(stopping, tmp_path / "run")
+    (folder / "result.json").unlink()
+    (folder / "checkpoints" / "last.ckpt").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt', expected a whole checkpoint"):
+        trained(stopping, folder, resume=True)
+
+
+@pytest.mark.parametrize("temporary", ["same", "other"])
+def test_killed_at_any_moment_it_resumes_to_the_numbers_of_an_uninterrupted_one(stopping, whole, tmp_path, temporary):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     folder = tmp_path / "killed"
+    elsewhere = tmp_path if temporary == "same" else Path("/dev/shm")  # another file system
+    if not elsewhere.is_dir():
+        pytest.skip("no second file system")
     process = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "whole"), str(folder)],
+        [sys.executable, str(script), str(whole), str(folder)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(elsewhere)},
     )
     limit = time.monotonic() + 120
     while not (folder / "checkpoints" / "last.ckpt").is_file() and time.monotonic() < limit:
         time.sleep(0.005)
-    time.sleep(random.Random(seed).uniform(0, 0.5))
+    time.sleep(random.Random(temporary).uniform(0, 0.3))
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not (folder / "result.json").is_file()
-    assert train(run, folder, resume=True)["epochs"] == 12
-    whole, resumed = (read_weights(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "killed"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    accuracies = [read_json(tmp_path / name / "result.json")["validation_accuracy"] for name in ("whole", "killed")]
-    assert accuracies[0] == accuracies[1]
+    assert_same(whole, trained(stopping, folder, resume=True))

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib
 import json
 
 import pytest
@@ -9,8 +8,6 @@ from lightning.pytorch import Callback
 from teka.nn import RandomFeatures
 from teka.training import Run, restore, train
 from teka.training.checkpoint import read_weights
-
-train_module = importlib.import_module("teka.training.train")
 
 
 def weights(folder):
@@ -56,16 +53,11 @@ class InterruptAt(Callback):
 
 
 @pytest.mark.parametrize("step", [1, 4, 7])
-def test_a_run_interrupted_in_any_epoch_resumes_to_the_numbers_of_an_uninterrupted_one(
-    tiny, tmp_path, monkeypatch, step
-):
+def test_a_run_interrupted_in_any_epoch_resumes_to_the_numbers_of_an_uninterrupted_one(tiny, tmp_path, step):
     run = dataclasses.replace(tiny, epochs=3, dropout=0.2, redraw_every=4)
     train(run, tmp_path / "whole")
-    plain = train_module._callbacks
-    with monkeypatch.context() as patched:
-        patched.setattr(train_module, "_callbacks", lambda *a, **k: [*plain(*a, **k), InterruptAt(step)])
-        with pytest.raises(KeyboardInterrupt):
-            train(run, tmp_path / "broken")
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path / "broken", callbacks=[InterruptAt(step)])
     assert not (tmp_path / "broken" / "result.json").exists()
     train(run, tmp_path / "broken", resume=True)
     whole, resumed = (

@@ -11,7 +11,7 @@ from torch import nn
 from teka.adapters.preprocessing import Preprocessing
 from teka.adapters.subject import Subject, subject_of_module
 from teka.data.sizes import height_and_width
-from teka.errors import wrong_value
+from teka.errors import FOREIGN, wrong_value
 
 KIND = "factory"
 
@@ -64,7 +64,7 @@ def _make(file: Path, name: str) -> object:
         if callable(factory):
             return factory()
     # Whatever the user's code raises is named with the file; an interrupt goes through.
-    except Exception as error:
+    except FOREIGN as error:
         raise ValueError(f"{file}:{name} raised {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)

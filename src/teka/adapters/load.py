@@ -98,6 +98,8 @@ def _load(
 def _check_device(device: torch.device | str | None) -> None:
     if device is None:
         return
+    if str(device).startswith("meta"):
+        raise wrong_value("device", str(device), "a device that computes")
     try:
         torch.zeros(1, device=device)
     # What torch raises depends on why the device is not there.

@@ -16,7 +16,7 @@ from teka.adapters.preprocessing import Preprocessing
 from teka.adapters.require import require
 from teka.adapters.subject import Subject, subject_of_module
 from teka.data.sizes import height_and_width
-from teka.errors import wrong_value
+from teka.errors import FOREIGN, wrong_value
 
 KIND = "transformers"
 # Largest differences from the image processor itself, in levels of 255, mean and maximum over pixels: it rounds to
@@ -55,7 +55,7 @@ def load_transformers(
                 output_loading_info=True,
             )
         # What the library raises depends on what is missing or damaged.
-        except Exception as error:
+        except FOREIGN as error:
             reason = " ".join(str(error).split())
             expected = f"an image classifier of transformers with its weights as safetensors ({reason})"
             raise wrong_value("model", source, expected) from error

@@ -34,7 +34,7 @@ from teka.audit.traps import (
     phases_unseen,
     random_features,
 )
-from teka.errors import wrong_value
+from teka.errors import FOREIGN, wrong_value
 
 Progress = Callable[[str, int, int, float], None]
 # What is differentiated, compared in double precision or looked into layer by layer, needs few images to be known.
@@ -100,7 +100,7 @@ class AuditWork:
         """Do every part that was asked for."""
         settings, few = self.settings, self.images[:FEW_IMAGES]
         self._attempt("noise", "noise floor", self._noise)
-        first: Exception | None = None
+        first: BaseException | None = None
         for index, mode in enumerate(settings.modes):
             error = self._attempt(None, f"mode {mode}", lambda at=index, mode=mode: self._mode(at, mode))
             first = first or error
@@ -134,7 +134,7 @@ class AuditWork:
             found += phases_unseen(responses.shifts, self.stride)
         return list(dict.fromkeys(found))
 
-    def _attempt(self, part: str | None, name: str, work: Callable[[], None]) -> Exception | None:
+    def _attempt(self, part: str | None, name: str, work: Callable[[], None]) -> BaseException | None:
         """Do a part, unless it was not asked for or time is up; what it raises is written down and given back."""
         if part is not None and part not in self.settings.parts:
             return None
@@ -145,7 +145,7 @@ class AuditWork:
         try:
             work()
         # A model may raise anything; one part's failure must not cost the others.
-        except Exception as error:
+        except FOREIGN as error:
             self.results.failures.append(Failure(name, _in_words(error)))
             return error
         return None
@@ -277,5 +277,5 @@ class AuditWork:
             )
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -1,13 +1,19 @@
 """The `teka` command."""
 
+import contextlib
 import importlib
+import io
 import logging
+import os
 import shlex
+import signal
 import sys
+import traceback
+import warnings
 from collections.abc import Sequence
 
 from teka import __version__
-from teka.errors import unknown_name
+from teka.errors import is_out_of_memory, unknown_name
 
 COMMANDS = {
     "demo": "train three small models on digits, shift the images and compare",
@@ -25,7 +31,6 @@ COMMANDS = {
     "reproduce": "the table and the figure of Horn et al. (2021)",
     "bench": "time and memory of the layers on this machine",
 }
-FAILED = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -37,10 +42,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line after `teka`, the process's own by default.
 
     Returns:
-        Exit code: 0; 1 when training diverged, ran out of memory or lost a process, a download failed, or an audit
-        stayed below what it was held to; 130 when interrupted. Bad input exits with 2 and one line on standard error.
+        Exit code: 0; 1 when an audit stayed below what it was held to, and for nothing else; 130 when interrupted.
+        Whatever else is in the way of an answer is one line on standard error and 2: bad input, a full disk, too
+        little memory, a training that diverged, a download that failed.
     """
+    _open_output()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(given)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one has nothing left to stop
+        sys.stderr.write("\ninterrupted\n")
+        return INTERRUPTED
+    except OSError as error:
+        _close_output()
+        where = f": {error.filename}" if error.filename else ""
+        return _say(given, f"{error.strerror}{where}" if error.strerror else error)
+
+
+def _run(given: list[str]) -> int:
     if not given or given[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -48,29 +70,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"teka {__version__}")
         return 0
     name = given[0]
+    if name not in COMMANDS:
+        return _say([], unknown_name("command", name, COMMANDS))
     try:
-        from teka.cli.parser import fail, with_underscores
+        from teka.cli.parser import with_underscores
 
-        if name not in COMMANDS:
-            fail("teka", unknown_name("command", name, COMMANDS))
         command = importlib.import_module(f"teka.cli.{name}")
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"teka: error: {error.name} is not installed; pip install 'teka[train,report]'\n")
-        return USAGE_ERROR
+        return _say([], f"{error.name} is not installed; pip install 'teka[train,report]'")
     for part in ("pytorch", "fabric"):
         logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     try:
         options = command.make_parser().parse_args(with_underscores(given[1:]))
-        command.main(options, shlex.join(["teka", *given]))
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
-        return INTERRUPTED
-    except (FloatingPointError, ChildProcessError, MemoryError, ConnectionError) as error:
-        sys.stderr.write(f"teka {name}: {error}\n")
-        return FAILED
     except (ValueError, ImportError) as error:
-        fail(f"teka {name}", error)
-    return 0
+        return _say(given, error)
+    shown = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_: f"teka {name}: warning: {' '.join(str(message).split())}\n"
+    try:
+        return command.main(options, shlex.join(["teka", *given])) or 0
+    except OSError:
+        raise
+    except (ValueError, ImportError, FloatingPointError) as error:
+        return _say(given, error)
+    except SystemExit as error:  # no command leaves so; a model's own code may
+        return _say(given, f"the model's code ended the program with sys.exit({error.code!r})")
+    except Exception as error:
+        if is_out_of_memory(error):
+            return _say(given, str(error) or "out of memory")
+        traceback.print_exc()
+        return _say(given, "this is a mistake of teka's own; please report it with the lines above")
+    finally:
+        warnings.formatwarning = shown
+
+
+def _say(given: Sequence[str], message: object) -> int:
+    """Write an error as one line on standard error."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{' '.join(['teka', *given[:1]])}: error: {' '.join(str(message).split())}\n")
+    return USAGE_ERROR
+
+
+def _open_output() -> None:
+    """Make the output one that can be written to: not closed, and with a "?" for what the terminal does not have."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, io.StringIO())
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _close_output() -> None:
+    """Let Python not try at its end to write what could not be written."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _help() -> str:

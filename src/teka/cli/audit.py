@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -18,7 +18,7 @@ from teka.audit.presets import PRESETS
 from teka.audit.shifts import axis_shifts, square_shifts
 from teka.cli.parser import Parser
 from teka.errors import unknown_name, wrong_value
-from teka.files import make_directory
+from teka.files import check_output, make_directory, write_json
 from teka.report.audit_page import write_audit_page
 from teka.report.audit_text import audit_text
 from teka.report.require import require
@@ -124,8 +124,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--json", type=str | None, help="Report to write as JSON.")
 
 
-def main(options: argparse.Namespace, command: str) -> None:
-    """Audit, print the table, write the files, and leave with 1 where a share is too low."""
+def main(options: argparse.Namespace, command: str) -> int:
+    """Audit, write the files and print the table; the answer is 1 where a share is too low."""
     if options.metric not in METRICS:
         raise unknown_name("metric", options.metric, METRICS)
     if options.fail_under is not None and not 0 <= options.fail_under <= 1:
@@ -144,14 +144,9 @@ def main(options: argparse.Namespace, command: str) -> None:
     case = read_case(options.model, options, settings)
     print(case.description)
     result = run_audit(case, command=command, state=state)
-    print(audit_text([result]))
-    if options.json is not None:
-        result.write(options.json)
-    if options.html is not None:
-        write_audit_page([result], options.html)
-    say_written(options)
-    if options.fail_under is not None and not passes(result, options.metric, options.fail_under):
-        sys.exit(NOT_PASSED)
+    write_results([result], result.to_dict(), options, audit_text([result]))
+    passed = options.fail_under is None or passes(result, options.metric, options.fail_under)
+    return 0 if passed else NOT_PASSED
 
 
 def passes(result: AuditReport, metric: str, least: float) -> bool:
@@ -248,23 +243,39 @@ def check_files(options: argparse.Namespace) -> None:
     """Hold that results can be written, before anything is measured; folders are made.
 
     Raises:
-        ValueError: A place where no file can be.
+        ValueError: A place where no file can be, or one place for two.
     """
-    for argument in ("html", "json"):
-        path = getattr(options, argument)
-        if path is not None:
-            if Path(path).is_dir() or not Path(path).name:
-                raise wrong_value(argument, path, "a file; it is a folder")
-            make_directory(argument, Path(path).parent)
+    given = {argument: getattr(options, argument) for argument in ("html", "json")}
+    paths = {argument: path for argument, path in given.items() if path is not None}
+    for argument, path in paths.items():
+        make_directory(argument, Path(path).parent)
+        check_output(argument, path)
+    if len(paths) == 2 and Path(paths["html"]).resolve() == Path(paths["json"]).resolve():
+        raise wrong_value("json", options.json, "another file than that of --html")
     if options.html is not None:
         require("jinja2")
 
 
-def say_written(options: argparse.Namespace) -> None:
-    """Say which files were written."""
-    written = [path for path in (options.json, options.html) if path is not None]
-    if written:
-        print(f"written: {', '.join(written)}")
+def write_results(
+    reports: Sequence[AuditReport], content: Mapping[str, object], options: argparse.Namespace, text: str
+) -> None:
+    """Write the files that were asked for and print the text; what fails keeps nothing else from being done.
+
+    Args:
+        reports: The reports of the page.
+        content: What is written as JSON.
+        options: Say where.
+        text: What is printed.
+
+    Raises:
+        OSError: Something could not be written.
+    """
+    with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
+        results.callback(print, text)
+        if options.html is not None:
+            results.callback(lambda: print(f"written: {write_audit_page(reports, options.html)}"))
+        if options.json is not None:
+            results.callback(lambda: print(f"written: {write_json(Path(options.json), content)}"))
 
 
 def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) -> AuditCase:

@@ -14,12 +14,11 @@ from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.statistics.compare_responses import compare_responses
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
-from teka.cli.audit import add_options, check_files, make_settings, model_help, read_case, run_audit, say_written
+from teka.cli.audit import add_options, check_files, make_settings, model_help, read_case, run_audit, write_results
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
-from teka.files import make_directory, write_json
+from teka.files import make_directory
 from teka.report.audit_number import NUMBER_NAMES, SHARES, write_size
-from teka.report.audit_page import write_audit_page
 from teka.report.audit_text import audit_text
 
 EXAMPLES = """\
@@ -59,21 +58,16 @@ def main(options: argparse.Namespace, command: str) -> None:
         folder = Path(temporary) if options.resume is None else make_directory("resume", options.resume)
         measured = [_measure(case, folder / str(number), command) for number, case in enumerate(cases)]
     reports = share_examples(cases, measured)
-    print(audit_text(reports))
+    text = [audit_text(reports)]
     comparisons: list[dict[str, object]] = []
     for other in range(1, len(cases)):
         for first, second in zip(measured[0][1], measured[other][1], strict=True):
             found = compare_responses(first, second, confidence=settings.confidence, seed=settings.seed)
             names = (reports[0].name, reports[other].name)
-            print()
-            print(comparison_text(found, *names))
+            text += ["", comparison_text(found, *names)]
             comparisons.append({"first": names[0], "second": names[1], **found.to_dict()})
-    if options.json is not None:
-        content = {"reports": [report.to_dict() for report in reports], "comparisons": comparisons}
-        write_json(Path(options.json), content)
-    if options.html is not None:
-        write_audit_page(reports, options.html)
-    say_written(options)
+    content = {"reports": [report.to_dict() for report in reports], "comparisons": comparisons}
+    write_results(reports, content, options, "\n".join(text))
 
 
 def check_same_sizes(cases: list[AuditCase]) -> None:

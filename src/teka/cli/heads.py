@@ -56,7 +56,7 @@ def main(options: argparse.Namespace, command: str) -> None:
     written = write_heads(
         record,
         attention_maps(model, images, query),
-        Path(options.out or trained.folder / FOLDER),
+        trained.folder / FOLDER if options.out is None else Path(options.out),
         query=query,
         num_images=len(images),
         name=f"{_name(record.encoding, record.content)}, {trained.dataset.name}",

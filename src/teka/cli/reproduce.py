@@ -40,7 +40,7 @@ def main(options: argparse.Namespace, command: str) -> None:
         for factor, levels in {**study.factors, "seed": list(map(str, study.seeds))}.items():
             print(f"{factor}: {'; '.join(levels)}")
         return
-    folder = Path(options.out or f"runs/reproduce-{options.scale}")
+    folder = Path(f"runs/reproduce-{options.scale}" if options.out is None else options.out)
     if not options.summary:
         with progress_bar("model") as show:
             reproduce(
@@ -49,6 +49,7 @@ def main(options: argparse.Namespace, command: str) -> None:
                 scale=options.scale,
                 data_dir=options.data_dir,
                 processes=options.processes,
+                parallel=options.parallel,
                 only=parse_only(options.only),
                 command=command,
                 progress=show,

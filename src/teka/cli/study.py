@@ -61,7 +61,13 @@ def add_grid_options(parser: Parser) -> None:
     """
     parser.add_argument("--data_dir", type=str | None, help="Folder with the data sets' files; see teka download.")
     parser.add_argument(
-        "--processes", type=int, default=1, help="Runs trained side by side, each on its share of cores."
+        "--processes", type=int, default=1, help="Runs trained side by side on a machine, each on its share of cores."
+    )
+    parser.add_argument(
+        "--parallel",
+        type=str,
+        default="loky",
+        help="What runs them: loky, processes of this machine; dask or ray, a cluster, at dask:ADDRESS or ray:ADDRESS.",
     )
     parser.add_argument(
         "--only",
@@ -103,6 +109,7 @@ def main(options: argparse.Namespace, command: str) -> None:
                 folder,
                 data_dir=options.data_dir,
                 processes=options.processes,
+                parallel=options.parallel,
                 only=parse_only(options.only),
                 command=command,
                 progress=show,

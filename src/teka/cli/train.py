@@ -9,6 +9,7 @@ from typing import Any
 
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
+from teka.files import read_yaml
 from teka.training import Execution, Run, read_recipe, recipe_names, train
 from teka.training.processes import is_first_process
 
@@ -31,11 +32,13 @@ class _TrainParser(Parser):
         """Read the command line."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         first.add_argument("--recipe")
-        recipe = None
+        first.add_argument("--config", action="append", default=[])
         with contextlib.suppress(argparse.ArgumentError):  # which the whole parser puts into words
-            recipe = first.parse_known_args(*arguments[:1])[0].recipe
-        if recipe is not None:
-            self.set_defaults(read_recipe(recipe).fields())
+            given = first.parse_known_args(*arguments[:1])[0]
+            for file in given.config:
+                read_yaml("config", file)  # which the whole parser reads without a limit to its nesting
+            if given.recipe is not None:
+                self.set_defaults(read_recipe(given.recipe).fields())
         return super().parse_args(*arguments, **options)
 
 
@@ -79,7 +82,7 @@ def main(options: argparse.Namespace, command: str) -> None:
         if out is not None or run != Run():
             raise wrong_value("resume", resume, "no option of a run beside it; its own are used")
         out, run = resume, Run.load(Path(resume))
-    folder = Path(out or default_folder(run))
+    folder = Path(default_folder(run) if out is None else out)
     try:
         result = train(run, folder, resume=resume is not None, command=command, loggers=loggers, execution=execution)
     except KeyboardInterrupt:

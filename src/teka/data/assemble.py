@@ -10,8 +10,9 @@ from torch import Tensor
 from teka.data.dataset import Dataset, Split
 from teka.data.levels import Levels
 from teka.data.resize import resize_bilinear
-from teka.data.sizes import whole_number
+from teka.data.sizes import height_and_width, whole_number
 from teka.errors import wrong_value
+from teka.memory import check_memory
 
 _VALIDATION_SHARE = 10
 
@@ -45,6 +46,10 @@ def assemble(
     """
     chosen = len(train) // _VALIDATION_SHARE if validation_size is None else validation_size
     train_indices, validation_indices = _indices(len(train), chosen, train_size, seed)
+    if image_size is not None:
+        height, width = height_and_width("image_size", image_size)
+        num_bytes = 4 * (len(train) + len(test)) * train.images.shape[1] * height * width
+        check_memory("image_size", image_size, num_bytes, "images")
     parts = [train.take(train_indices), train.take(validation_indices), test]
     splits = [_to_split(part, image_size) for part in parts]
     channels, height, width = splits[0].images.shape[1:]

@@ -7,6 +7,7 @@ import torch
 
 from teka.data.levels import Levels
 from teka.data.sizes import height_and_width
+from teka.memory import check_memory
 
 NUM_TRAIN = 1437
 SPLIT_SEED = 0
@@ -38,6 +39,7 @@ def read_digits(canvas_size: int | Sequence[int] = 16) -> tuple[Levels, Levels]:
     except ImportError as error:
         raise ImportError("the digits come inside scikit-learn, which is missing: pip install teka[train]") from error
     pixels, classes = load_digits(return_X_y=True)
+    check_memory("image_size", canvas_size, 4 * len(pixels) * height * width, "images")
     canvas = torch.zeros(len(pixels), 1, height, width, dtype=torch.uint8)
     top, left = (height - _SIDE) // 2, (width - _SIDE) // 2
     digits = torch.from_numpy(np.asarray(pixels, dtype=np.uint8)).reshape(-1, 1, _SIDE, _SIDE)

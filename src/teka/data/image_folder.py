@@ -12,7 +12,9 @@ from teka.data.hold_out import hold_out_test
 from teka.data.levels import Levels
 from teka.data.open_picture import open_picture
 from teka.data.resize import resize_bilinear
+from teka.data.sizes import height_and_width
 from teka.errors import wrong_value
+from teka.memory import check_memory
 
 PARTS = ("train", "test")
 _GREY = ("1", "L", "LA")
@@ -99,6 +101,9 @@ def _read_all(paths: list[Path], image_size: int | Sequence[int] | None) -> UInt
     images = []
     for path in paths:
         image = _read(path)
+        if not images:
+            size = image.shape[1:] if image_size is None else height_and_width("image_size", image_size)
+            check_memory("image_size", image_size, len(paths) * size[0] * size[1], "pictures")
         images.append(image if image_size is None else resize_bilinear(image[None], image_size)[0])
         if images[-1].shape[1:] != images[0].shape[1:]:
             (height, width), (first_height, first_width) = images[-1].shape[1:], images[0].shape[1:]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from teka.errors import wrong_value
+from teka.memory import LARGEST_IMAGE
 
 
 def whole_number(argument: str, value: object, *, smallest: int, largest: int | None = None) -> int:
@@ -38,11 +39,13 @@ def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int 
         smallest: The smallest allowed side.
 
     Raises:
-        ValueError: Not one or two whole numbers, or one that is too small.
+        ValueError: Not one or two whole numbers, one that is too small, or more pixels than a picture may have.
     """
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
     if len(sides) != 2 or not whole or min(sides) < smallest:
         expected = f"one whole number or (height, width), each at least {smallest} pixels"
         raise wrong_value(argument, size, expected)
+    if sides[0] * sides[1] > LARGEST_IMAGE:
+        raise wrong_value(argument, size, f"at most {LARGEST_IMAGE:,} pixels")
     return sides[0], sides[1]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from teka.checks import LARGEST, is_whole
 from teka.errors import unknown_name, wrong_value
+from teka.memory import LARGEST_IMAGE, TooManyNumbersError, count_numbers, memory_bytes
 from teka.models.models import MODELS
 
 SIZES = ("image_size", "in_channels", "num_classes")
@@ -54,6 +57,8 @@ class ModelConfig:
             isinstance(self.image_size, tuple) and len(self.image_size) == 2 and all(map(_is_size, self.image_size))
         ):
             raise wrong_value("image_size", self.image_size, "height and width, whole numbers of at least 1")
+        if self.image_size[0] * self.image_size[1] > LARGEST_IMAGE:
+            raise wrong_value("image_size", self.image_size, f"at most {LARGEST_IMAGE:,} pixels")
         for argument in ("in_channels", "num_classes"):
             if not _is_size(getattr(self, argument)):
                 raise wrong_value(argument, getattr(self, argument), "a whole number of at least 1")
@@ -102,17 +107,29 @@ class ModelConfig:
         values = {key: _tuple(value) if key in listed else value for key, value in fields.items()}
         return cls(**values)  # pyright: ignore[reportArgumentType]  # __post_init__ checks the types
 
-    def make_model(self) -> nn.Module:
+    def make_model(self, most: int | None = None) -> nn.Module:
         """The model on the CPU in float32, in evaluation mode, with new weights; torch's random state stays as it was.
 
+        Args:
+            most: Numbers that its parameters and buffers may be, by default as many as memory has room for.
+
         Raises:
-            ValueError: Options that the model does not take.
+            ValueError: Options that the model does not take, or too large ones.
         """
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+
+        def make() -> nn.Module:
+            return MODELS[self.model](self.image_size, self.in_channels, self.num_classes, **self.options)
+
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is to be said of the model was said when it was trained
             try:
-                made = MODELS[self.model](self.image_size, self.in_channels, self.num_classes, **self.options)
+                count_numbers(make, memory_bytes() // 4 if most is None else most)
+                made = make()
+            except TooManyNumbersError as error:
+                sizes = {name: getattr(self, name) for name in SIZES} | dict(self.options)
+                raise wrong_value("the size of the model", sizes, f"a smaller one; it has {error}") from error
             # What a value of a wrong type or an impossible size raises depends on where it is used first.
-            except (TypeError, RuntimeError, AttributeError, OverflowError, ZeroDivisionError) as error:
+            except (TypeError, RuntimeError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
                 expected = f"options of {self.model} ({next(iter(str(error).splitlines()), type(error).__name__)})"
                 raise wrong_value("options", dict(self.options), expected) from error
         return made.float().eval()
@@ -132,14 +149,13 @@ def _parameters(model: str) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_size(value: object) -> bool:
-    # A bool is an int to Python, but True is no number of pixels.
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return is_whole(value) and 1 <= value <= LARGEST
 
 
 def _is_json(value: object) -> bool:
     try:
         return json.loads(json.dumps(dict(value) if isinstance(value, Mapping) else value, allow_nan=False)) == value
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return False
 
 

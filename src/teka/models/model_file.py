@@ -18,6 +18,7 @@ WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
 # Trained models that come with the library.
 PRETRAINED = ("digits", "mnist")
+MORE = 100_000  # numbers that a model may have beyond twice those of its file, before it is said to be another
 
 
 def save(model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str = "float32") -> Path:
@@ -83,8 +84,10 @@ def load(path: str | Path) -> nn.Module:
     if hashlib.sha256(content).hexdigest() != described["sha256"]:
         expected = f"the file whose SHA-256 {CONFIG_FILE} keeps: it is damaged or of another config"
         raise wrong_value("weights", str(place), expected)
-    model = config.make_model()
-    load_tensors(model, unpack(content, str(place)), str(place))
+    tensors = unpack(content, str(place))
+    # Some are registered more than once while the model is made; the exact comparison comes after.
+    model = config.make_model(most=2 * sum(tensor.numel() for tensor in tensors.values()) + MORE)
+    load_tensors(model, tensors, str(place))
     return model
 
 

@@ -69,7 +69,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
         source: What to call them in errors.
 
     Raises:
-        ValueError: A tensor that is missing or too many, or of another shape or kind.
+        ValueError: A tensor that is missing or too many, of another shape or kind, or with numbers that are not finite.
     """
     wanted = model.state_dict()
     for name in sorted(wanted.keys() | tensors.keys()):
@@ -84,6 +84,8 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
             )
         if came.dtype != expected.dtype and not (came.is_floating_point() and expected.is_floating_point()):
             raise wrong_value(f"{name} of {source}", str(came.dtype), f"{expected.dtype}, as the config's model has it")
+        if not torch.isfinite(came).all():
+            raise wrong_value(f"{name} of {source}", "not finite", "finite numbers")
     model.load_state_dict(dict(tensors))
 
 

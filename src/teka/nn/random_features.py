@@ -61,7 +61,9 @@ class RandomFeatures(nn.Module):
         self.redraw()
 
     def redraw(self) -> None:
-        """Draw the next projection, in place."""
+        """Draw the next projection, in place; on the device "meta" there are no numbers to draw."""
+        if self.projection.is_meta:
+            return
         generator = Generator().manual_seed(int(self.seed) * 1_000_003 + int(self.num_draws))
         drawn = draw_projection(self.num_features, self.dim, generator=generator, projection=self.projection_name)
         with torch.no_grad():

@@ -54,6 +54,7 @@ def reproduce(
     scale: str = "small",
     data_dir: str | None = None,
     processes: int = 1,
+    parallel: str = "loky",
     only: Mapping[str, Sequence[str]] | None = None,
     command: str = "",
     progress: Callable[[Progress], None] = lambda _: None,
@@ -68,6 +69,7 @@ def reproduce(
         scale: "small" or "full".
         data_dir: Folder with the data sets' files.
         processes: Number of models trained side by side, each on its share of the cores.
+        parallel: What runs them, as for `teka.study.run_study`.
         only: Levels of "data" or "model", or some seeds by "seed"; the others are left for later.
         command: The command to keep with the numbers.
         progress: Called at the beginning and after every model.
@@ -90,5 +92,12 @@ def reproduce(
             raise unknown_name(f"only {factor} of {target}", unneeded[0], needed)
         chosen[factor] = list(levels)
     return run_study(
-        study, out, data_dir=data_dir, processes=processes, only=chosen, command=command, progress=progress
+        study,
+        out,
+        data_dir=data_dir,
+        processes=processes,
+        parallel=parallel,
+        only=chosen,
+        command=command,
+        progress=progress,
     )

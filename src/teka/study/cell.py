@@ -26,9 +26,9 @@ class Cell:
 
 
 def slug(words: str) -> str:
-    """Words as a part of a file's name: lower case, with a dash for whatever is no letter, digit or dot.
+    """Words as a part of a file's name: lower case, with a dash for whatever is no letter, digit or dot within.
 
     Args:
         words: The words.
     """
-    return re.sub(r"[^\w.]+", "-", words.lower()).strip("-")
+    return re.sub(r"[^\w.]+", "-", words.lower()).strip("-.")

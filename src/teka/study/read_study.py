@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from teka.errors import unknown_name, wrong_value
+from teka.files import read_yaml
 from teka.study.measure import Measure
 from teka.study.study import Study
 from teka.study.tune import Tune
@@ -25,13 +24,7 @@ def read_study(path: str | Path) -> Study:
     Raises:
         ValueError: No such file, not YAML, an unknown key or recipe, or a value of the wrong kind.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise wrong_value("study", str(path), "a YAML file")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise wrong_value("study", str(path), f"a YAML file ({' '.join(str(error).split())})") from error
+    content = read_yaml("study", path)
     fields = _mapping("study", content)
     _check_keys("study key", fields, KEYS)
     for key in ("name", "factors"):

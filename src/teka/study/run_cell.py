@@ -38,6 +38,16 @@ def cell_file(folder: Path, cell: Cell) -> Path:
     return folder / f"{cell.name}.json"
 
 
+def training_folder(folder: Path, cell: Cell) -> Path:
+    """Where a cell's run lies while it is trained.
+
+    Args:
+        folder: Folder of the study's cells.
+        cell: The cell.
+    """
+    return folder.parent / TRAINING / folder.name / cell.name
+
+
 def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None, command: str) -> None:
     """Train a cell, measure it and write its JSON file; a training that was cut off goes on from its last epoch.
 
@@ -55,7 +65,7 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
         ValueError: Data that cannot be loaded, or no held-out images for the learning curve.
     """
     run = dataclasses.replace(cell.run, data_dir=data_dir)
-    place = folder.parent / TRAINING / folder.name / cell.name
+    place = training_folder(folder, cell)
     dataset = load_cell_data(cell.run, data_dir)
     if not len(dataset.validation):
         raise wrong_value("validation_size", 0, "1 or more: the learning curve is that of held-out images")

@@ -1,31 +1,38 @@
-"""Run the cells of a study side by side, and go on where it was."""
+"""Run the cells of a study side by side, on one machine or many, and go on where it was."""
 
+import contextlib
+import functools
 import inspect
 import logging
-import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
+import joblib
 
-from teka.errors import wrong_value
+from teka.errors import unknown_name, wrong_value
 from teka.files import make_directory, read_json
 from teka.models import MODELS
 from teka.study.cell import Cell
+from teka.study.claim import claimed
 from teka.study.measure import Measure
 from teka.study.run_cell import CELLS, cell_file, run_cell
 from teka.study.study import Study
-from teka.study.threads import share_of_cores
+from teka.study.threads import share_of_cores, torch_threads
 from teka.training import Run
+from teka.training.processes import without_launcher
 
 TUNING = "tuning"
-Places = Sequence[tuple[Mapping[str, str], int]]  # the levels and the seed of cells
+PARALLEL = ("loky", "dask", "ray")
+PACKAGES = {"dask": "distributed", "ray": "ray[default]"}
+PAUSE = 5.0  # seconds between two looks at cells that others train
+TRAINING = threading.Lock()  # one cell at a time in a process: torch has one random state
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ def run_study(
     *,
     data_dir: str | None = None,
     processes: int = 1,
+    parallel: str = PARALLEL[0],
     only: Mapping[str, Sequence[str]] | None = None,
     command: str = "",
     progress: Callable[[Progress], None] = lambda _: None,
@@ -58,13 +66,17 @@ def run_study(
     """Train every cell of a study that has no result yet, after the cells that tune a field.
 
     The folder holds `tuning/` and `cells/`, with a JSON file for each finished cell. Killed at any moment, the same
-    call goes on: finished cells stay, and one that was being trained goes on from its last whole epoch.
+    call goes on: finished cells stay, and one that was being trained goes on from its last whole epoch. Any number of
+    such calls, on all machines that share the folder, train one study together: each cell is claimed by one of them,
+    and what a dead one had claimed is free again.
 
     Args:
         study: The study.
         out: Its folder.
         data_dir: Folder with the data sets' files.
-        processes: Number of cells trained side by side, each on its share of the cores.
+        processes: Number of cells trained side by side on a machine, each on its share of the cores.
+        parallel: What runs them: "loky", processes of this machine; or "dask" or "ray", the workers of a cluster, of
+            which `dask:ADDRESS` and `ray:ADDRESS` say where it is.
         only: Levels of some factors, or "seed" with some seeds; the other cells are left for later.
         command: The command to keep with the numbers.
         progress: Called at the beginning of a stage and after every cell.
@@ -73,89 +85,126 @@ def run_study(
         The folder.
 
     Raises:
-        ValueError: A folder with other cells of the same name, an unknown factor or level, no cell left by `only`.
+        ImportError: The engine is not installed.
+        ValueError: A folder with other cells of the same name, an unknown factor, level or engine, an engine that
+            cannot be reached, no cell left by `only`.
         ChildProcessError: A process was killed; its cell is not finished, all others stay.
     """
-    threads = share_of_cores(processes)
+    share_of_cores(processes)
     places = study.places(only or {})
+    if parallel.partition(":")[0] not in PARALLEL:
+        raise unknown_name("parallel", parallel, PARALLEL)
     folder = make_directory("out", out)
-    context = multiprocessing.get_context("spawn")  # threads that torch has begun do not outlive a fork
-    # Processes start when there is something to do, and serve both stages.
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:
-        return _run_stages(study, places, folder, data_dir, pool, command, progress)
-
-
-def _run_stages(
-    study: Study,
-    places: Places,
-    folder: Path,
-    data_dir: str | None,
-    pool: ProcessPoolExecutor,
-    command: str,
-    progress: Callable[[Progress], None],
-) -> Path:
+    # A function of a cell and of the folder that it belongs into.
+    work = functools.partial(_train, measure=study.measure, data_dir=data_dir, command=command, processes=processes)
     groups = study.tuning_cells(places)
     tuning = [cell for cells in groups.values() for cell in cells]
-    run_cells(tuning, study.measure, folder / TUNING, data_dir, pool, command, TUNING, progress)
-    chosen = {levels: _best(cells, folder / TUNING) for levels, cells in groups.items()}
-    cells = study.cells(places, chosen)
-    run_cells(cells, study.measure, folder / CELLS, data_dir, pool, command, CELLS, progress)
+    with _engine(parallel, processes):
+        _run_cells(tuning, functools.partial(work, folder=folder / TUNING), folder / TUNING, progress)
+        chosen = {levels: _best(cells, folder / TUNING) for levels, cells in groups.items()}
+        cells = study.cells(places, chosen)
+        _run_cells(cells, functools.partial(work, folder=folder / CELLS), folder / CELLS, progress)
     return folder
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    measure: Measure,
-    folder: Path,
-    data_dir: str | None,
-    pool: ProcessPoolExecutor,
-    command: str,
-    stage: str,
-    progress: Callable[[Progress], None],
+@contextlib.contextmanager
+def _engine(parallel: str, processes: int) -> Iterator[None]:
+    """Let joblib run its calls by an engine for as long as the block runs."""
+    name, _, address = parallel.partition(":")
+    with contextlib.ExitStack() as stack:
+        if name == "loky":
+            options = {"n_jobs": processes, "initializer": _begin, "initargs": (os.getpid(),)}
+        else:
+            try:
+                options = _reach(name, address, processes, stack)
+            except ImportError as error:
+                raise ImportError(f"--parallel {name} needs {error.name}; pip install {PACKAGES[name]}") from error
+            except (OSError, ValueError, RuntimeError) as error:
+                raise wrong_value("parallel", parallel, f"a cluster that answers ({error})") from error
+        stack.enter_context(joblib.parallel_config(name, **options))
+        yield
+
+
+def _reach(name: str, address: str, processes: int, stack: contextlib.ExitStack) -> dict[str, object]:
+    """Connect to a cluster, or start one of processes on this machine; options for joblib."""
+    if name == "dask":
+        from dask import config
+        from distributed import Client
+
+        here = not address and config.get("scheduler-address", None) is None
+        started = {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None} if here else {}
+        stack.enter_context(Client(address or None, timeout=10, **started))
+    else:
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.util.joblib import register_ray  # pyright: ignore[reportMissingImports]
+
+        ray.init(address or None, **({} if address else {"num_cpus": processes}))
+        stack.callback(ray.shutdown)
+        register_ray()
+    return {"n_jobs": -1}
+
+
+def _run_cells(
+    cells: Sequence[Cell], work: Callable[[Cell], bool], folder: Path, progress: Callable[[Progress], None]
 ) -> None:
-    """Train and measure the cells that have no file yet.
+    """Train and measure the cells that have no file yet, and wait for those that others train.
 
     Args:
         cells: The cells.
-        measure: What is measured.
+        work: Trains one and says whether it has its file now.
         folder: Folder of their files.
-        data_dir: Folder with the data sets' files.
-        pool: The processes that train.
-        command: The command to keep with the numbers.
-        stage: What to call this in `progress`.
         progress: Called at the beginning and after every cell.
 
     Raises:
         ValueError: A file that another run wrote.
         ChildProcessError: A process was killed.
     """
+    stage = folder.name
     waiting = [cell for cell in cells if not is_done(folder, cell)]
-    done = len(cells) - len(waiting)
-    progress(Progress(stage, done, len(cells), None))
-    if not waiting:
-        return
-    running: dict[Future[None], Cell] = {}
+    progress(Progress(stage, len(cells) - len(waiting), len(cells), None))
+    while waiting:
+        before = len(waiting)
+        for cell in _finished(work, waiting):
+            waiting.remove(cell)
+            progress(Progress(stage, len(cells) - len(waiting), len(cells), cell))
+        waiting = [cell for cell in waiting if not is_done(folder, cell)]
+        if len(waiting) == before:  # all of them are others'
+            time.sleep(PAUSE)
+
+
+def _finished(work: Callable[[Cell], bool], cells: Sequence[Cell]) -> Iterable[Cell]:
+    """The cells that are done now, as they become so."""
+    run: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")
     try:
-        for cell in waiting:
-            running[pool.submit(run_cell, cell, measure, folder, data_dir=data_dir, command=command)] = cell
-        while running:
-            finished, _ = wait(running, return_when="FIRST_COMPLETED")
-            for future in finished:
-                cell = running.pop(future)
-                _raise_with_name(future, cell)
-                done += 1
-                progress(Progress(stage, done, len(cells), cell))
-    except BrokenProcessPool as error:
+        for cell, done in run(joblib.delayed(_with_cell)(work, cell) for cell in cells):
+            if done:
+                yield cell
+    except BrokenExecutor as error:
         raise ChildProcessError(
             "a process of the study was killed, perhaps for want of memory; the same command goes on, "
             "with fewer --processes if it was memory"
         ) from error
-    except BaseException:
-        # What is being trained can be gone on with; waiting for it would not be an interruption.
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.kill()  # files are written whole or not at all
-        raise
+
+
+def _with_cell(work: Callable[[Cell], bool], cell: Cell) -> tuple[Cell, bool]:
+    return cell, work(cell)
+
+
+def _train(cell: Cell, *, folder: Path, measure: Measure, data_dir: str | None, command: str, processes: int) -> bool:
+    """Train a cell, if nobody else does, and say whether it has its file now."""
+    lightning = logging.getLogger("lightning.pytorch")
+    level = lightning.level
+    # Of many trainings side by side, one line each would hide the progress.
+    lightning.setLevel(logging.ERROR)
+    try:
+        with TRAINING, without_launcher(), torch_threads(share_of_cores(processes)), claimed(folder, cell) as mine:
+            if mine and not is_done(folder, cell):
+                run_cell(cell, measure, folder, data_dir=data_dir, command=command)
+            return mine
+    except ValueError as error:
+        raise ValueError(f"cell {cell.name}: {error}") from error
+    finally:
+        lightning.setLevel(level)
 
 
 def is_done(folder: Path, cell: Cell) -> bool:
@@ -200,25 +249,13 @@ def _best(cells: Sequence[Cell], folder: Path) -> object:
     return min(losses, key=losses.__getitem__)
 
 
-def _begin(threads: int) -> None:
-    """Set up a process of the pool: its share of the cores, and interruptions left to the parent."""
+def _begin(parent: int) -> None:
+    """Set up a process of this machine: interruptions are left to the parent, whose end is this one's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    # Of many trainings side by side, one line each would hide the progress.
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
 
 
-def _die_with_parent() -> None:
-    """End this process when its parent is gone, however it went: the study may be started again at once."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _raise_with_name(future: Future[None], cell: Cell) -> None:
-    try:
-        future.result()
-    except ValueError as error:
-        raise ValueError(f"cell {cell.name}: {error}") from error
+def _die_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)

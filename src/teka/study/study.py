@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from teka.errors import unknown_name, wrong_value
-from teka.study.cell import Cell
+from teka.study.cell import Cell, slug
 from teka.study.measure import Measure
 from teka.study.tune import Tune
 from teka.training import Run
+
+LONGEST_NAME = 180  # of the levels of a cell in the name of its file, which may be of 255 bytes
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Study:
         for factor, levels in self.factors.items():
             if not levels:
                 raise wrong_value(f"factors.{factor}", dict(levels), "one level or more")
+            _check_names(f"factors.{factor}", levels)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise wrong_value("seeds", list(self.seeds), "one seed or more, each once")
         for exclusion in self.leave_out:
@@ -57,6 +60,10 @@ class Study:
             self._check_level("reference", factor, level)
         if self.tune is not None:
             self._check_tune(self.tune)
+            _check_names("tune.values", [str(value) for value in self.tune.values])
+        longest = "--".join(max(map(slug, levels), key=len) for levels in self.factors.values())
+        if len(longest.encode()) > LONGEST_NAME:
+            raise wrong_value("factors", longest, f"levels whose names make at most {LONGEST_NAME} bytes together")
         if not [self.make_cell(labels, self.seeds[0]) for labels in self.combinations()]:
             raise wrong_value("leave_out", list(self.leave_out), "combinations that leave some cell")
 
@@ -184,3 +191,15 @@ class Study:
             raise unknown_name(f"{argument} factor", factor, self.factors)
         if level not in self.factors[factor]:
             raise unknown_name(f"{argument} level of {factor}", level, self.factors[factor])
+
+
+def _check_names(argument: str, names: Iterable[str]) -> None:
+    """Hold that names stay apart in the names of files."""
+    found: dict[str, str] = {}
+    for name in names:
+        part = slug(name)
+        if not part:
+            raise wrong_value(argument, name, "a name with a letter or a digit")
+        if part in found:
+            raise wrong_value(argument, name, f"a name that differs from {found[part]!r} in letters or digits")
+        found[part] = name

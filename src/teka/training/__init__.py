@@ -1,5 +1,10 @@
 """Training runs, reading them back, and measuring them."""
 
+from importlib.util import find_spec
+
+if find_spec("lightning") is None:
+    raise ImportError("training needs lightning, which is missing: pip install 'teka[train]'")
+
 from teka.training.evaluate import evaluate
 from teka.training.execution import Execution
 from teka.training.prune import Pruning, prune

@@ -1,28 +1,164 @@
-"""Reading a run's checkpoints, without unpickling anything but tensors and plain containers."""
+"""A run's checkpoints: written whole, and read without unpickling anything but tensors and plain containers."""
 
+import io
 import pickle
+import warnings
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
 from teka.errors import wrong_value
+from teka.files import write_bytes
+from teka.training.run import Run
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.ckpt"
 LAST = "last.ckpt"
+PREVIOUS = "previous.ckpt"  # the last one before `LAST`, should that be damaged
+RUN = "run"
+# What torch raises for a file that is none of its own, or not a whole one.
+UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError)
 
 
-def _read(path: Path) -> dict:
-    if not path.is_file():
-        raise wrong_value("checkpoint", str(path), "a file; train the run first")
+class Checkpoints(Callback):
+    """Writes a training's state after each epoch, and before it that of the best one; says when patience is over.
+
+    What has been best so far is part of the state. As the best is written first, a training that is killed between the
+    two repeats that epoch and writes the same again. It must come after the callbacks whose state it is to keep.
+
+    Args:
+        folder: The run's folder.
+        run: The run, which is kept in the checkpoints.
+        start: The checkpoint that the training goes on from, None if it begins.
+    """
+
+    def __init__(self, folder: Path, run: Run, start: Path | None) -> None:
+        self.folder, self.run, self.start = folder / CHECKPOINTS, run, start
+        self.has_begun = False
+        self.best_accuracy: float | None = None
+        self.epochs_since = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End a training that was resumed after its patience was over."""
+        self.has_begun = True
+        if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
+            (self.folder / LAST).unlink(missing_ok=True)  # which is damaged, and would become the previous one
+        self._end_without_patience(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the state; where nothing is held out, the last is the best."""
+        accuracy = trainer.callback_metrics.get("validation_accuracy")
+        is_best = accuracy is None or self.best_accuracy is None or float(accuracy) > self.best_accuracy
+        self.epochs_since = 0 if is_best else self.epochs_since + 1
+        if is_best and accuracy is not None:
+            self.best_accuracy = float(accuracy)
+        for name in (BEST, LAST) if is_best else (LAST,):
+            trainer.save_checkpoint(self.folder / name, weights_only=False)
+        self._end_without_patience(trainer)
+
+    def state_dict(self) -> dict[str, object]:
+        """What a resumed training goes on with."""
+        return {RUN: self.run.to_dict(), "best_accuracy": self.best_accuracy, "epochs_since": self.epochs_since}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.best_accuracy, self.epochs_since = state_dict["best_accuracy"], state_dict["epochs_since"]
+
+    def _end_without_patience(self, trainer: Trainer) -> None:
+        if self.run.patience is not None and self.epochs_since >= self.run.patience:
+            trainer.should_stop = True
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Lightning's checkpoints, each written whole or not at all."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None) -> None:
+        """Write one; of the last one of a training, what stood there is kept as the previous."""
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content.getbuffer(), previous=path.with_name(PREVIOUS) if path.name == LAST else None)
+
+
+def find_checkpoint(folder: Path, run: Run) -> Path | None:
+    """The checkpoint that a training goes on from, None if there is none.
+
+    Where the last one is damaged it is the previous, with a warning.
+
+    Args:
+        folder: The run's folder.
+        run: The run to go on with.
+
+    Raises:
+        ValueError: There are checkpoints, and none of them is whole; or they are those of another run.
+    """
+    last, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
+    if not last.is_file() and not previous.is_file():
+        return None
     try:
+        check_run(last, run)
+    except BrokenCheckpointError as error:
+        if not previous.is_file():
+            raise
+        check_run(previous, run)
+        warnings.warn(f"{error}; the epoch before it is taken, from {previous}", stacklevel=2)
+        return previous
+    return last
+
+
+def check_run(path: Path, run: Run) -> None:
+    """Hold that a checkpoint is of this run, wherever its data lie.
+
+    Args:
+        path: A checkpoint written in training.
+        run: What `run.json` says.
+
+    Raises:
+        BrokenCheckpointError: The checkpoint cannot be read.
+        ValueError: It is of another run, or of another version of teka; the message names what differs.
+    """
+    trained = callback_state(path, Checkpoints.__name__).get(RUN)
+    if not isinstance(trained, dict):
+        raise wrong_value("checkpoint", str(path), "one that says which run it is of: it is of an older teka")
+    fields = run.to_dict()
+    differing = [name for name in {**fields, **trained} if name != "data_dir" and fields.get(name) != trained.get(name)]
+    if differing:
+        name = differing[0]
+        there, here = trained.get(name), fields.get(name)
+        rest = f" and {', '.join(differing[1:])}" if differing[1:] else ""
+        raise wrong_value(
+            "checkpoint", str(path), f"that of this run; {name} is {there!r} there and {here!r} here{rest}"
+        )
+
+
+class BrokenCheckpointError(ValueError):
+    """A checkpoint that is missing, cut off or damaged."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    def broken(expected: str) -> BrokenCheckpointError:
+        return BrokenCheckpointError(*wrong_value("checkpoint", str(path), expected).args)
+
+    if not path.is_file():
+        raise broken("a file; train the run first")
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch reads its own files without a look at their sums
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"{damaged} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+    except (*UNREADABLE, zipfile.BadZipFile, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise wrong_value("checkpoint", str(path), f"a whole checkpoint of plain tensors ({reason})") from error
+        raise broken(f"a whole checkpoint of plain tensors ({reason})") from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise wrong_value("checkpoint", str(path), "a checkpoint written by teka train, with a state_dict")
+        raise broken("a checkpoint written by teka train, with a state_dict")
     return content
 
 
@@ -37,6 +173,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     prefix = "model."
     state = _read(path)["state_dict"]
+    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()):
+        raise wrong_value("checkpoint", str(path), "one whose state_dict holds tensors by their names")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
@@ -69,5 +207,6 @@ def callback_state(path: Path, callback: str) -> dict[str, object]:
     Raises:
         ValueError: The checkpoint cannot be read.
     """
-    state = _read(path).get("callbacks", {}).get(callback, {})
+    callbacks = _read(path).get("callbacks")
+    state = callbacks.get(callback) if isinstance(callbacks, dict) else None
     return state if isinstance(state, dict) else {}

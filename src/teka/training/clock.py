@@ -21,7 +21,6 @@ class Clock(Callback):
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.best_validation_accuracy: float | None = None
         self._since = time.perf_counter()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -40,22 +39,18 @@ class Clock(Callback):
             )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the epoch's seconds, and keep the best accuracy."""
+        """Count the epoch's seconds."""
         now = time.perf_counter()
         self.seconds += now - self._since
         self._since = now
-        accuracy = trainer.callback_metrics.get("validation_accuracy")
-        if accuracy is not None:
-            self.best_validation_accuracy = max(float(accuracy), self.best_validation_accuracy or 0.0)
 
     def state_dict(self) -> dict[str, object]:
         """What a resumed training goes on with."""
-        return {"seconds": self.seconds, "best_validation_accuracy": self.best_validation_accuracy}
+        return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Go on from there."""
         self.seconds = state_dict["seconds"]
-        self.best_validation_accuracy = state_dict["best_validation_accuracy"]
 
 
 def seconds_so_far(checkpoint: Path) -> float:

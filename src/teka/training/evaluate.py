@@ -7,7 +7,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 
 from teka.audit import wilson_interval
 from teka.errors import wrong_value
-from teka.files import write_json
+from teka.files import check_output, write_json
 from teka.provenance import provenance
 from teka.training.batches import batches
 from teka.training.restore import TrainedRun
@@ -45,10 +45,11 @@ def evaluate(trained: TrainedRun, *, batch_size: int = 256, command: str = "") -
         command: The command to keep with the numbers.
 
     Raises:
-        ValueError: A batch size below 1.
+        ValueError: A batch size below 1, or a folder that cannot be written to.
     """
     if batch_size < 1:
         raise wrong_value("batch_size", batch_size, "at least 1")
+    check_output("run", trained.folder / EVALUATION_FILE)
     num_classes = trained.dataset.num_classes
     by_class = MulticlassAccuracy(num_classes, average=None)
     confusion = MulticlassConfusionMatrix(num_classes)

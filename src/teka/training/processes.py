@@ -1,6 +1,8 @@
 """The processes that train together: how many there are, what started them, and which one writes."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -58,6 +60,22 @@ class Processes(NamedTuple):
 def is_first_process() -> bool:
     """Whether this is the process that writes and prints."""
     return getattr(rank_zero_only, "rank", 0) == 0
+
+
+@contextlib.contextmanager
+def without_launcher() -> Iterator[None]:
+    """Let this process train by itself for as long as the block runs, whatever torchrun or srun started it with."""
+    variables = dict(os.environ)
+    for name in variables:
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            del os.environ[name]
+    before = getattr(rank_zero_only, "rank", 0)
+    setattr(rank_zero_only, "rank", 0)  # noqa: B010, Lightning declares it nowhere
+    try:
+        yield
+    finally:
+        os.environ |= variables
+        setattr(rank_zero_only, "rank", before)  # noqa: B010
 
 
 def _started() -> Processes | None:

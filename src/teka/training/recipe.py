@@ -2,11 +2,12 @@
 
 import dataclasses
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 from teka.errors import unknown_name, wrong_value
+from teka.files import read_yaml
 from teka.training.run import Run
 
 SUFFIX = ".yaml"
@@ -88,22 +89,13 @@ def read_recipe(name: str | Path) -> Recipe:
         ImportError: Without PyYAML.
         ValueError: An unknown name, no such file, or one that is not a recipe.
     """
-    import yaml
-
     if str(name).endswith((SUFFIX, ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise wrong_value("recipe", str(name), "a YAML file, or one of " + ", ".join(recipe_names()))
-        text = path.read_text(encoding="utf-8")
+        content = read_yaml("recipe", name)
+    elif str(name) in recipe_names():
+        with as_file(files("teka.training") / "recipes" / f"{name}{SUFFIX}") as file:
+            content = read_yaml("recipe", file)
     else:
-        if str(name) not in recipe_names():
-            raise unknown_name("recipe", str(name), recipe_names())
-        text = (files("teka.training") / "recipes" / f"{name}{SUFFIX}").read_text(encoding="utf-8")
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise wrong_value("recipe", str(name), f"a YAML file ({reason})") from error
+        raise unknown_name("recipe", str(name), recipe_names())
     if not isinstance(content, dict):
         raise wrong_value("recipe", str(name), "a YAML file of fields and values")
     known = [field.name for field in dataclasses.fields(Recipe)]

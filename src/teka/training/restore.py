@@ -1,5 +1,6 @@
 """A trained run, read back from its folder."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,10 +9,9 @@ from torch import nn
 
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.files import read_json
-from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
+from teka.training.checkpoint import BEST, CHECKPOINTS, check_run, load_weights
 from teka.training.run import Run
-from teka.training.train import RESULT_FILE, load_data
+from teka.training.train import RESULT_FILE, load_data, read_result
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,15 @@ def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:
     run = Run.load(folder)
     if not (folder / RESULT_FILE).is_file():
         raise wrong_value("run", str(folder), "a finished run; go on with teka train --resume")
+    result = read_result(folder)
+    check_run(folder / CHECKPOINTS / BEST, run)
     fields = run.to_dict() if data_dir is None else {**run.to_dict(), "data_dir": data_dir}
     dataset = load_data(Run.from_dict(fields))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is to be said of the model was said when it was trained
         model = run.make_model(
             image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
         )
     load_weights(model, folder / CHECKPOINTS / BEST)
     model.eval()
-    return TrainedRun(folder, run, model, dataset, read_json(folder / RESULT_FILE))
+    return TrainedRun(folder, run, model, dataset, result)

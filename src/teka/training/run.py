@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
+from teka.checks import LARGEST
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
 from teka.models import MODELS
@@ -162,9 +163,11 @@ class Run:
         for argument in ("epochs", "batch_size"):
             if getattr(self, argument) < 1:
                 raise wrong_value(argument, getattr(self, argument), "at least 1")
-        for argument in ("gradient_clip", "random_shift", "redraw_every", "seed", "weight_decay"):
+        for argument in ("gradient_clip", "random_shift", "redraw_every", "weight_decay"):
             if not getattr(self, argument) >= 0:
                 raise wrong_value(argument, getattr(self, argument), "at least 0")
+        if not 0 <= self.seed < 2**32:
+            raise wrong_value("seed", self.seed, "a whole number of at least 0 and below 2^32")
         if not 0 < self.learning_rate < float("inf"):
             raise wrong_value("learning_rate", self.learning_rate, "a positive finite number")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -263,7 +266,16 @@ def _check_types(run: Run) -> None:
     for name, declared in typing.get_type_hints(Run).items():
         value = getattr(run, name)
         options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
-        plain = tuple(typing.get_origin(option) or option for option in options)
-        plain = (*plain, int) if float in plain else plain
-        if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
+        if not any(_is_of(value, option) for option in options):
             raise wrong_value(name, value, str(getattr(declared, "__name__", declared)).replace("NoneType", "None"))
+        if _is_whole(value) and abs(value) > LARGEST and name != "seed":
+            raise wrong_value(name, value, f"a whole number up to {LARGEST}")
+
+
+def _is_of(value: object, declared: object) -> bool:
+    if typing.get_origin(declared) is tuple:
+        kinds = set(typing.get_args(declared)) - {...}
+        return isinstance(value, tuple) and all(any(_is_of(one, kind) for kind in kinds) for one in value)
+    if declared in (int, float):
+        return _is_whole(value) or (declared is float and isinstance(value, float))
+    return isinstance(declared, type) and isinstance(value, declared)

@@ -1,26 +1,28 @@
 """Training a run: from nothing, or on from where it was."""
 
 import contextlib
-import shutil
+import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from teka import data
 from teka.data import Dataset
-from teka.errors import wrong_value
+from teka.errors import is_out_of_memory, wrong_value
 from teka.files import make_directory, read_json, write_json
+from teka.memory import TooManyNumbersError, count_numbers, memory_bytes
 from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training.batch_source import BatchSource
-from teka.training.checkpoint import BEST, CHECKPOINTS, LAST
+from teka.training.checkpoint import CHECKPOINTS, LAST, PREVIOUS, Checkpoints, WholeFiles, find_checkpoint
 from teka.training.classifier import Classifier
 from teka.training.clock import Clock, seconds_so_far
 from teka.training.epoch_table import EpochTable
@@ -38,6 +40,24 @@ PRECISION: Mapping[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
     "bfloat16": "bf16-mixed",
     "float16": "16-mixed",
 }
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What `result.json` of a finished run holds.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        ValueError: The file is missing, or is not one that a training wrote.
+    """
+    result = read_json(folder / RESULT_FILE)
+    for name, kinds in {"parameters": int, "epochs": int, "seconds": (int, float)}.items():
+        if not isinstance(result.get(name), kinds):
+            raise wrong_value(
+                f"{name} of {folder / RESULT_FILE}", result.get(name), "a number, as teka train writes it"
+            )
+    return {"validation_accuracy": None, **result}
 
 
 def load_data(run: Run) -> Dataset:
@@ -104,21 +124,21 @@ def train(
     if is_first:  # which has written into the folder before the others begin
         _check_folder(folder, run, resume=resume)
     if resume and (folder / RESULT_FILE).is_file():
-        return read_json(folder / RESULT_FILE)
+        return read_result(folder)
     dataset = load_data(run) if dataset is None else dataset
     seed_everything(run.seed, verbose=False)
-    model = run.make_model(
-        image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
-    )
+    sizes: dict[str, Any] = {name: getattr(dataset, name) for name in ("image_size", "in_channels", "num_classes")}
+    _check_size(run, sizes)
+    model = run.make_model(**sizes)
+    _check_smallest_part(model, dataset, run, execution.accumulate * processes.devices * processes.num_nodes)
     measured = _throughput(model, dataset, run) if throughput else None
     execution.prepare(model)
     if is_first:
         run.save(folder)
     steps = run.epochs * -(-len(dataset.train) // run.batch_size)
     classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=steps)
-    last = folder / CHECKPOINTS / LAST
-    checkpoint = last if resume and last.is_file() else None
-    held_out = len(dataset.validation) > 0
+    checkpoint = find_checkpoint(folder, run) if resume else None
+    checkpoints = Checkpoints(folder, run, checkpoint)
     clock = Clock(0.0 if checkpoint is None else seconds_so_far(checkpoint))
     with _without_known_warnings(), open_loggers(loggers if is_first else (), folder, run) as opened:
         trainer = Trainer(
@@ -127,7 +147,7 @@ def train(
             accelerator=execution.accelerator,
             devices=processes.devices,
             num_nodes=processes.num_nodes,
-            plugins=[*processes.environments()],
+            plugins=[WholeFiles(), *processes.environments()],
             accumulate_grad_batches=execution.accumulate,
             precision=PRECISION[run.precision],
             use_distributed_sampler=False,
@@ -135,10 +155,12 @@ def train(
                 clock,
                 *([HeadRecorder(model, run, folder)] if isinstance(model, SelfAttentionNetwork) else []),
                 *([] if measured is None else [measured]),
-                *([EpochTable(clock)] if progress_bar else []),
                 *callbacks,
-                *_callbacks(run, folder, held_out=held_out),
+                LearningRateMonitor("epoch"),
+                checkpoints,
+                *([EpochTable(clock)] if progress_bar else []),  # a terminal that is gone costs no epoch
             ],
+            enable_checkpointing=False,
             enable_progress_bar=False,
             logger=opened,
             gradient_clip_val=run.gradient_clip or None,
@@ -146,9 +168,13 @@ def train(
             num_sanity_val_steps=0,
             enable_model_summary=False,
         )
-        _fit(trainer, classifier, BatchSource(dataset, run, execution), checkpoint, last)
-    if not held_out and is_first:
-        shutil.copyfile(folder / CHECKPOINTS / LAST, folder / CHECKPOINTS / BEST)
+        try:
+            _fit(trainer, classifier, BatchSource(dataset, run, execution), checkpoint, folder / CHECKPOINTS / LAST)
+        except (ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+            if checkpoint is None or checkpoints.has_begun:
+                raise
+            expected = f"the state of this training ({_first_line(error)})"
+            raise wrong_value("checkpoint", str(checkpoint), expected) from error
     result: dict[str, object] = {
         **provenance(command),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -157,11 +183,37 @@ def train(
         **({} if measured is None else measured.summary()),
         "train_images": len(dataset.train),
         "validation_images": len(dataset.validation),
-        "validation_accuracy": clock.best_validation_accuracy,
+        "validation_accuracy": checkpoints.best_accuracy,
     }
     if is_first:
+        (folder / CHECKPOINTS / PREVIOUS).unlink(missing_ok=True)
         write_json(folder / RESULT_FILE, result)
     return result
+
+
+def _check_size(run: Run, sizes: Mapping[str, Any]) -> None:
+    """Hold that the weights, their gradients and two moments have room in memory, before they are made."""
+    most = memory_bytes() // 16
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are said when the model is made
+            count_numbers(lambda: run.make_model(**sizes), most)
+    except TooManyNumbersError as error:
+        asked = {"dim": run.dim, "depth": run.depth, **sizes}
+        raise wrong_value("the size of the model", asked, f"one that memory has room for; it has {error}") from error
+
+
+def _check_smallest_part(model: nn.Module, dataset: Dataset, run: Run, num_parts: int) -> None:
+    """Hold that batch normalisation has more than one image wherever it needs more."""
+    last = len(dataset.train) % run.batch_size or run.batch_size
+    if min(last, run.batch_size) // num_parts > 1 or not any(isinstance(one, _BatchNorm) for one in model.modules()):
+        return
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(dataset.train.images[:1])
+    except ValueError as error:
+        expected = f"one that leaves no image of {len(dataset.train)} alone, which batch normalisation cannot do with"
+        raise wrong_value("batch_size", run.batch_size, expected) from error
 
 
 def _throughput(model: nn.Module, dataset: Dataset, run: Run) -> Throughput:
@@ -178,7 +230,7 @@ def _fit(trainer: Trainer, classifier: Classifier, source: BatchSource, checkpoi
     try:
         trainer.fit(classifier, datamodule=source, ckpt_path=checkpoint, weights_only=True)
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise MemoryError(
             f"a step did not fit into memory in epoch {trainer.current_epoch}, step {trainer.global_step}: "
@@ -207,29 +259,6 @@ def _without_known_warnings() -> Iterator[None]:
         yield
 
 
-def _callbacks(run: Run, folder: Path, *, held_out: bool) -> list[Callback]:
-    watched: dict[str, str | None] = {LAST: None}
-    if held_out:
-        watched[BEST] = "validation_accuracy"
-    callbacks: list[Callback] = [
-        ModelCheckpoint(
-            folder / CHECKPOINTS,
-            filename=Path(name).stem,
-            monitor=monitor,
-            mode="max",
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        )
-        for name, monitor in watched.items()
-    ]
-    callbacks.append(LearningRateMonitor("epoch"))
-    if run.patience is not None:
-        callbacks.append(
-            EarlyStopping("validation_accuracy", mode="max", patience=run.patience, check_on_train_epoch_end=True)
-        )
-    return callbacks
-
-
 def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
     if not (folder / RUN_FILE).exists():
         return
@@ -239,11 +268,6 @@ def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
     if found != run:
         fields = [name for name, value in run.to_dict().items() if found.to_dict()[name] != value]
         raise wrong_value("out", str(folder), f"the same run to resume; it differs in {', '.join(fields)}")
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    # The allocator of a CPU has no class of error of its own.
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ from teka.audit.measure.outputs import ModelError
 from teka.audit.movement import Movement
 from teka.audit.shifts import Shift, SubpixelShift
 from teka.audit.translate import SUBPIXEL_MODES
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.errors import FOREIGN, unknown_name, wrong_shape, wrong_value
 
 # Images of one batch, and of the survey: more share the cost of the images that do not move.
 IMAGES_AT_ONCE = 8
@@ -157,5 +157,5 @@ def _run(run: Callable[[Tensor], object], batch: Tensor, trace: Trace, what: str
     trace.start(len(batch))
     try:
         run(batch)
-    except Exception as error:
+    except FOREIGN as error:
         raise ModelError(f"the model raised {type(error).__name__} for {what}: {error}") from error

@@ -14,7 +14,7 @@ from teka.audit.evaluation_mode import module_of
 from teka.errors import wrong_value
 from teka.files import write_bytes
 
-FORMAT = "1"
+FORMAT = "2"
 # Seconds between two writes: at least these, and this many times what the last one took.
 SECONDS_BETWEEN, TIMES_BETWEEN = 5.0, 20.0
 
@@ -56,8 +56,12 @@ class Checkpoint:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
             numbers = json.loads(notes.get("numbers", ""))
             identity = json.loads(notes.get("identity", ""))
-        except (SafetensorError, ValueError) as error:
+            if not (isinstance(numbers, dict) and isinstance(identity, dict)):
+                raise ValueError("its notes are no mappings")
+        except (SafetensorError, ValueError, RecursionError) as error:
             raise wrong_value("checkpoint", str(self.path), f"a whole file of a measurement ({error})") from error
+        if notes.get("sha256") != _content_hash(tensors, numbers):
+            raise wrong_value("checkpoint", str(self.path), "a file that is as it was written; it is damaged")
         parts = self._identity.keys() | identity.keys()
         other = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
         if other:
@@ -68,7 +72,11 @@ class Checkpoint:
     def write(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
         """Write the state, whole or not at all."""
         start = time.perf_counter()
-        notes = {"identity": json.dumps(self._identity), "numbers": json.dumps(dict(numbers))}
+        notes = {
+            "identity": json.dumps(self._identity),
+            "numbers": json.dumps(dict(numbers)),
+            "sha256": _content_hash(tensors, numbers),
+        }
         content = self._library.torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, metadata=notes)
         write_bytes(self.path, content)
         self._written = time.perf_counter()
@@ -97,6 +105,13 @@ def tensor_hash(tensor: Tensor) -> str:
     if tensor.numel():
         content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         digest.update(content.numpy())  # pyright: ignore[reportArgumentType]
+    return digest.hexdigest()
+
+
+def _content_hash(tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(numbers), sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensor_hash(tensors[name])}\n".encode())
     return digest.hexdigest()
 
 

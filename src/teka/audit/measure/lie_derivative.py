@@ -14,7 +14,7 @@ from teka.audit.evaluation_mode import check_evaluation_mode
 from teka.audit.measure.directional_derivative import DERIVATIVES, Derivative
 from teka.audit.measure.outputs import call_model
 from teka.audit.subpixel import fourier_shift
-from teka.errors import wrong_value
+from teka.errors import FOREIGN, wrong_value
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def lie_derivative(
         for method, derivative in DERIVATIVES.items():
             try:
                 measured[method] = _measure(function, derivative, images, axis, is_dense, batch_size)
-            except Exception as error:  # whatever an operation raises that has no such derivative
+            except FOREIGN as error:  # whatever an operation raises that has no such derivative
                 if method == list(DERIVATIVES)[-1]:
                     raise
                 tried.append(f"{method}: {type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ from teka.audit.background import check_images
 from teka.audit.comparison import evaluate
 from teka.audit.evaluation_mode import check_evaluation_mode
 from teka.audit.measure.outputs import call_model
-from teka.errors import wrong_shape
+from teka.errors import FOREIGN, wrong_shape
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def noise_floor(
                 _answer(twin, batch.to(dtype, copy=True), answer.shape)
                 for batch, answer in zip(batches, answers, strict=True)
             ]
-        except Exception as error:  # whatever a module raises in a dtype that it was not made for
+        except FOREIGN as error:  # whatever a module raises in a dtype that it was not made for
             return NoiseFloor(repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}")
     single, double = (answers, cast) if dtype == torch.float64 else (cast, answers)
     return NoiseFloor(repeat, _difference(single, double))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from teka.audit.measure.responses import OUTPUTS
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.errors import FOREIGN, is_out_of_memory, unknown_name, wrong_shape, wrong_value
 
 if TYPE_CHECKING:
     from teka.audit.measure.responses import Responses
@@ -61,8 +61,8 @@ def call_model(function: Callable[[Tensor], object], batch: Tensor, where: Calla
     try:
         with torch.inference_mode():
             result = function(batch)
-    except Exception as error:
-        hint = "; a smaller batch_size needs less memory" if isinstance(error, torch.OutOfMemoryError) else ""
+    except FOREIGN as error:
+        hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
         raise ModelError(f"the model raised {type(error).__name__} {where()}: {error}{hint}") from error
     output = result if isinstance(result, Tensor) else getattr(result, "logits", None)
     if not isinstance(output, Tensor):

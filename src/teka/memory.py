@@ -1,0 +1,75 @@
+"""What has room in memory: sizes that are refused before anything of them is made."""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from teka.errors import wrong_value
+
+LARGEST_IMAGE = 50_000_000  # pixels of a picture or of a model's images
+
+
+def check_memory(argument: str, came: object, num_bytes: int, what: str) -> None:
+    """Hold that something has room in the machine's memory, before it is made.
+
+    Args:
+        argument: The argument that decides the size.
+        came: What was given.
+        num_bytes: Bytes that it takes at least.
+        what: What takes them.
+
+    Raises:
+        ValueError: It has not.
+    """
+    memory = memory_bytes()
+    if num_bytes > memory:
+        expected = (
+            f"one that this machine has room for: {what} of {num_bytes / 1e9:,.0f} GB, {memory / 1e9:,.0f} GB here"
+        )
+        raise wrong_value(argument, came, expected)
+
+
+def memory_bytes() -> int:
+    """Bytes of the machine's memory, a very large number where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 2**63
+
+
+class TooManyNumbersError(ValueError):
+    """A model has more numbers than it may have."""
+
+
+def count_numbers(make: Callable[[], nn.Module], most: int) -> int:
+    """The parameters and buffers of a model, counted without memory for them.
+
+    Args:
+        make: Makes the model.
+        most: Where counting stops, so that a model of 10⁹ layers takes no longer than one of `most` numbers.
+
+    Raises:
+        TooManyNumbersError: There are more than `most`.
+    """
+    count = 0
+
+    def add(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal count
+        count += 0 if tensor is None else tensor.numel()
+        if count > most:
+            raise TooManyNumbersError(f"more than {most:,} numbers")
+
+    hooks = nn.modules.module
+    handles = [
+        hooks.register_module_parameter_registration_hook(add),
+        hooks.register_module_buffer_registration_hook(add),
+    ]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            make()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return count
