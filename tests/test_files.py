@@ -1,13 +1,16 @@
 import errno
+import fcntl
 import json
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.files import make_directory, read_json, write_bytes, write_json
+from teka.files import check_output, make_directory, read_json, read_yaml, write_bytes, write_json
 
 Scalar = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
@@ -87,3 +90,68 @@ def test_a_folder_that_is_a_file_or_below_one_is_refused_by_its_argument(below: 
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match=r"out is .* expected a folder that can be written to.*(exists|directory)"):
         make_directory("out", tmp_path / below)
+
+
+def test_what_stood_there_takes_another_name(tmp_path: Path):
+    for content in (b"one", b"two", b"three"):
+        write_bytes(tmp_path / "last", content, previous=tmp_path / "previous")
+    assert (tmp_path / "last").read_bytes() == b"three"
+    assert (tmp_path / "previous").read_bytes() == b"two"
+
+
+def test_temporary_files_that_a_killed_process_left_are_removed_and_those_in_use_are_not(tmp_path: Path):
+    left, used = (tmp_path / f".file.{name}.part" for name in ("left", "used"))
+    left.write_bytes(b"half")
+    with used.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_bytes(tmp_path / "file", b"whole")
+        assert used.exists()
+    assert not left.exists()
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)
+        write_bytes(pipe, b"content")
+        assert read.result() == b"content"
+    assert pipe.is_fifo()
+
+
+def test_of_a_link_the_file_is_replaced_that_it_points_to(tmp_path: Path):
+    write_bytes(tmp_path / "file", b"before")
+    (tmp_path / "link").symlink_to("file")
+    write_bytes(tmp_path / "link", b"after")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"after"
+
+
+@pytest.mark.parametrize("path", ["", ".", "none/file", "a" * 300, "/proc/file", "/dev/full/file"])
+def test_an_output_that_cannot_be_written_is_refused_by_its_argument(path: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"html is .*, expected a file that can be written \(.+\)"):
+        check_output("html", tmp_path / path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 10_000, "nested 30 deep"),
+        ("&a [*a]", "100,000 values"),
+        ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)), "100,000 values"),
+        ("{a: 1", "a YAML file"),
+        ("!!python/object:os.system {}", "a YAML file"),
+        ("\x00", "a YAML file"),
+    ],
+    ids=["deep", "within itself", "doubling", "cut off", "an object", "no text"],
+)
+def test_yaml_without_measure_is_refused(text: str, message: str, tmp_path: Path):
+    (tmp_path / "file.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_yaml("study", tmp_path / "file.yaml")
+
+
+def test_yaml_with_aliases_is_read(tmp_path: Path):
+    (tmp_path / "file.yaml").write_text("a: &a {x: 1}\nb: [*a, *a]", encoding="utf-8")
+    assert read_yaml("study", tmp_path / "file.yaml") == {"a": {"x": 1}, "b": [{"x": 1}, {"x": 1}]}

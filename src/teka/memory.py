@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from teka.errors import wrong_value
 
+MOST_TENSORS = 30_000  # of a model
 LARGEST_IMAGE = 50_000_000  # pixels of a picture or of a model's images
 
 
@@ -44,20 +45,23 @@ class TooManyNumbersError(ValueError):
 
 
 def count_numbers(make: Callable[[], nn.Module], most: int) -> int:
-    """The parameters and buffers of a model, counted without memory for them.
+    """The numbers in the parameters and buffers of a model, counted without memory for them.
 
     Args:
         make: Makes the model.
-        most: Where counting stops, so that a model of 10⁹ layers takes no longer than one of `most` numbers.
+        most: Where counting stops.
 
     Raises:
-        TooManyNumbersError: There are more than `most`.
+        TooManyNumbersError: There are more than `most`, or more than `MOST_TENSORS` tensors, as of 10⁹ layers.
     """
-    count = 0
+    count = tensors = 0
 
     def add(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        nonlocal count
+        nonlocal count, tensors
+        tensors += 1
         count += 0 if tensor is None else tensor.numel()
+        if tensors > MOST_TENSORS:
+            raise TooManyNumbersError(f"more than {MOST_TENSORS:,} tensors")
         if count > most:
             raise TooManyNumbersError(f"more than {most:,} numbers")
 

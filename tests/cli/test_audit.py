@@ -138,7 +138,7 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "fail_under" in fails(*good, "--fail-under", "95")
     assert "skip" in fails(*good, "--skip", "noises")
     assert "preset" in fails(*good, "--preset", "horn2022")
-    assert "it is a folder" in fails(*good, "--html", here / "taken")
+    assert "a directory" in fails(*good, "--html", here / "taken")
     assert "images is -1" in fails(*good, "--images", "-1")
     assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")
     assert "device" in fails(*good, "--device", "warp")

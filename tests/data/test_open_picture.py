@@ -23,6 +23,14 @@ def test_of_several_frames_the_first_is_taken(tmp_path: Path):
     assert np.array_equal(np.asarray(open_picture(tmp_path / "picture.tif")), LEVELS)
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [7_100, 20_000])
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path):
+    Image.new("1", (side, side)).save(tmp_path / "large.png")
+    with pytest.raises(ValueError, match=r"the size of .*large\.png is .*, expected at most 50,000,000 pixels"):
+        open_picture(tmp_path / "large.png")
+
+
 @pytest.mark.parametrize("content", [b"", b"not a picture"], ids=["an empty file", "a text"])
 def test_a_file_that_is_no_picture_is_an_error_that_names_it(content: bytes, tmp_path: Path):
     (tmp_path / "notes.png").write_bytes(content)

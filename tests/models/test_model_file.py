@@ -139,6 +139,11 @@ def put_weights(folder: Path, content: bytes) -> None:
         ({"options": {**TINY, "dim": 16}}, r"has shape \(8,\), expected \(16,\)"),
         ({"options": {**TINY, "depth": 1, "pool": "mean"}}, "it has no "),
         ({"options": {**TINY, "depth": 3}}, "is missing"),
+        ({"options": {**TINY, "depth": 10**9}}, "size of the model"),
+        ({"options": {**TINY, "dim": 10**6, "heads": 1}}, "size of the model"),
+        ({"image_size": [10**9, 10**9]}, "image_size is .* expected at most 50,000,000 pixels"),
+        ({"in_channels": 10**30}, "in_channels is"),
+        ({"options": {"dim": [], "depth": 2, "heads": 2}}, "dim is"),
         ({"num_classes": 4}, r"head.bias of .* has shape \(3,\), expected \(4,\)"),
     ],
     ids=str,
@@ -172,6 +177,15 @@ def test_weights_that_are_cut_off_changed_or_of_another_config_are_an_error(fold
 def test_weights_that_are_no_safetensors_are_an_error(content: bytes, folder: Path):
     put_weights(folder, content)
     with pytest.raises(ValueError, match="expected a whole safetensors file"):
+        load(folder)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_an_error(number: float, folder: Path):
+    state = load(folder).state_dict()
+    state["head.weight"][1, 2] = number
+    put_weights(folder, pack_tensors(state))
+    with pytest.raises(ValueError, match=r"head\.weight of .* is 'not finite', expected finite numbers"):
         load(folder)
 
 

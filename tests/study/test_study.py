@@ -98,3 +98,19 @@ def test_a_level_that_is_left_out_where_it_would_be_tuned_is_an_error(tiny_field
     places = study.places({})
     with pytest.raises(ValueError, match="left out for kernel 'softmax'"):
         study.cells(places, dict.fromkeys(study.tuning_cells(places), 0.1))
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        (["a b", "a-b"], "factors.kernel is 'a-b', expected a name that differs from 'a b' in letters or digits"),
+        (["../.."], "expected a name with a letter or a digit"),
+        (["A", "a"], "differs from 'A'"),
+        (["a" * 200], "180 bytes"),
+    ],
+)
+def test_levels_whose_files_would_not_stay_apart_are_refused(tiny_fields, write, levels, message):
+    tiny_fields["factors"]["kernel"] = {level: {"kernel": "relu"} for level in levels}
+    tiny_fields["leave_out"], tiny_fields["reference"] = [], {}
+    with pytest.raises(ValueError, match=message):
+        read_study(write(tiny_fields))

@@ -1,9 +1,12 @@
+import dataclasses
+import json
 import pickle
+import shutil
 
 import pytest
 import torch
 
-from teka.training import Run
+from teka.training import Run, restore, train
 from teka.training.checkpoint import load_weights, read_weights
 
 
@@ -59,3 +62,56 @@ def test_nothing_but_plain_containers_is_unpickled(tmp_path, capsys):
     with pytest.raises(ValueError, match="checkpoint"):
         read_weights(tmp_path / "plain.ckpt")
     assert "unpickled" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def unfinished(trained, tmp_path):
+    """A copy of a run's folder without its result."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained.folder, folder)
+    (folder / "result.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("part", ["state_dict", "loops", "optimizer_states", "lr_schedulers", "epoch", "callbacks"])
+def test_a_checkpoint_without_a_part_is_an_error_that_names_the_file(unfinished, tiny, part):
+    path = unfinished / "checkpoints" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    del content[part]
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt"):
+        train(tiny, unfinished, resume=True)
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "of another shape"])
+def test_a_checkpoint_with_other_weights_is_an_error_that_names_the_file(unfinished, tiny, change):
+    path = unfinished / "checkpoints" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    weights = content["state_dict"]
+    weight = weights.pop("model.head.weight")
+    if change != "missing":
+        weights["model.head.weight"] = weight if change == "extra" else weight[:, :-1]
+    if change == "extra":
+        weights["model.more"] = weight
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt"):
+        train(tiny, unfinished, resume=True)
+
+
+def test_an_edited_run_is_refused_with_what_differs(trained, unfinished, tiny):
+    edited = dataclasses.replace(tiny, learning_rate=0.5)
+    edited.save(unfinished)
+    with pytest.raises(ValueError, match=r"learning_rate is 0\.002 there and 0\.5 here"):
+        train(edited, unfinished, resume=True)
+    shutil.copy(trained.folder / "result.json", unfinished)
+    with pytest.raises(ValueError, match=r"learning_rate is 0\.002 there and 0\.5 here"):
+        restore(unfinished)
+
+
+@pytest.mark.parametrize("content", [{}, {"parameters": "many"}, {"parameters": 3, "epochs": None, "seconds": 1}])
+def test_a_result_that_no_training_wrote_is_an_error(unfinished, tiny, content):
+    (unfinished / "result.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
+        train(tiny, unfinished, resume=True)
+    with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
+        restore(unfinished)

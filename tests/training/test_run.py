@@ -195,3 +195,14 @@ def test_every_model_is_made_with_its_own_options(name):
 def test_a_field_that_would_have_no_effect_or_is_out_of_range_is_an_error(fields, message, as_users_run_it):
     with pytest.raises(ValueError, match=message):
         Run.from_dict(fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"betas": ["a", 0.9]}, {"betas": [True, 0.9]}, {"dim": 10**30}, {"seed": 2**32}, {"epochs": 1.5}, {"kernel": []}],
+    ids=str,
+)
+def test_values_of_another_kind_or_size_are_an_error_that_names_the_field(fields, as_users_run_it):
+    (name,) = fields
+    with pytest.raises(ValueError, match=rf"{name} is .*, expected"):
+        Run.from_dict(fields)

@@ -9,6 +9,8 @@ from typing import SupportsFloat, SupportsIndex
 from teka.errors import wrong_value
 from teka.grid import Grid
 
+MOST_STEPS = 500  # of a set of shifts along an axis, in each direction: a million shifts of an image
+
 # An int, Python's or NumPy's, along the last axis; or one for each axis.
 Shift = SupportsIndex | Sequence[SupportsIndex]
 # The same with fractions, for the sub-pixel modes.
@@ -101,6 +103,8 @@ def _check_reach(grid: Grid, shift: object, steps: Sequence[int | float]) -> Non
 def _steps(max_shift: int, num_axes: int) -> range:
     if max_shift < 0:
         raise wrong_value("max_shift", max_shift, "a whole number of at least 0")
+    if max_shift > MOST_STEPS:
+        raise wrong_value("max_shift", max_shift, f"at most {MOST_STEPS} steps along an axis")
     if num_axes < 1:
         raise wrong_value("num_axes", num_axes, "a whole number of at least 1")
     return range(-max_shift, max_shift + 1)

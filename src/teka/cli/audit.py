@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -223,10 +224,12 @@ def shift_set(
         if name != SHIFT_SETS[0] or step != 1:
             raise wrong_value("max_shift", None, "given with --shifts or --step")
         return None
-    if not step > 0:
+    if not 0 < step < math.inf:
         raise wrong_value("step", step, "a positive number of pixels")
+    if not 0 <= max_shift < math.inf:
+        raise wrong_value("max_shift", max_shift, "a number of pixels of at least 0")
     count = round(max_shift / step)
-    if max_shift < 0 or abs(count * step - max_shift) > 1e-9:
+    if abs(count * step - max_shift) > 1e-9:
         raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}, of at least 0")
     steps = square_shifts(count) if name == "square" else axis_shifts(count)
     if name in ("dy", "dx"):

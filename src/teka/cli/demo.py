@@ -47,8 +47,8 @@ def make_parser() -> Parser:
 
 def main(options: argparse.Namespace, command: str) -> None:
     """Train what is missing, compare and write the report."""
-    if len(set(options.seeds)) < len(options.seeds):
-        raise wrong_value("seeds", options.seeds, "each seed once")
+    if not options.seeds or len(set(options.seeds)) < len(options.seeds):
+        raise wrong_value("seeds", options.seeds, "one seed or more, each once")
     folder = make_directory("out", options.out)
     runs = [dataclasses.replace(run, seed=seed, epochs=options.epochs) for run in RUNS for seed in options.seeds]
     trained = []

@@ -1,14 +1,11 @@
 """Run the cells of a study side by side, on one machine or many, and go on where it was."""
 
-import contextlib
 import functools
 import inspect
 import logging
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +13,12 @@ from typing import Any
 
 import joblib
 
-from teka.errors import unknown_name, wrong_value
+from teka.errors import wrong_value
 from teka.files import make_directory, read_json
 from teka.models import MODELS
 from teka.study.cell import Cell
-from teka.study.claim import claimed
 from teka.study.measure import Measure
+from teka.study.parallel import PARALLEL, claimed, engine
 from teka.study.run_cell import CELLS, cell_file, run_cell
 from teka.study.study import Study
 from teka.study.threads import share_of_cores, torch_threads
@@ -29,8 +26,6 @@ from teka.training import Run
 from teka.training.processes import without_launcher
 
 TUNING = "tuning"
-PARALLEL = ("loky", "dask", "ray")
-PACKAGES = {"dask": "distributed", "ray": "ray[default]"}
 PAUSE = 5.0  # seconds between two looks at cells that others train
 TRAINING = threading.Lock()  # one cell at a time in a process: torch has one random state
 
@@ -92,56 +87,18 @@ def run_study(
     """
     share_of_cores(processes)
     places = study.places(only or {})
-    if parallel.partition(":")[0] not in PARALLEL:
-        raise unknown_name("parallel", parallel, PARALLEL)
-    folder = make_directory("out", out)
+    folder = make_directory("out", out).resolve()  # a cluster's workers may work elsewhere
+    data_dir = None if data_dir is None else str(Path(data_dir).resolve())
     # A function of a cell and of the folder that it belongs into.
     work = functools.partial(_train, measure=study.measure, data_dir=data_dir, command=command, processes=processes)
     groups = study.tuning_cells(places)
     tuning = [cell for cells in groups.values() for cell in cells]
-    with _engine(parallel, processes):
+    with engine(parallel, processes):
         _run_cells(tuning, functools.partial(work, folder=folder / TUNING), folder / TUNING, progress)
         chosen = {levels: _best(cells, folder / TUNING) for levels, cells in groups.items()}
         cells = study.cells(places, chosen)
         _run_cells(cells, functools.partial(work, folder=folder / CELLS), folder / CELLS, progress)
     return folder
-
-
-@contextlib.contextmanager
-def _engine(parallel: str, processes: int) -> Iterator[None]:
-    """Let joblib run its calls by an engine for as long as the block runs."""
-    name, _, address = parallel.partition(":")
-    with contextlib.ExitStack() as stack:
-        if name == "loky":
-            options = {"n_jobs": processes, "initializer": _begin, "initargs": (os.getpid(),)}
-        else:
-            try:
-                options = _reach(name, address, processes, stack)
-            except ImportError as error:
-                raise ImportError(f"--parallel {name} needs {error.name}; pip install {PACKAGES[name]}") from error
-            except (OSError, ValueError, RuntimeError) as error:
-                raise wrong_value("parallel", parallel, f"a cluster that answers ({error})") from error
-        stack.enter_context(joblib.parallel_config(name, **options))
-        yield
-
-
-def _reach(name: str, address: str, processes: int, stack: contextlib.ExitStack) -> dict[str, object]:
-    """Connect to a cluster, or start one of processes on this machine; options for joblib."""
-    if name == "dask":
-        from dask import config
-        from distributed import Client
-
-        here = not address and config.get("scheduler-address", None) is None
-        started = {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None} if here else {}
-        stack.enter_context(Client(address or None, timeout=10, **started))
-    else:
-        import ray  # pyright: ignore[reportMissingImports]
-        from ray.util.joblib import register_ray  # pyright: ignore[reportMissingImports]
-
-        ray.init(address or None, **({} if address else {"num_cpus": processes}))
-        stack.callback(ray.shutdown)
-        register_ray()
-    return {"n_jobs": -1}
 
 
 def _run_cells(
@@ -247,15 +204,3 @@ def _best(cells: Sequence[Cell], folder: Path) -> object:
         loss = curve[-1]["loss"] if isinstance(curve, list) else float("inf")
         losses[value] = losses.get(value, 0.0) + loss
     return min(losses, key=losses.__getitem__)
-
-
-def _begin(parent: int) -> None:
-    """Set up a process of this machine: interruptions are left to the parent, whose end is this one's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
-
-
-def _die_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)

@@ -1,9 +1,9 @@
 """Training runs, reading them back, and measuring them."""
 
-from importlib.util import find_spec
-
-if find_spec("lightning") is None:
-    raise ImportError("training needs lightning, which is missing: pip install 'teka[train]'")
+try:
+    import lightning.pytorch  # noqa: F401, here for what is said without it
+except ModuleNotFoundError as error:
+    raise ImportError(f"training needs {error.name}, which is missing: pip install 'teka[train]'") from error
 
 from teka.training.evaluate import evaluate
 from teka.training.execution import Execution

@@ -126,6 +126,8 @@ def train(
     if resume and (folder / RESULT_FILE).is_file():
         return read_result(folder)
     dataset = load_data(run) if dataset is None else dataset
+    if dataset.num_classes < 2:
+        raise wrong_value("data", run.data, "images of two classes or more")
     seed_everything(run.seed, verbose=False)
     sizes: dict[str, Any] = {name: getattr(dataset, name) for name in ("image_size", "in_channels", "num_classes")}
     _check_size(run, sizes)
@@ -264,9 +266,9 @@ def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
         return
     if not resume:
         raise wrong_value("out", str(folder), "a folder without a run, or to resume the run it holds")
-    found = Run.load(folder)
-    if found != run:
-        fields = [name for name, value in run.to_dict().items() if found.to_dict()[name] != value]
+    found = Run.load(folder).to_dict()
+    fields = [name for name, value in run.to_dict().items() if name != "data_dir" and found[name] != value]
+    if fields:
         raise wrong_value("out", str(folder), f"the same run to resume; it differs in {', '.join(fields)}")
 
 

@@ -123,6 +123,16 @@ def test_a_file_that_is_cut_off_or_no_such_file_is_refused(tmp_path):
             measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
 
 
+def test_a_bit_that_has_changed_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # the last byte of the last tensor
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="it is damaged"):
+        measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
+
+
 def test_a_path_without_a_folder_or_of_a_folder_is_refused(tmp_path):
     for path in (tmp_path / "missing" / "state", tmp_path):
         with pytest.raises(ValueError, match="a file in a folder that exists"):

@@ -1,0 +1,171 @@
+"""Fuzzed command lines: options with values that they may not have been made for, in any number and order."""
+
+import random
+import shutil
+from pathlib import Path
+
+from tests.campaign.outcome import Tally, run_command
+
+# A command that works, for each; what is fuzzed goes behind it, and goes before it.
+SMALL = ["--image-size", "8", "--train-size", "48", "--validation-size", "16", "--dim", "8", "--heads", "2"]
+AUDIT = ["--data", "data.npz", "--images", "8", "--max-shift", "1", "--skip", "noise", "phases", "traps", "layers"]
+BASES = {
+    "train": ["train", *SMALL, "--epochs", "1", "--out", "new"],
+    "evaluate": ["evaluate", "run"],
+    "shift": ["shift", "run", "--max-shift", "1", "--out", "new"],
+    "heads": ["heads", "run"],
+    "prune": ["prune", "run", "--out", "new"],
+    "export": ["export", "run", "--out", "new"],
+    "predict": ["predict", "picture.png", "--model", "model"],
+    "audit": ["audit", "model.py:make", *AUDIT],
+    "compare": ["compare", "model.py:make", "model", *AUDIT],
+    "study": ["study", "study.yaml", "--summary", "--out", "new"],
+    "reproduce": ["reproduce", "table1", "--list"],
+    "bench": [
+        "bench",
+        "--lengths",
+        "16",
+        "--layers",
+        "squared_relu",
+        "--repeats",
+        "1",
+        "--warmup",
+        "0",
+        "--out",
+        "new",
+    ],
+    "download": ["download", "digits"],
+    "demo": ["demo", "--seeds", "0", "0"],
+}
+OPTIONS = {
+    "train": "dim depth heads dim_head patch_size stem periodic pool position kernel num_features backend epochs seed "
+    "batch_size optimizer learning_rate betas momentum weight_decay schedule warmup gradient_clip patience epsilon "
+    "redraw_every precision label_smoothing random_shift random_flip data data_dir image_size train_size query_key "
+    "validation_size model tokens encoding content downsampling resnet_stem dropout position_heads num_waves gate "
+    "longest_wave wave_weight rotation_weight_scale rotary_normalizer value_convolution out resume loggers recipe "
+    "config accelerator devices num_nodes accumulate compile activation_checkpointing",
+    "evaluate": "data_dir batch_size",
+    "shift": "max_shift mode selection batch_size data_dir out",
+    "heads": "query out data_dir",
+    "prune": "out largest_precision condition_number epochs learning_rate data_dir",
+    "export": "out dtype data_dir",
+    "predict": "model top ground batch_size json",
+    "audit": "data data_dir images seed image_size input_size shift_before_resize mode max_shift shifts step "
+    "background placed_size ignore_labels batch_size device budget confidence html json preset layers skip resume "
+    "fail_under metric",
+    "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json resume",
+    "study": "out data_dir processes parallel only summary repeat",
+    "reproduce": "scale out data_dir processes parallel only list summary",
+    "bench": "lengths layers direction dim heads batch repeats warmup threads device max_bytes max_seconds seed out "
+    "budget_seconds",
+    "download": "data_dir timeout attempts wait",
+    "demo": "out seeds epochs",
+}
+WORDS = (
+    "",
+    "-",
+    "--",
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "1.5",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "1e9",
+    "2000000000",
+    "99999999999999999999",
+    "0x10",
+    "true",
+    "null",
+    "[]",
+    "[1",
+    "[1,2]",
+    "[a,b]",
+    "{}",
+    "{a: 1}",
+    "*",
+    "&a [*a]",
+    "!!python/object:os.system",
+    "é×\u202e",
+    "\x00",
+    "a" * 300,
+    "../nowhere",
+    "/dev/full",
+    "/dev/null",
+    "/proc/self/mem",
+    "/nowhere/at/all",
+    ".",
+    "run",
+    "run/run.json",
+    "model",
+    "model.py",
+    "model.py:leaves",
+    "model.py:leaves_when_called",
+    "picture.png",
+    "data.npz",
+    "study.yaml",
+    "recipe.yaml",
+    "digits",
+    "mnist",
+    "circular",
+    "softmax",
+    "rotary",
+    "meta",
+    "cpu",
+    "loky",
+    "dask:tcp://127.0.0.1:9",
+    "teka",
+    "help",
+)
+# With these a command may rightly take long: they are given small values or none.
+LONG = {"epochs": ("0", "1", "-1", "x", "1.5"), "seeds": ("-1", "x", "1.5", "--"), "lengths": ("15", "-1", "x", "16")}
+LONG |= {
+    "repeats": ("0", "-1", "x"),
+    "warmup": ("-1", "x"),
+    "budget_seconds": ("0", "x"),
+    "processes": ("0", "x", "-1"),
+}
+LONG |= {"attempts": ("0", "x"), "wait": ("-1", "x"), "timeout": ("0", "x"), "loggers": ("x", "")}
+LONG |= {"parallel": ("x", "dask:x", ""), "devices": ("0", "x", "-1"), "num_nodes": ("0", "x", "-1"), "compile": ("x",)}
+
+
+def fuzz_commands(number: int, seed: int) -> Tally:
+    """Run fuzzed command lines in the working folder, which holds the fixtures.
+
+    Args:
+        number: How many.
+        seed: Decides all of them.
+    """
+    tally, source = Tally("fuzzed command lines"), random.Random(seed)
+    kept = {path.name for path in Path.cwd().iterdir()}
+    for _ in range(number):
+        arguments = draw(source)
+        tally.add_command(f"teka {arguments}", run_command(arguments))
+        for path in Path.cwd().iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return tally
+
+
+def draw(source: random.Random) -> list[str]:
+    """A command line.
+
+    Args:
+        source: Of randomness.
+    """
+    name = source.choice([*BASES, "train", "train", "audit", "audit"])
+    arguments = list(BASES[name])
+    for _ in range(source.choice((1, 1, 1, 2, 3))):
+        option = source.choice(OPTIONS[name].split())
+        values = [source.choice(LONG.get(option, WORDS)) for _ in range(source.choice((1, 1, 1, 1, 0, 2)))]
+        dashed = "--" + option.replace("_", "-")
+        arguments += [f"{dashed}={values[0]}"] if len(values) == 1 and source.random() < 0.3 else [dashed, *values]
+    if source.random() < 0.1:
+        arguments[source.randrange(len(arguments))] = source.choice(WORDS)
+    if source.random() < 0.05:
+        del arguments[source.randrange(len(arguments))]
+    return arguments

@@ -1,0 +1,176 @@
+"""Damaged and hostile files of every kind that teka reads: refused with one line, or of no consequence."""
+
+import json
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.campaign.commands import AUDIT, SMALL
+from tests.campaign.outcome import Outcome, Tally, run_command
+
+from teka.files import read_json
+
+
+class Hostile:
+    """Unpickled, it leaves a file."""
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (Path("unpickled"),)
+
+
+def _resume_state() -> Outcome:
+    return run_command(["audit", "model.py:make", *AUDIT, "--resume", "state", "--json", "again.json"])
+
+
+def _resumed_training() -> Outcome:
+    Path("run/result.json").unlink(missing_ok=True)
+    return run_command(["train", "--resume", "run"])
+
+
+def _of_json(path: str, *keys: str) -> Callable[[], object]:
+    def read() -> object:
+        content = read_json(Path(path))
+        return [content.get(key) for key in keys]
+
+    return read
+
+
+# A file, what reads it, and what must come out of it if it is not refused: None where it may differ.
+TARGETS: dict[str, tuple[Callable[[], Outcome], Callable[[], object] | None]] = {
+    "run/checkpoints/last.ckpt": (_resumed_training, _of_json("run/result.json", "epochs", "validation_accuracy")),
+    "run/checkpoints/best.ckpt": (
+        lambda: run_command(["evaluate", "run"]),
+        _of_json("run/evaluation.json", "confusion"),
+    ),
+    "run/run.json": (lambda: run_command(["evaluate", "run"]), _of_json("run/evaluation.json", "confusion")),
+    "run/result.json": (lambda: run_command(["evaluate", "run"]), None),
+    "model/config.json": (lambda: run_command(["predict", "picture.png", "--model", "model"]), None),
+    "model/model.safetensors": (
+        lambda: run_command(["predict", "picture.png", "--model", "model"]),
+        lambda: "refused, unless it is the same file",
+    ),
+    "state/circular.safetensors": (_resume_state, _of_json("again.json", "metrics")),
+    "data.npz": (
+        lambda: run_command(["train", *SMALL[2:], "--data", "data.npz", "--epochs", "1", "--out", "new"]),
+        None,
+    ),
+    "picture.png": (lambda: run_command(["predict", "picture.png", "--model", "model"]), None),
+    "study.yaml": (lambda: run_command(["study", "study.yaml", "--summary", "--out", "new"]), None),
+    "recipe.yaml": (lambda: run_command(["train", *SMALL, "--recipe", "recipe.yaml", "--out", "new"]), None),
+    "report/report.json": (lambda: run_command(["shift", "run", "--max-shift", "1", "--out", "report"]), None),
+}
+DEEP = b"[" * 100_000
+MADE_UP = (
+    b"",
+    b"{}",
+    b"[]",
+    b"null",
+    b"NaN",
+    b'{"a": NaN}',
+    DEEP,
+    b"\xff\xfe\x00",
+    b"PK\x03\x04",
+    b"PK\x05\x06" + bytes(18),
+    b"\x93NUMPY\x01\x00",
+    b"\x80\x04.",
+    pickle.dumps(Hostile()),
+    (2**60).to_bytes(8, "little") + b"{}",
+    b"&a [*a]",
+    b"a: &a [x, x]\nb: &b [*a, *a]\n" + b"".join(b"c%d: &c%d [*b, *b]\n" % (i, i) for i in range(30)),
+    b"!!python/object/apply:os.system ['touch unpickled']",
+    b"\x89PNG\r\n\x1a\n" + bytes(50),
+    bytes(1000),
+)
+VALUES: tuple[object, ...] = (None, -1, 0, 10**9, 10**30, 1.5, 1e308, True, "", "a" * 1000, [], [[]], {}, {"a": []})
+
+
+def damage_files(number: int, seed: int) -> Tally:
+    """Damage files in the working folder, which holds the fixtures, and let teka read them.
+
+    Args:
+        number: How many.
+        seed: Decides the damages.
+    """
+    tally, source = Tally("damaged and hostile files"), random.Random(seed)
+    _resume_state()
+    run_command(["shift", "run", "--max-shift", "1", "--out", "report"])
+    shutil.rmtree("kept", ignore_errors=True)
+    for name in ("run", "model", "state", "report"):
+        shutil.copytree(name, Path("kept") / name)
+    for name in ("data.npz", "picture.png", "study.yaml", "recipe.yaml"):
+        shutil.copy(name, Path("kept") / name)
+    right: dict[str, object] = {}
+    for name, (use, result) in TARGETS.items():
+        outcome = use()
+        if outcome.code != 0:
+            tally.add("unclear", f"{name} as it was: {outcome.error}")
+        right[name] = None if result is None else result()
+        _restore()
+    for _ in range(number):
+        name = source.choice([*TARGETS])
+        path, before = Path(name), Path(name).read_bytes()
+        what, damaged = _damage(before, path.suffix, source)
+        path.write_bytes(damaged)
+        use, result = TARGETS[name]
+        outcome = use()
+        case = f"{name}, {what}"
+        if Path("unpickled").exists():
+            Path("unpickled").unlink()
+            tally.add("executed", case)
+        elif outcome.code == 0 and result is not None and damaged != before and result() != right[name]:
+            tally.add("wrong in silence", f"{case}: {result()}")
+        elif outcome.code == 0 and name == "model/model.safetensors" and damaged != before:
+            tally.add("wrong in silence", case)
+        else:
+            tally.add_command(case, outcome)
+        _restore()
+    return tally
+
+
+def _restore() -> None:
+    shutil.copytree("kept", ".", dirs_exist_ok=True)
+    for name in ("run", "model", "state", "report"):
+        for path in Path(name).rglob("*"):
+            if path.is_file() and not (Path("kept") / path).exists():
+                path.unlink()
+    for name in ("new", "again.json"):
+        shutil.rmtree(name, ignore_errors=True)
+        Path(name).unlink(missing_ok=True)
+
+
+def _damage(content: bytes, suffix: str, source: random.Random) -> tuple[str, bytes]:
+    kinds = ["one bit", "one byte", "cut off", "longer", "made up"]
+    kind = source.choice([*kinds, "one value", "one value"] if suffix == ".json" else kinds)
+    place = source.randrange(max(1, len(content)))
+    changed = bytearray(content)
+    if kind == "one bit":
+        changed[place] ^= 1 << source.randrange(8)
+    elif kind == "one byte":
+        changed[place] = source.randrange(256)
+    elif kind == "cut off":
+        changed = changed[:place]
+    elif kind == "longer":
+        changed += source.randbytes(source.choice((1, 100)))
+    elif kind == "made up":
+        changed = bytearray(source.choice(MADE_UP))
+    else:
+        value = json.loads(content)
+        place = _change(value, source)
+        changed = bytearray(json.dumps(value).encode())
+    return f"{kind} at {place}", bytes(changed)
+
+
+def _change(value: object, source: random.Random) -> str:
+    """Give one value of JSON another, or take it away; says which."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    key = source.choice(keys)
+    inner = value[key]  # type: ignore[index]
+    if isinstance(inner, dict | list) and inner and source.random() < 0.7:
+        return f"{key}/{_change(inner, source)}"
+    if source.random() < 0.2:
+        del value[key]  # type: ignore[attr-defined]
+        return f"{key} deleted"
+    value[key] = source.choice(VALUES)  # type: ignore[index]
+    return f"{key} = {value[key]!r:.50}"  # type: ignore[index]

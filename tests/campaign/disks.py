@@ -1,0 +1,100 @@
+"""A full disk at every write of every command: nothing is lost, and with room again the same comes out."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from tests.campaign.commands import AUDIT, SMALL
+from tests.campaign.outcome import Tally, run_command
+
+from teka import files
+
+COMMANDS = {
+    "train": (["train", *SMALL, "--epochs", "2", "--out", "new"], ["train", "--resume", "new"]),
+    "evaluate": (["evaluate", "run"], ["evaluate", "run"]),
+    "shift": (
+        ["shift", "run", "--max-shift", "1", "--out", "new"],
+        ["shift", "run", "--max-shift", "1", "--out", "new"],
+    ),
+    "export": (["export", "run", "--out", "new"], ["export", "run", "--out", "new"]),
+    "audit": (
+        ["audit", "model.py:make", *AUDIT, "--html", "new/page.html", "--json", "new/report.json", "--resume", "new/s"],
+    )
+    * 2,
+    "study": (["study", "study.yaml", "--only", "kernel=relu", "--out", "new"],) * 2,
+}
+
+
+@contextmanager
+def full_at(write: int, share: float) -> Iterator[Callable[[], bool]]:
+    """Let the n-th file that teka writes run out of room after a share of its bytes; gives whether it came to that.
+
+    Args:
+        write: Which one, from 1.
+        share: Of its bytes.
+    """
+    count, create = 0, files._create_beside
+
+    def create_full(path: Path):
+        nonlocal count
+        count += 1
+        temporary, file = create(path)
+        if count != write:
+            return temporary, file
+
+        class Full:
+            def write(self, content: bytes) -> None:
+                os.write(file.fileno(), bytes(content)[: int(share * len(content))])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                file.close()
+
+        return temporary, Full()
+
+    with mock.patch.object(files, "_create_beside", create_full):
+        yield lambda: count >= write
+
+
+def fill_disks(share: float) -> Tally:
+    """Let each command run out of room at each of its writes in turn, and repeat it with room.
+
+    Args:
+        share: Of the bytes of the write at which room ends.
+    """
+    tally = Tally("disk full at every write")
+    for name, (command, again) in COMMANDS.items():
+        write, reached = 1, True
+        while reached:
+            shutil.rmtree("new", ignore_errors=True)
+            before = _contents(Path("run"))
+            with full_at(write, share) as was_reached:
+                outcome = run_command(command)
+                reached = was_reached()
+            what = f"{name}, write {write}"
+            if not reached:
+                tally.add("whole", None if outcome.code == 0 else f"{what}: {outcome.error}")
+                break
+            if outcome.code != 2 or not outcome.is_sound or "No space left" not in outcome.error:
+                tally.add("unclear", f"{what}: {outcome}")
+            elif list(Path.cwd().rglob("*.part")):
+                tally.add("left a temporary file", what)
+            elif any(_contents(Path("run")).get(path) != content for path, content in before.items()):
+                tally.add("lost", f"{what}: a file of the run changed")
+            else:
+                repeated = run_command(again if Path("new/run.json").is_file() or name != "train" else command)
+                tally.add("refused, and whole again", None if repeated.code == 0 else f"{what}: {repeated.error}")
+            write += 1
+    shutil.rmtree("new", ignore_errors=True)
+    return tally
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

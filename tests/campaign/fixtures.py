@@ -1,0 +1,61 @@
+"""What the campaign works on: a trained run, a model file, data, pictures, a study and a model of somebody's own."""
+
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from teka.cli import main
+from teka.training import Run, train
+
+TINY = Run(image_size=8, train_size=48, validation_size=16, dim=8, heads=2, stem="convolution", epochs=2, batch_size=16)
+STUDY = """\
+name: tiny
+base: {data: digits, image_size: 8, train_size: 48, validation_size: 16, dim: 8, heads: 2, epochs: 1, batch_size: 16}
+factors:
+  position: {none: {position: none}, rotary: {position: rotary}}
+  kernel: {squared relu: {kernel: squared_relu}, relu: {kernel: relu}}
+seeds: [0]
+measure: {images: 20, shifted_images: 8, shifts: [[0, 2]], curve_points: 2}
+"""
+MODEL = """\
+import sys
+import torch
+def make():
+    return lambda images: images.flatten(1)[:, :10]
+def leaves():
+    sys.exit(0)
+def leaves_when_called():
+    return lambda images: sys.exit(0)
+"""
+
+
+def train_tiny(folder: Path, *, resume: bool = False) -> None:
+    """Train the run of the campaign."""
+    train(TINY, folder, resume=resume, progress_bar=False, throughput=False)
+
+
+def write_fixtures(folder: Path) -> Path:
+    """Write them into a folder, which is then the working folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    train_tiny(Path("run"))
+    assert main(["export", "run", "--out", "model"]) == 0
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    np.savez("data.npz", images=images, labels=np.arange(40) % 4)
+    Image.fromarray(np.kron(images[0], np.ones((4, 4), dtype=np.uint8))).save("picture.png")
+    Path("study.yaml").write_text(STUDY, encoding="utf-8")
+    Path("model.py").write_text(MODEL, encoding="utf-8")
+    Path("recipe.yaml").write_text(recipe(), encoding="utf-8")
+    return folder
+
+
+@functools.cache
+def recipe() -> str:
+    """A recipe as text."""
+    from importlib.resources import files
+
+    return (files("teka.training") / "recipes" / "teka.yaml").read_text(encoding="utf-8")

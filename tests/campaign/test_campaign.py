@@ -1,0 +1,81 @@
+"""A little of the campaign, of every class but the kills, which have tests of their own."""
+
+from pathlib import Path
+
+import pytest
+from tests.campaign.commands import AUDIT, BASES, OPTIONS, fuzz_commands
+from tests.campaign.damages import damage_files
+from tests.campaign.disks import fill_disks
+from tests.campaign.fixtures import write_fixtures
+from tests.campaign.outcome import run_command
+
+from teka.cli import COMMANDS
+
+pytestmark = [pytest.mark.xdist_group("campaign"), pytest.mark.usefixtures("as_users_run_this_file")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(tmp_path_factory.getbasetemp())
+        return write_fixtures(tmp_path_factory.mktemp("campaign") / "files")
+
+
+@pytest.fixture(autouse=True)
+def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fuzzed_command_lines_are_done_or_refused_with_one_line():
+    tally = fuzz_commands(60, seed=1)
+    assert not tally.problems
+    assert tally.counts["refused"] > 20
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_files_are_refused_with_one_line_or_of_no_consequence():
+    tally = damage_files(30, seed=1)
+    assert not tally.problems
+    assert tally.counts["refused"] > 10
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_with_a_full_disk_every_write_is_refused_with_one_line_and_can_be_repeated():
+    tally = fill_disks(0.5)
+    assert not tally.problems
+    assert tally.counts["refused, and whole again"] > 10
+
+
+def test_the_campaign_knows_every_command():
+    assert set(BASES) == set(OPTIONS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("function", ["leaves", "leaves_when_called"])
+def test_a_model_that_leaves_the_program_does_not_pass_the_gate(function: str):
+    command = ["audit", f"model.py:{function}", "--data", "data.npz", "--max-shift", "1", "--fail-under", "0"]
+    outcome = run_command(command)
+    assert outcome.code == 2
+    assert "SystemExit" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train --dim 400000 --out new", "memory has room for"),
+        ("train --image-size 7000 --out new", "memory"),
+        ("train --depth 2000000000 --out new", "memory has room for"),
+        ("audit digits --data digits --max-shift 1e9", "max_shift is 1000000000"),
+        ("audit digits --data digits --device meta", "a device that computes"),
+        (f"audit model.py:make {' '.join(AUDIT)} --html /dev/full", "No space left on device: /dev/full"),
+        ("audit digits --data digits --html a --json a", "json is 'a', expected another file"),
+        ("demo --seeds=--", "seeds"),
+        ("train --out=", "out is ''"),
+        ("train --out /proc/teka", "out is '/proc/teka', expected a folder that can be written to"),
+    ],
+)
+def test_what_cannot_be_is_one_line(command: str, said: str):
+    outcome = run_command(command.split())
+    assert outcome.is_sound
+    assert outcome.code == 2
+    assert said in outcome.error
