@@ -8,6 +8,7 @@ prints the table of docs/reliability.md, with every problem below it, and ends w
 
 import argparse
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -27,6 +28,8 @@ from tests.campaign.fixtures import STUDY, write_fixtures
 from tests.campaign.kills import kill_studies, kill_trainings
 from tests.campaign.outcome import Tally
 from tests.contracts.test_bad_input import call_wrongly
+
+from teka.memory import memory_bytes
 
 CLASSES = ("trainings", "studies", "disks", "files", "commands", "calls")
 
@@ -99,6 +102,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    # So that what asks for too much is told so, before the system looks for a process to kill.
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes() // 2, memory_bytes() // 2))
     rows, problems = [], []
     for name in options.only:
         start = time.perf_counter()

@@ -57,10 +57,15 @@ TARGETS: dict[str, tuple[Callable[[], Outcome], Callable[[], object] | None]] = 
         None,
     ),
     "picture.png": (lambda: run_command(["predict", "picture.png", "--model", "model"]), None),
-    "study.yaml": (lambda: run_command(["study", "study.yaml", "--summary", "--out", "new"]), None),
+    "study.yaml": (lambda: run_command(["study", "study.yaml", "--summary", "--out", "studied"]), None),
+    "studied/cells/none--relu--seed-0.json": (
+        lambda: run_command(["study", "study.yaml", "--summary", "--out", "studied"]),
+        None,
+    ),
     "recipe.yaml": (lambda: run_command(["train", *SMALL, "--recipe", "recipe.yaml", "--out", "new"]), None),
     "report/report.json": (lambda: run_command(["shift", "run", "--max-shift", "1", "--out", "report"]), None),
 }
+FOLDERS = ("run", "model", "state", "report", "studied")
 DEEP = b"[" * 100_000
 MADE_UP = (
     b"",
@@ -96,8 +101,9 @@ def damage_files(number: int, seed: int) -> Tally:
     tally, source = Tally("damaged and hostile files"), random.Random(seed)
     _resume_state()
     run_command(["shift", "run", "--max-shift", "1", "--out", "report"])
+    run_command(["study", "study.yaml", "--only", "kernel=relu", "--out", "studied"])
     shutil.rmtree("kept", ignore_errors=True)
-    for name in ("run", "model", "state", "report"):
+    for name in FOLDERS:
         shutil.copytree(name, Path("kept") / name)
     for name in ("data.npz", "picture.png", "study.yaml", "recipe.yaml"):
         shutil.copy(name, Path("kept") / name)
@@ -131,7 +137,7 @@ def damage_files(number: int, seed: int) -> Tally:
 
 def _restore() -> None:
     shutil.copytree("kept", ".", dirs_exist_ok=True)
-    for name in ("run", "model", "state", "report"):
+    for name in FOLDERS:
         for path in Path(name).rglob("*"):
             if path.is_file() and not (Path("kept") / path).exists():
                 path.unlink()

@@ -9,9 +9,11 @@ import torch
 
 from teka.bench.layers import LAYERS, YARDSTICK, Layer, layer_names
 from teka.bench.step import DIRECTIONS
+from teka.checks import LARGEST
 from teka.errors import unknown_name, wrong_value
 
 DEVICES = ("cpu", "cuda")
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class Settings:
             value = getattr(self, argument)
             if not _is_whole(value) or value < lowest:
                 raise wrong_value(argument, value, f"a whole number of at least {lowest}")
+        for argument, most in {**dict.fromkeys(least, LARGEST), "threads": MOST_THREADS}.items():
+            if getattr(self, argument) > most:
+                raise wrong_value(argument, getattr(self, argument), f"at most {most}")
         if self.dim % self.heads:
             raise wrong_value("heads", self.heads, f"a divisor of dim = {self.dim}")
         for argument, unit in (("max_bytes", "bytes"), ("max_seconds", "seconds"), ("budget_seconds", "seconds")):

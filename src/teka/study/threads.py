@@ -16,11 +16,12 @@ def share_of_cores(processes: int) -> int:
         processes: Number of processes.
 
     Raises:
-        ValueError: No process.
+        ValueError: No process, or more than 16 for each core.
     """
-    if processes < 1:
-        raise wrong_value("processes", processes, "at least 1")
-    return max(1, (os.cpu_count() or 1) // processes)
+    cores = os.cpu_count() or 1
+    if not 1 <= processes <= 16 * cores:
+        raise wrong_value("processes", processes, f"at least 1 and at most {16 * cores}, 16 for each core")
+    return max(1, cores // processes)
 
 
 @contextmanager
