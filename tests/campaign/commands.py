@@ -6,13 +6,15 @@ from pathlib import Path
 
 from tests.campaign.outcome import Tally, run_command
 
+from teka.audit.audit_settings import PARTS
+
 # A command that works, for each; what is fuzzed goes behind it, and goes before it.
 SMALL = ["--image-size", "8", "--train-size", "48", "--validation-size", "16", "--dim", "8", "--heads", "2"]
-AUDIT = ["--data", "data.npz", "--images", "8", "--max-shift", "1", "--skip", "noise", "phases", "traps", "layers"]
+AUDIT = ["--data", "data.npz", "--images", "8", "--max-shift", "1", "--skip", *PARTS]
 BASES = {
     "train": ["train", *SMALL, "--epochs", "1", "--out", "new"],
     "evaluate": ["evaluate", "run"],
-    "shift": ["shift", "run", "--max-shift", "1", "--out", "new"],
+    "shift": ["shift", "run", "--mode", "canvas", "--max-shift", "1", "--out", "new"],
     "heads": ["heads", "run"],
     "prune": ["prune", "run", "--out", "new"],
     "export": ["export", "run", "--out", "new"],

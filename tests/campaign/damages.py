@@ -63,7 +63,10 @@ TARGETS: dict[str, tuple[Callable[[], Outcome], Callable[[], object] | None]] = 
         None,
     ),
     "recipe.yaml": (lambda: run_command(["train", *SMALL, "--recipe", "recipe.yaml", "--out", "new"]), None),
-    "report/report.json": (lambda: run_command(["shift", "run", "--max-shift", "1", "--out", "report"]), None),
+    "report/report.json": (
+        lambda: run_command(["shift", "run", "--mode", "canvas", "--max-shift", "1", "--out", "report"]),
+        None,
+    ),
 }
 FOLDERS = ("run", "model", "state", "report", "studied")
 DEEP = b"[" * 100_000
@@ -100,7 +103,7 @@ def damage_files(number: int, seed: int) -> Tally:
     """
     tally, source = Tally("damaged and hostile files"), random.Random(seed)
     _resume_state()
-    run_command(["shift", "run", "--max-shift", "1", "--out", "report"])
+    run_command(["shift", "run", "--mode", "canvas", "--max-shift", "1", "--out", "report"])
     run_command(["study", "study.yaml", "--only", "kernel=relu", "--out", "studied"])
     shutil.rmtree("kept", ignore_errors=True)
     for name in FOLDERS:

@@ -17,8 +17,8 @@ COMMANDS = {
     "train": (["train", *SMALL, "--epochs", "2", "--out", "new"], ["train", "--resume", "new"]),
     "evaluate": (["evaluate", "run"], ["evaluate", "run"]),
     "shift": (
-        ["shift", "run", "--max-shift", "1", "--out", "new"],
-        ["shift", "run", "--max-shift", "1", "--out", "new"],
+        ["shift", "run", "--mode", "canvas", "--max-shift", "1", "--out", "new"],
+        ["shift", "run", "--mode", "canvas", "--max-shift", "1", "--out", "new"],
     ),
     "export": (["export", "run", "--out", "new"], ["export", "run", "--out", "new"]),
     "audit": (

@@ -44,9 +44,11 @@ def write_fixtures(folder: Path) -> Path:
     train_tiny(Path("run"))
     assert main(["export", "run", "--out", "model"]) == 0
     generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (40, 8, 8), dtype=np.uint8)
-    np.savez("data.npz", images=images, labels=np.arange(40) % 4)
-    Image.fromarray(np.kron(images[0], np.ones((4, 4), dtype=np.uint8))).save("picture.png")
+    images = generator.integers(0, 256, (100, 8, 8), dtype=np.uint8)
+    np.savez("data.npz", images=images, labels=np.arange(100) % 4)
+    picture = np.zeros((40, 32), dtype=np.uint8)
+    picture[8:32, 14:18] = 255  # a 1
+    Image.fromarray(picture).save("picture.png")
     Path("study.yaml").write_text(STUDY, encoding="utf-8")
     Path("model.py").write_text(MODEL, encoding="utf-8")
     Path("recipe.yaml").write_text(recipe(), encoding="utf-8")

@@ -48,7 +48,7 @@ def make_parser() -> Parser:
 
 def main(options: argparse.Namespace, command: str) -> None:
     """Measure, print the tables and write the results."""
-    with tqdm(bar_format="{desc}", leave=False, file=sys.stdout) as line:
+    with tqdm(bar_format="{desc}", leave=False, file=sys.stdout, disable=None) as line:
         result = bench(**vars(options), command=command, progress=line.set_description_str)
     print(bench_table(result))
     print(f"written: {Path(options.out) / BENCH_FILE}, {Path(options.out) / PLOT_FILE}")

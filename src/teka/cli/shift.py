@@ -53,7 +53,7 @@ def compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path
     check_same_data(trained)
     accuracies = []
     for run in trained:
-        with tqdm(desc=f"shift {run.name}", unit="batch", leave=False, file=sys.stdout) as bar:
+        with tqdm(desc=f"shift {run.name}", unit="batch", leave=False, file=sys.stdout, disable=None) as bar:
 
             def show(done: int, total: int, bar: tqdm = bar) -> None:
                 bar.total = total

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from teka.checks import LARGEST, is_whole
+from teka.checks import LARGEST, check_name, is_whole
 from teka.errors import unknown_name, wrong_value
 from teka.memory import LARGEST_IMAGE, TooManyNumbersError, count_numbers, memory_bytes
 from teka.models.models import MODELS
@@ -51,8 +51,7 @@ class ModelConfig:
     facts: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise unknown_name("model", self.model, MODELS)
+        check_name("model", self.model, MODELS)
         if not (
             isinstance(self.image_size, tuple) and len(self.image_size) == 2 and all(map(_is_size, self.image_size))
         ):
