@@ -102,7 +102,8 @@ def test_the_reader_of_imports_finds_every_form(source: str, package: tuple[str,
 def test_without_the_extra_the_error_of_training_names_it():
     script = "import sys; sys.modules['lightning'] = None; import teka.training"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "training needs lightning, which is missing: pip install 'teka[train]'" in run.stderr
+    assert "training needs lightning" in run.stderr
+    assert "pip install 'teka[train]'" in run.stderr
 
 
 def test_importing_teka_needs_none_of_the_extras():

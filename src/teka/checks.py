@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from teka.errors import unknown_name, wrong_shape, wrong_type, wrong_value
 
+MOST_BLOCKS = 10_000  # of a model
 LARGEST = 2**31 - 1  # a larger size is a mistake, of which torch's error would not say whose
 POSITIVE = "a positive finite number of float32's range"
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -105,22 +106,23 @@ def is_whole(number: object) -> TypeGuard[int]:
     return isinstance(number, Integral | torch.SymInt) and not isinstance(number, bool)
 
 
-def check_sizes(sizes: Mapping[str, object], least: int = 1, *, or_none: bool = False) -> None:
+def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST, *, or_none: bool = False) -> None:
     """Hold that arguments are whole numbers of some size.
 
     Args:
         sizes: What was given, by the name of the argument.
         least: The smallest that they may be.
+        most: The largest.
         or_none: Whether they may also be None.
 
     Raises:
         ValueError: One is not.
     """
     for argument, size in sizes.items():
-        if (or_none and size is None) or (is_whole(size) and least <= size <= LARGEST):
+        if (or_none and size is None) or (is_whole(size) and least <= size <= most):
             continue
         too_small = is_whole(size) and size < least
-        raise wrong_value(argument, size, f"at least {least}" if too_small else f"a whole number up to {LARGEST}")
+        raise wrong_value(argument, size, f"at least {least}" if too_small else f"a whole number up to {most}")
 
 
 def check_flags(flags: Mapping[str, object]) -> None:

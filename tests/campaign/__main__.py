@@ -68,7 +68,9 @@ def fuzz_calls(number: int, seed: int) -> Tally:
     tally = Tally("fuzzed library calls")
 
     @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=number, database=None, deadline=None, suppress_health_check=[*HealthCheck])
+    @hypothesis.settings(
+        max_examples=number, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     @hypothesis.given(data=st.data())
     def call(data: st.DataObject) -> None:
         tally.add("refused" if call_wrongly(data) else "done")

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from tests.campaign.outcome import Tally, run_command
 
+from teka.audit import TRANSLATION_MODES
 from teka.audit.audit_settings import PARTS
+from teka.cli.audit import METRICS, SHIFT_SETS
+from teka.functional.kernel import KERNELS
+from teka.functional.relative import RELATIVES
+from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 
 # A command that works, for each; what is fuzzed goes behind it, and goes before it.
 SMALL = ["--image-size", "8", "--train-size", "48", "--validation-size", "16", "--dim", "8", "--heads", "2"]
@@ -37,7 +42,7 @@ BASES = {
         "new",
     ],
     "download": ["download", "digits"],
-    "demo": ["demo", "--seeds", "0", "0"],
+    "demo": ["demo", "--seeds", "0", "0", "--epochs", "0"],
 }
 OPTIONS = {
     "train": "dim depth heads dim_head patch_size stem periodic pool position kernel num_features backend epochs seed "
@@ -123,6 +128,34 @@ WORDS = (
     "teka",
     "help",
 )
+# What they were made for, alone or not beside each other.
+FITTING = {
+    "kernel": (*KERNELS, "softmx"),
+    "position": (*RELATIVES, "none", "absolute"),
+    "rotary_normalizer": ROTARY_NORMALIZERS,
+    "mode": TRANSLATION_MODES,
+    "metric": METRICS,
+    "shifts": SHIFT_SETS,
+    "skip": PARTS,
+    "model": ("performer", "self_attention", "linformer", "resnet18", "digits", "model"),
+    "backend": ("auto", "dense", "linear", "toeplitz", "rings", "fft"),
+    "stem": ("patch", "convolution"),
+    "pool": ("class", "mean", "attention"),
+    "query_key": ("plain", "normalized", "centred"),
+    "optimizer": ("adam", "adamw", "sgd"),
+    "schedule": ("constant", "cosine"),
+    "precision": ("float32", "bfloat16", "float16"),
+    "encoding": ("quadratic", "generalized_quadratic", "table"),
+    "dtype": ("float16", "float32"),
+    "direction": ("forward", "forward_backward"),
+    "ground": ("auto", "dark", "light"),
+    "selection": ("all", "figure1"),
+    "patch_size": ("2", "3", "4"),
+    "image_size": ("8", "9", "12", "[8,9]"),
+    "preset": ("horn2021", "zhang2019", "chaman2021"),
+    "data": ("digits", "data.npz"),
+}
+NUMBERS = ("0", "1", "2", "3", "4", "7", "0.1", "0.5", "0.9", "1e-3", "true", "false")
 # With these a command may rightly take long: they are given small values or none.
 LONG = {"epochs": ("0", "1", "-1", "x", "1.5"), "seeds": ("-1", "x", "1.5", "--"), "lengths": ("15", "-1", "x", "16")}
 LONG |= {
@@ -163,7 +196,8 @@ def draw(source: random.Random) -> list[str]:
     arguments = list(BASES[name])
     for _ in range(source.choice((1, 1, 1, 2, 3))):
         option = source.choice(OPTIONS[name].split())
-        values = [source.choice(LONG.get(option, WORDS)) for _ in range(source.choice((1, 1, 1, 1, 0, 2)))]
+        words = WORDS if source.random() < 0.5 else FITTING.get(option, NUMBERS)
+        values = [source.choice(LONG.get(option, words)) for _ in range(source.choice((1, 1, 1, 1, 1, 0, 2)))]
         dashed = "--" + option.replace("_", "-")
         arguments += [f"{dashed}={values[0]}"] if len(values) == 1 and source.random() < 0.3 else [dashed, *values]
     if source.random() < 0.1:

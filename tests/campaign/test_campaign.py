@@ -42,9 +42,9 @@ def test_damaged_files_are_refused_with_one_line_or_of_no_consequence():
 
 @pytest.mark.filterwarnings("ignore")
 def test_with_a_full_disk_every_write_is_refused_with_one_line_and_can_be_repeated():
-    tally = fill_disks(0.5)
+    tally = fill_disks(0.5, ("evaluate", "export", "audit"))  # of training the kills tell
     assert not tally.problems
-    assert tally.counts["refused, and whole again"] > 10
+    assert tally.counts["refused, and whole again"] > 5
 
 
 def test_the_campaign_knows_every_command():
@@ -63,14 +63,14 @@ def test_a_model_that_leaves_the_program_does_not_pass_the_gate(function: str):
     ("command", "said"),
     [
         ("train --dim 400000 --out new", "memory has room for"),
-        ("train --image-size 7000 --out new", "memory"),
-        ("train --depth 2000000000 --out new", "memory has room for"),
+        ("train --image-size 7000 --out new", "room for"),
+        ("train --depth 2000000000 --out new", "depth is 2000000000, expected a whole number up to 10000"),
         ("audit digits --data digits --max-shift 1e9", "max_shift is 1000000000"),
         ("audit digits --data digits --device meta", "a device that computes"),
         (f"audit model.py:make {' '.join(AUDIT)} --html /dev/full", "No space left on device: /dev/full"),
         ("audit digits --data digits --html a --json a", "json is 'a', expected another file"),
         ("demo --seeds=--", "seeds"),
-        ("train --out=", "out is ''"),
+        ("train --out=", "out is '', expected a value"),
         ("train --out /proc/teka", "out is '/proc/teka', expected a folder that can be written to"),
     ],
 )

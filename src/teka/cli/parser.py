@@ -1,10 +1,11 @@
 """The parser of every command: typed options, help with examples, and errors of one line."""
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jsonargparse
 
@@ -21,6 +22,13 @@ class Parser(jsonargparse.ArgumentParser):
     def __init__(self, prog: str, description: str, examples: str = "") -> None:
         epilog = f"examples:\n{examples}" if examples else None
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=_Formatter)
+
+    def parse_args(self, *arguments: Any, **options: Any) -> Any:
+        """Read the command line, in which an empty word is no value."""
+        for before, word in itertools.pairwise(["", *arguments[0]]):
+            if not word or re.fullmatch(r"--\w+=", word):
+                self.error(f"{(word or before).rstrip('=') or 'the first argument'} is '', expected a value")
+        return super().parse_args(*arguments, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what is wrong and leave."""

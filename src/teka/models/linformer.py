@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import scaled_dot_product_attention
 
-from teka.checks import check_sizes
+from teka.checks import MOST_BLOCKS, check_sizes
 from teka.errors import unknown_name, wrong_shape, wrong_value
 from teka.models.images import check_images, read_image_size
 from teka.models.pre_norm_block import PreNormBlock
@@ -139,7 +139,8 @@ class Linformer(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        check_sizes({"in_channels": in_channels, "num_classes": num_classes, "dim": dim, "depth": depth})
+        check_sizes({"in_channels": in_channels, "num_classes": num_classes, "dim": dim})
+        check_sizes({"depth": depth}, most=MOST_BLOCKS)
         if tokens not in TOKENS:
             raise unknown_name("tokens", tokens, TOKENS)
         self.image_size = read_image_size(image_size)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.checks import LARGEST, check_flags, check_name, check_sizes, is_whole
+from teka.checks import LARGEST, MOST_BLOCKS, check_flags, check_name, check_sizes, is_whole
 from teka.errors import wrong_value
 from teka.functional import Kernel
 from teka.functional.backend import BACKENDS
@@ -106,7 +106,8 @@ class Performer(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes({"in_channels": in_channels, "num_classes": num_classes, "patch_size": patch_size})
-        check_sizes({"dim": dim, "depth": depth, "heads": heads})
+        check_sizes({"dim": dim, "heads": heads})
+        check_sizes({"depth": depth}, most=MOST_BLOCKS)
         check_sizes({"dim_head": dim_head, "num_features": num_features}, or_none=True)
         check_flags({"periodic": periodic})
         self.patch_size, self.periodic = patch_size, periodic

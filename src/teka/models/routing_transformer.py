@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from teka.checks import check_sizes
+from teka.checks import MOST_BLOCKS, check_sizes
 from teka.errors import wrong_value
 from teka.models.images import check_images, read_image_size
 from teka.models.pre_norm_block import PreNormBlock
@@ -215,7 +215,8 @@ class RoutingTransformer(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        check_sizes({"in_channels": in_channels, "num_classes": num_classes, "dim": dim, "depth": depth})
+        check_sizes({"in_channels": in_channels, "num_classes": num_classes, "dim": dim})
+        check_sizes({"depth": depth}, most=MOST_BLOCKS)
         self.image_size = read_image_size(image_size)
         self.in_channels = in_channels
         num_tokens = math.prod(self.image_size)

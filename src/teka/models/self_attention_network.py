@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import check_sizes
+from teka.checks import MOST_BLOCKS, check_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.models.encodings import make_encoding
@@ -70,8 +70,9 @@ class SelfAttentionNetwork(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        sizes = {"in_channels": in_channels, "num_classes": num_classes, "dim": dim, "depth": depth}
+        sizes = {"in_channels": in_channels, "num_classes": num_classes, "dim": dim}
         check_sizes({**sizes, "downsampling": downsampling})
+        check_sizes({"depth": depth}, most=MOST_BLOCKS)
         self.heads = _heads_of_blocks(heads, depth)
         self.image_size = read_image_size(image_size)
         if any(side % downsampling for side in self.image_size):

@@ -22,6 +22,7 @@ BEST = "best.ckpt"
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # the last one before `LAST`, should that be damaged
 RUN = "run"
+PARTS = ("state_dict", "epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 # What torch raises for a file that is none of its own, or not a whole one.
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError)
 
@@ -127,6 +128,9 @@ def check_run(path: Path, run: Run) -> None:
     trained = callback_state(path, Checkpoints.__name__).get(RUN)
     if not isinstance(trained, dict):
         raise wrong_value("checkpoint", str(path), "one that says which run it is of: it is of an older teka")
+    missing = [part for part in PARTS if part not in _read(path)]
+    if missing:
+        raise wrong_value("checkpoint", str(path), f"a whole one; it lacks {', '.join(missing)}")
     fields = run.to_dict()
     differing = [name for name in {**fields, **trained} if name != "data_dir" and fields.get(name) != trained.get(name)]
     if differing:
