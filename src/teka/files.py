@@ -42,7 +42,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | Non
         else:
             _replace(path.resolve(), content, previous)  # of a link, what it points to
     except OSError as error:  # those of a write do not say where
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def _replace(path: Path, content: bytes | memoryview, previous: Path | None) -> None:

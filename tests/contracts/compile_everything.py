@@ -102,13 +102,15 @@ def diagonal(shift: int) -> list[Case]:
     return pairs
 
 
-def jobs(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
-    """Name, pair, layer and tokens of every setting's diagonal, and of the torus."""
+def jobs(batch: int = 2, only: str = "") -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
+    """Name, pair, layer and tokens of the diagonal of every setting, or of one and with the last those of the torus."""
     wrapped = [Case(list(KERNELS)[1 + place], relative) for place, relative in enumerate(WRAPPED[:-1])]
     chosen = [(setting, diagonal(shift)) for shift, setting in enumerate(SETTINGS)]
     chosen.append((periodic, [*wrapped, Case("squared_relu", WRAPPED[-1])]))
     chosen.append((optional, [Case("squared_relu", "fourier")]))
-    for setting, pairs in chosen:
+    first = {setting.__name__: place for place, (setting, _) in enumerate(chosen)}.get(only)
+    last = None if first is None or only == SETTINGS[-1].__name__ else first + 1
+    for setting, pairs in chosen[first:last]:
         for pair in pairs:
             yield (f"{setting.__name__}-{pair}", pair, *setting(pair, batch))
 
@@ -153,8 +155,8 @@ def report(measured: Iterator[tuple[str, Case | None, Callable[[], float]]], ban
     return {"count": count, "kernels": sorted(kernels), "relatives": sorted(relatives), "wrong": wrong}
 
 
-def main(backend: str) -> dict[str, object]:
-    """What was compiled, and what went wrong.
+def main(backend: str, only: str = "") -> dict[str, object]:
+    """What was compiled, of one setting or of all, and what went wrong.
 
     Inductor takes many seconds a graph, so that it gets two layers only, and those without gradients.
     """
@@ -168,7 +170,7 @@ def main(backend: str) -> dict[str, object]:
                 model, tokens = build(pair, 2)
                 yield str(pair), pair, lambda model=model, tokens=tokens: compiled_change(model, tokens, backend)
             return
-        for name, pair, model, tokens in jobs():
+        for name, pair, model, tokens in jobs(only=only):
             yield name, pair, lambda model=model, tokens=tokens: compiled_change(model, tokens, backend)
         performer = Performer((6, 4), 2, 3, dim=DIM, depth=2, heads=2, kernel="positive")
         yield "Performer", None, lambda: compiled_change(performer, torch.randn(2, 2, 6, 4), backend)
@@ -177,4 +179,4 @@ def main(backend: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(*sys.argv[1:])))

@@ -25,8 +25,9 @@ def run(script: str, *arguments: str) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def test_every_kernel_and_every_relative_kernel_compiles_as_one_graph_and_computes_the_same():
-    found = run("compile_everything.py", "aot_eager")
+@pytest.mark.parametrize("setting", ["masked", "causal", "across"])
+def test_every_kernel_and_every_relative_kernel_compiles_as_one_graph_and_computes_the_same(setting: str):
+    found = run("compile_everything.py", "aot_eager", setting)
     assert found["wrong"] == {}
     assert found["kernels"] == sorted(KERNELS)
     assert found["relatives"] == sorted(map(str, RELATIVE_NAMES))

@@ -90,6 +90,8 @@ def read_recipe(name: str | Path) -> Recipe:
         ValueError: An unknown name, no such file, or one that is not a recipe.
     """
     if str(name).endswith((SUFFIX, ".yml")):
+        if not Path(name).is_file():
+            raise wrong_value("recipe", str(name), "a YAML file, or one of " + ", ".join(recipe_names()))
         content = read_yaml("recipe", name)
     elif str(name) in recipe_names():
         with as_file(files("teka.training") / "recipes" / f"{name}{SUFFIX}") as file:
