@@ -115,3 +115,15 @@ def test_a_result_that_no_training_wrote_is_an_error(unfinished, tiny, content):
         train(tiny, unfinished, resume=True)
     with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
         restore(unfinished)
+
+
+def test_a_run_of_an_older_teka_is_read_and_not_gone_on_with(trained, unfinished, tiny):
+    for path in (unfinished / "checkpoints").iterdir():
+        content = torch.load(path, weights_only=True)
+        del content["callbacks"]["Checkpoints"]
+        torch.save(content, path)
+    with pytest.raises(ValueError, match="it is of an older teka"):
+        train(tiny, unfinished, resume=True)
+    shutil.copy(trained.folder / "result.json", unfinished)
+    state = restore(unfinished).model.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in trained.model.state_dict().items())

@@ -36,7 +36,7 @@ class _TrainParser(Parser):
         with contextlib.suppress(argparse.ArgumentError):  # which the whole parser puts into words
             given = first.parse_known_args(*arguments[:1])[0]
             for file in given.config:
-                read_yaml("config", file)  # which the whole parser reads without a limit to its nesting
+                read_yaml("config", str(file))  # which the whole parser reads without a limit to its nesting
             if given.recipe is not None:
                 self.set_defaults(read_recipe(given.recipe).fields())
         return super().parse_args(*arguments, **options)

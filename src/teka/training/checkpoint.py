@@ -103,6 +103,7 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
     last, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
     if not last.is_file() and not previous.is_file():
         return None
+    found = last
     try:
         check_run(last, run)
     except BrokenCheckpointError as error:
@@ -110,8 +111,10 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
             raise
         check_run(previous, run)
         warnings.warn(f"{error}; the epoch before it is taken, from {previous}", stacklevel=2)
-        return previous
-    return last
+        found = previous
+    if not callback_state(found, Checkpoints.__name__):
+        raise wrong_value("checkpoint", str(found), "one that says what was best so far: it is of an older teka")
+    return found
 
 
 def check_run(path: Path, run: Run) -> None:
@@ -123,14 +126,14 @@ def check_run(path: Path, run: Run) -> None:
 
     Raises:
         BrokenCheckpointError: The checkpoint cannot be read.
-        ValueError: It is of another run, or of another version of teka; the message names what differs.
+        ValueError: It is of another run, or lacks a part; the message names what differs.
     """
-    trained = callback_state(path, Checkpoints.__name__).get(RUN)
-    if not isinstance(trained, dict):
-        raise wrong_value("checkpoint", str(path), "one that says which run it is of: it is of an older teka")
     missing = [part for part in PARTS if part not in _read(path)]
     if missing:
         raise wrong_value("checkpoint", str(path), f"a whole one; it lacks {', '.join(missing)}")
+    trained = callback_state(path, Checkpoints.__name__).get(RUN)
+    if not isinstance(trained, dict):  # an older teka did not write it down
+        return
     fields = run.to_dict()
     differing = [name for name in {**fields, **trained} if name != "data_dir" and fields.get(name) != trained.get(name)]
     if differing:
