@@ -86,7 +86,7 @@ def kill_studies(number: int, seed: int, folder: Path, study: Path) -> Tally:
                 kills += 1
                 process = _start(STUDY, folder, "study.yaml", out.name, temporary)
                 workers = _kill(process, out, source, span=4.0)
-                if any(map(_is_running, workers)):
+                if any(map(is_running, workers)):
                     tally.add("workers left", f"{workers} outlived their parent")
             _to_its_end(STUDY, folder, "study.yaml", out.name, temporary)
             same = _cells(folder / "whole") == _cells(out) and not _litter(out)
@@ -134,7 +134,7 @@ def _kill(process: subprocess.Popen, out: Path, source: random.Random, *, span: 
     process.send_signal(signal.SIGKILL)
     process.communicate()
     limit = time.monotonic() + 10
-    while any(map(_is_running, workers)) and time.monotonic() < limit:
+    while any(map(is_running, workers)) and time.monotonic() < limit:
         time.sleep(0.02)
     return workers
 
@@ -143,7 +143,7 @@ def _newest(folder: Path) -> float:
     return max((path.stat().st_mtime for path in folder.rglob("*.ckpt") if path.exists()), default=0.0)
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -105,20 +105,22 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
         return None
     found = last
     try:
-        check_run(last, run)
+        kept = check_run(last, run)
     except BrokenCheckpointError as error:
         if not previous.is_file():
             raise
-        check_run(previous, run)
+        kept = check_run(previous, run)
         warnings.warn(f"{error}; the epoch before it is taken, from {previous}", stacklevel=2)
         found = previous
-    if not callback_state(found, Checkpoints.__name__):
+    if not kept:
         raise wrong_value("checkpoint", str(found), "one that says what was best so far: it is of an older teka")
     return found
 
 
-def check_run(path: Path, run: Run) -> None:
-    """Hold that a checkpoint is of this run, wherever its data lie.
+def check_run(path: Path, run: Run) -> dict[str, object]:
+    """Hold that a checkpoint is of this run, wherever its data lie; gives what `Checkpoints` kept in it.
+
+    An older teka kept nothing, so that a checkpoint of its is not compared.
 
     Args:
         path: A checkpoint written in training.
@@ -128,12 +130,14 @@ def check_run(path: Path, run: Run) -> None:
         BrokenCheckpointError: The checkpoint cannot be read.
         ValueError: It is of another run, or lacks a part; the message names what differs.
     """
-    missing = [part for part in PARTS if part not in _read(path)]
+    content = _read(path)
+    missing = [part for part in PARTS if part not in content]
     if missing:
         raise wrong_value("checkpoint", str(path), f"a whole one; it lacks {', '.join(missing)}")
-    trained = callback_state(path, Checkpoints.__name__).get(RUN)
-    if not isinstance(trained, dict):  # an older teka did not write it down
-        return
+    kept = _callback_state(content, Checkpoints.__name__)
+    trained = kept.get(RUN)
+    if not isinstance(trained, dict):
+        return {}
     fields = run.to_dict()
     differing = [name for name in {**fields, **trained} if name != "data_dir" and fields.get(name) != trained.get(name)]
     if differing:
@@ -143,6 +147,7 @@ def check_run(path: Path, run: Run) -> None:
         raise wrong_value(
             "checkpoint", str(path), f"that of this run; {name} is {there!r} there and {here!r} here{rest}"
         )
+    return kept
 
 
 class BrokenCheckpointError(ValueError):
@@ -214,6 +219,10 @@ def callback_state(path: Path, callback: str) -> dict[str, object]:
     Raises:
         ValueError: The checkpoint cannot be read.
     """
-    callbacks = _read(path).get("callbacks")
+    return _callback_state(_read(path), callback)
+
+
+def _callback_state(content: dict[str, Any], callback: str) -> dict[str, object]:
+    callbacks = content.get("callbacks")
     state = callbacks.get(callback) if isinstance(callbacks, dict) else None
     return state if isinstance(state, dict) else {}
