@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from teka.experiments.study import Study, read_study
+from teka.experiments.study.cell import Cell
+from teka.experiments.study.run_cell import load_cell_data
 from teka.files import write_json
 from teka.functional import attention
 from teka.nn import Attention
 from teka.provenance import provenance
-from teka.study import Study, read_study
-from teka.study.cell import Cell
-from teka.study.run_cell import load_cell_data
 
 IMAGES, SEEDS = 4, (0, 1, 2)
 VARIANTS = ("softmax × rotary", "softmax × rotary + normalized", "squared relu × rotary", "focused × rotary")

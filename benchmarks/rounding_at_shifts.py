@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from teka.audit import equivariance_error
+from teka.experiments.study import read_study
+from teka.experiments.study.run_cell import load_cell_data, run_model
 from teka.files import read_json, write_json
 from teka.provenance import provenance
-from teka.study import read_study
-from teka.study.run_cell import load_cell_data, run_model
 from teka.training.train import train
 
 LABELS, SEED, IMAGES = {"data": "fashion-mnist", "variant": "squared relu × rotation"}, 1, 16

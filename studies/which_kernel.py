@@ -14,15 +14,15 @@ from statistics import fmean, median
 
 import bounded_rotary
 
+from teka.audit.page.notation import percent
+from teka.experiments.study import Study, read_study
+from teka.experiments.study.report.comparison import compare_with
+from teka.experiments.study.report.estimate import estimate
+from teka.experiments.study.report.group import StudyGroup
+from teka.experiments.study.report.matrix import StudyMatrix
+from teka.experiments.study.report.notation import NOTHING, signed_with_interval, with_interval
+from teka.experiments.study.report.results import StudyResults, read_study_results
 from teka.files import write_bytes
-from teka.report.notation import percent
-from teka.report.study_comparison import compare_with
-from teka.report.study_estimate import estimate
-from teka.report.study_group import StudyGroup
-from teka.report.study_matrix import StudyMatrix
-from teka.report.study_notation import NOTHING, signed_with_interval, with_interval
-from teka.report.study_results import StudyResults, read_study_results
-from teka.study import Study, read_study
 
 ROOT = Path(__file__).parents[1]
 MARK = "<!-- table: {} -->"

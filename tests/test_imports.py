@@ -10,20 +10,16 @@ import teka
 PACKAGE = Path(teka.__file__).parent
 # A module imports from its own group and from groups before it.
 ORDER = (
-    ("checks", "errors", "files", "flops", "grid", "memory", "provenance", "reference"),
+    ("checks", "errors", "files", "flops", "grid", "memory", "provenance"),
+    ("data",),
+    ("audit",),
     ("functional",),
     ("nn",),
     ("convert",),
     ("models",),
-    ("data",),
-    ("audit",),
     ("prediction",),
     ("training",),
-    ("adapters",),
-    ("study",),
-    ("reproduce",),
-    ("report",),
-    ("bench",),
+    ("experiments",),
     ("cli",),
 )
 LEVELS = {part: level for level, parts in enumerate(ORDER) for part in parts}

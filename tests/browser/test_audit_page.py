@@ -3,7 +3,7 @@ import base64
 import numpy as np
 import pytest
 import torch
-from tests.report.audit_reports import (
+from tests.audit.page.audit_reports import (
     CROSS,
     LARGEST,
     SQUARE,
@@ -12,7 +12,7 @@ from tests.report.audit_reports import (
     make_example,
     make_metrics,
 )
-from tests.report.audit_reports import make_report as report_of
+from tests.audit.page.audit_reports import make_report as report_of
 
 from teka.audit.movement import Movement
 
@@ -274,7 +274,7 @@ def test_it_prints_with_what_was_folded_away(open_page):
 
 
 def test_without_javascript_everything_but_the_viewer_is_there(browser, tmp_path):
-    from teka.report import write_audit_page
+    from teka.audit.page.audit_page import write_audit_page
 
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()

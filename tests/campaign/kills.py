@@ -29,7 +29,7 @@ if __name__ == "__main__":
 """
 STUDY = """
 import sys
-from teka.study import read_study, run_study
+from teka.experiments.study import read_study, run_study
 if __name__ == "__main__":
     run_study(read_study(sys.argv[1]), sys.argv[2], processes=2)
 """

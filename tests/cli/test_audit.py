@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from tests.adapters.tiny_vit import write_vit
+from tests.audit.adapters.tiny_vit import write_vit
 
 from teka.audit.audit_report import AuditReport
 from teka.cli import main

@@ -1,7 +1,7 @@
 import pytest
 
 from teka.cli import main
-from teka.reproduce import read_reproduction
+from teka.experiments.reproduce import read_reproduction
 
 
 def test_the_list_names_every_model_data_set_and_seed(capsys):

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from teka.data import Split
 from teka.nn import RandomFeatures
-from teka.report.model_result import ModelResult
-from teka.report.seed_group import SeedGroup
 from teka.training import Run
 from teka.training.batches import TrainBatch, batches, train_batches
 from teka.training.classifier import Classifier
+from teka.training.report.model_result import ModelResult
+from teka.training.report.seed_group import SeedGroup
 
 
 class OffByOne(Classifier):

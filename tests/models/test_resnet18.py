@@ -5,10 +5,10 @@ import torch
 from tests.contracts.cases import relative_change
 from torch import nn
 
+from teka.experiments.reference import paper_models
 from teka.flops import flop_counter
 from teka.models import ResNet18
 from teka.models.resnet18 import ResidualBlock
-from teka.reference import paper_models
 
 
 def test_it_has_the_parameters_of_the_form_for_large_images():

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from teka.audit import equivariance_error
+from teka.experiments.reference import paper_models
 from teka.models import SelfAttentionNetwork
 from teka.models.encodings import ENCODINGS
 from teka.nn import Attention, Quadratic
-from teka.reference import paper_models
 
 PAGE = (Path(__file__).parents[2] / "docs" / "self_attention_network.md").read_text(encoding="utf-8")
 

@@ -3,8 +3,9 @@ import json
 import pytest
 import torch
 
-from teka.report import load_examples, load_report
 from teka.training import ShiftSettings, measure, write_shift_report
+from teka.training.report.examples import load_examples
+from teka.training.report.load import load_report
 
 
 def test_the_report_holds_every_shift_along_both_axes(trained_on_canvas, tmp_path):

@@ -5,8 +5,6 @@ from teka.audit.audit_report import AuditReport, Failure
 from teka.audit.audit_settings import PARTS, AuditSettings
 from teka.audit.background import blank_margins
 from teka.audit.canvas import paste_on_canvas
-from teka.audit.diagnose import diagnose
-from teka.audit.diagnosis import Diagnosis
 from teka.audit.equivariance import EquivarianceError, assert_translation_equivariant, equivariance_error
 from teka.audit.example import Example
 from teka.audit.layers import LayerFindings, blame_layers
@@ -53,7 +51,6 @@ __all__ = [
     "AuditSettings",
     "Comparison",
     "Curve",
-    "Diagnosis",
     "EquivarianceError",
     "Estimate",
     "Example",
@@ -82,7 +79,6 @@ __all__ = [
     "blame_layers",
     "blank_margins",
     "compare_responses",
-    "diagnose",
     "equivariance_error",
     "error_by_phase",
     "lie_derivative",

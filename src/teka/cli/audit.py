@@ -9,20 +9,20 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from teka.adapters import FORMS, load
-from teka.adapters.audit_case import AuditCase, make_case
 from teka.audit import TRANSLATION_MODES
+from teka.audit.adapters import FORMS, load
+from teka.audit.adapters.audit_case import AuditCase, make_case
 from teka.audit.audit import audit
 from teka.audit.audit_report import AuditReport
 from teka.audit.audit_settings import PARTS, AuditSettings
+from teka.audit.page.audit_page import write_audit_page
+from teka.audit.page.require import require
+from teka.audit.page.text import audit_text
 from teka.audit.presets import PRESETS
 from teka.audit.shifts import axis_shifts, square_shifts
 from teka.cli.parser import Parser
 from teka.errors import unknown_name, wrong_value
 from teka.files import check_output, make_directory, write_json
-from teka.report.audit_page import write_audit_page
-from teka.report.audit_text import audit_text
-from teka.report.require import require
 
 EXAMPLES = """\
   teka audit digits --data digits --html digits.html

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from teka.bench import bench, bench_table, layer_names
-from teka.bench.bench import BENCH_FILE, LENGTHS, PLOT_FILE
 from teka.cli.parser import Parser
+from teka.experiments.bench import bench, bench_table, layer_names
+from teka.experiments.bench.bench import BENCH_FILE, LENGTHS, PLOT_FILE
 
 EXAMPLES = """\
   teka bench

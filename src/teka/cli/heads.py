@@ -6,14 +6,14 @@ from pathlib import Path
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
 from teka.models import SelfAttentionNetwork
-from teka.report.head_record import load_head_record
-from teka.report.head_text import head_finding
-from teka.report.head_write import write_heads
 from teka.training import TrainedRun, restore
-from teka.training.attention_maps import attention_maps
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
-from teka.training.head_recorder import HEADS_FILE
-from teka.training.heads import middle_query
+from teka.training.heads.attention_maps import attention_maps
+from teka.training.heads.measure import middle_query
+from teka.training.heads.record import load_head_record
+from teka.training.heads.recorder import HEADS_FILE
+from teka.training.heads.text import head_finding
+from teka.training.heads.write import write_heads
 
 IMAGES = 100
 FOLDER = "heads"

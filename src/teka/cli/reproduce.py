@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from teka import report
 from teka.cli.parser import Parser
 from teka.cli.study import add_grid_options, parse_only, progress_bar
-from teka.reproduce import SCALES, TARGETS, read_reproduction, reproduce
+from teka.experiments.reproduce import SCALES, TARGETS, read_reproduction, reproduce
+from teka.experiments.reproduce.page import write_reproduction
 
 EXAMPLES = """\
   teka reproduce table1 --data-dir data --processes 2
@@ -54,6 +54,6 @@ def main(options: argparse.Namespace, command: str) -> None:
                 command=command,
                 progress=show,
             )
-    written = report.write_reproduction(folder, description=study.description, planned=len(study.places({})))
+    written = write_reproduction(folder, description=study.description, planned=len(study.places({})))
     print(written.terminal)
     print(f"written: {', '.join(map(str, written.files))}")

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from teka import report
+from teka.audit.page.plain_table import plain_table
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
 from teka.files import make_directory
 from teka.training import ShiftSettings, TrainedRun, measure, restore, write_shift_report
+from teka.training.report.finding import finding
+from teka.training.report.load import load_report
+from teka.training.report.write import write as write_report
 from teka.training.shift import check_same_data
 
 EXAMPLES = """\
@@ -61,9 +64,9 @@ def compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path
 
             accuracies.append(measure(run, settings, show))
     write_shift_report(trained, accuracies, settings, folder, command=command)
-    written = report.write(folder)
-    results = report.load_report(folder / "report.json")
-    print(report.plain_table(results))
+    written = write_report(folder)
+    results = load_report(folder / "report.json")
+    print(plain_table(results))
     print()
-    print(report.finding(results))
+    print(finding(results))
     print(f"written: {folder / 'report.json'}, {written.shift_curve}, {written.page}")

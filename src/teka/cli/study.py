@@ -11,11 +11,11 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from teka import report
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
-from teka.study import Progress, Study, measure_step_seconds, read_study, repeat_cell, run_study
-from teka.study.run_cell import CELLS
+from teka.experiments.study import Progress, Study, measure_step_seconds, read_study, repeat_cell, run_study
+from teka.experiments.study.report.write import write_study
+from teka.experiments.study.run_cell import CELLS
 
 DIFFERENT = "the numbers differ from those of the file"
 EXAMPLES = """\
@@ -115,7 +115,7 @@ def main(options: argparse.Namespace, command: str) -> None:
                 progress=show,
             )
     planned = len(study.places({}))
-    written = report.write_study(folder, reference=study.reference, planned=planned)
+    written = write_study(folder, reference=study.reference, planned=planned)
     print(written.terminal)
     print(f"written: {', '.join(map(str, written.files))}")
 

@@ -1,0 +1,194 @@
+"""What an audit needs, from a model and the name of data: a function, images as it takes them, and facts of both."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from teka.audit.adapters.audit_images import AuditImages, load_images
+from teka.audit.adapters.match_labels import match_labels
+from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.subject import Subject
+from teka.audit.adapters.teka_model import TEKA_KINDS
+from teka.audit.audit_settings import AuditSettings
+from teka.audit.traps import Trap
+from teka.audit.traps.resized import resized
+from teka.data.sizes import height_and_width
+from teka.errors import wrong_value
+
+RESIZING = ("before", "after")
+"""Whether images are shifted before or after the resize to the model's size."""
+
+
+@dataclass(frozen=True, eq=False)
+class AuditCase:
+    """A model, the images that it is shown, and what to say of both.
+
+    Args:
+        subject: The model.
+        function: What is audited: images of the shape of `images` to what the model says.
+        images: Intensities in [0, 1], (N, C, H, W), before any shift.
+        labels: Their classes as the model counts them, or None.
+        class_names: A name for each of the model's classes, if they have any.
+        settings: What to do.
+        model_facts: What a report keeps of the model.
+        data_facts: What a report keeps of the data.
+        traps: What resizing means for the shifts.
+        description: The model and the images in a sentence.
+    """
+
+    subject: Subject
+    function: Callable[[Tensor], object]
+    images: Float[Tensor, "images channels height width"]
+    labels: Int[Tensor, " images"] | None
+    class_names: tuple[str, ...] | None
+    settings: AuditSettings
+    model_facts: dict[str, object]
+    data_facts: dict[str, object]
+    traps: tuple[Trap, ...]
+    description: str
+
+
+def make_case(
+    subject: Subject,
+    data: str,
+    settings: AuditSettings,
+    *,
+    data_dir: str | Path | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    num_images: int | None = None,
+    placed_size: int | tuple[int, int] | None = None,
+    shift: str = "after",
+    labelled: bool = True,
+) -> AuditCase:
+    """Load the images that a model is audited with, and say how.
+
+    A model of this library gets data as its training did: loaded at its own size. In modes `crop` and `canvas` the
+    images of a model of one size are placed larger, and smaller, than that size, by room for every shift.
+
+    Args:
+        subject: The model.
+        data: What `teka.data.load` takes.
+        settings: What the audit is asked to do.
+        data_dir: Folder with the data set's files.
+        image_size: Size at which the data are loaded.
+        num_images: At most so many test images; None takes all.
+        placed_size: Size at which images are placed in modes `crop` and `canvas`, if not by room for every shift.
+        shift: "after": images are brought to the model's size and then shifted, by its own pixels; "before": they are
+            shifted as the data have them, and resized by the function.
+        labelled: Whether the labels are used; those of other classes than the model's cannot be.
+
+    Raises:
+        ValueError: Data that cannot be loaded or are of other classes, an unknown shift, or a mode of another size
+            beside one of the model's.
+    """
+    if shift not in RESIZING:
+        raise wrong_value("shift", shift, f"one of {', '.join(RESIZING)}")
+    if image_size is None and subject.kind in TEKA_KINDS and not data.endswith(".npz"):
+        image_size = subject.input_size
+    if shift == "before":
+        transform, settings = Preprocessing(subject.transform.in_channels), settings
+        audited = subject.taking_unplaced_images()
+    else:
+        transform, settings = place_for_modes(subject, settings, placed_size)
+        audited = subject
+    chosen = load_images(
+        data, transform, data_dir=data_dir, image_size=image_size, num_images=num_images, seed=settings.seed
+    )
+    sizes = (chosen.images.shape[2], chosen.images.shape[3])
+    steps = settings.shifts_for(sizes)
+    traps: tuple[Trap, ...] = ()
+    if chosen.image_size is not None:
+        largest = max(abs(step) for one in steps for step in one)
+        scaled = (subject.transform if shift == "before" else transform).resized_size(chosen.image_size)
+        traps = resized(chosen.image_size, scaled, before_resize=shift == "before", max_shift=largest)
+    done = "" if chosen.image_size is None else transform.describe(chosen.image_size)
+    names = subject.class_names or (chosen.class_names if subject.num_classes in (None, chosen.num_classes) else None)
+    labels = None
+    if labelled:
+        labels = match_labels(chosen.labels, chosen.num_classes, chosen.class_names, subject)
+    return AuditCase(
+        subject,
+        audited.function,
+        chosen.images,
+        labels,
+        names,
+        settings,
+        {**subject.describe(), "shifted": f"{shift} resizing"},
+        _facts(chosen, done),
+        traps,
+        _describe(subject, chosen, done),
+    )
+
+
+def place_for_modes(
+    subject: Subject, settings: AuditSettings, placed_size: int | tuple[int, int] | None = None
+) -> tuple[Preprocessing, AuditSettings]:
+    """How images are placed before they are shifted, and the sizes of windows and canvases.
+
+    Args:
+        subject: The model.
+        settings: What the audit is asked to do.
+        placed_size: Size of placed images in modes `crop` and `canvas`.
+
+    Returns:
+        The preprocessing, and the settings with the shifts and with the model's size as that of window or canvas.
+
+    Raises:
+        ValueError: A placed size without these modes, or one of them beside another mode.
+    """
+    transform, size = subject.transform, subject.input_size
+    wide = [mode for mode in settings.modes if mode in ("crop", "canvas")]
+    if not wide:
+        if placed_size is not None:
+            raise wrong_value("placed_size", placed_size, "None, but for modes crop and canvas")
+        return transform, settings
+    if size is None and placed_size is None:
+        return transform, settings
+    if len(settings.modes) > 1:
+        expected = f"{wide[0]} alone: its images are not of the size of the other modes'"
+        raise wrong_value("modes", list(settings.modes), expected)
+    if size is None:
+        placed = height_and_width("placed_size", placed_size)  # pyright: ignore[reportArgumentType]
+        return dataclasses.replace(transform, resize=placed, crop=None), settings
+    shifts = settings.shifts_for(size)
+    sign = 1 if wide == ["crop"] else -1
+    reach = [math.ceil(max(abs(step[axis]) for step in shifts)) for axis in range(2)]
+    room = (size[0] + 2 * sign * reach[0], size[1] + 2 * sign * reach[1])
+    placed = room if placed_size is None else height_and_width("placed_size", placed_size)
+    if min(placed) < 1:
+        raise wrong_value("max_shift", max(reach), f"less than half of {size}, the canvas that the model sees")
+    resize, crop = placed, None
+    if isinstance(transform.resize, int) and transform.crop is not None:  # whose pictures keep their shape
+        resize, crop = max(placed), placed
+        if wide == ["crop"]:
+            resize = max(resize, transform.resize)
+    windows = {"crop_size": size} if wide == ["crop"] else {"canvas_size": size}
+    return (
+        dataclasses.replace(transform, resize=resize, crop=crop),
+        dataclasses.replace(settings, shifts=shifts, **windows),
+    )
+
+
+def _facts(chosen: AuditImages, done: str) -> dict[str, object]:
+    return {
+        "name": chosen.name,
+        "image_size": None if chosen.image_size is None else list(chosen.image_size),
+        "test_images": chosen.num_available,
+        "preprocessing": done or "none",
+        "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
+    }
+
+
+def _describe(subject: Subject, chosen: AuditImages, done: str) -> str:
+    parameters = subject.describe()["parameters"]
+    size = "" if parameters is None else f", {parameters:,} parameters"
+    came = "of several sizes" if chosen.image_size is None else f"{chosen.image_size[0]} × {chosen.image_size[1]}"
+    images = f"{len(chosen.images):,} of {chosen.num_available:,} test images of {chosen.name}, {came}"
+    placed = "" if chosen.image_size is None or not done else f", {done}"
+    note = f" ({subject.note})" if subject.note else ""
+    return f"{subject.name} ({subject.kind}{size}) on {images}{placed}{note}"

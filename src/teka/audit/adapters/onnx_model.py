@@ -1,0 +1,170 @@
+"""ONNX files, run by onnxruntime."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from teka.audit.adapters.image_processor import PROCESSOR_FILE, read_processor_file
+from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.require import require
+from teka.audit.adapters.subject import Subject
+from teka.data.sizes import height_and_width
+from teka.errors import wrong_value
+from teka.files import read_json
+
+KIND = "onnx"
+_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+_CHANNELS = (1, 3)
+
+
+class OnnxFunction:
+    """A session of onnxruntime as a function of images in [0, 1].
+
+    A file for batches of B images gets full batches: the last is filled up with copies of its last image, whose answers
+    are dropped.
+
+    Args:
+        session: The session.
+        transform: Its `normalize` comes before the model.
+
+    Raises:
+        ValueError: Not one input of images in floating point.
+    """
+
+    def __init__(self, session: Any, transform: Preprocessing) -> None:
+        self.session, self.transform = session, transform
+        (self.input,) = session.get_inputs()
+        outputs = [one.name for one in session.get_outputs()]
+        self.output = "logits" if "logits" in outputs else outputs[0]
+        batch_size = self.input.shape[0]
+        self.batch_size = batch_size if isinstance(batch_size, int) and batch_size > 0 else None
+        self.channels_last = _is_channels_last(self.input.shape)
+
+    def __call__(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+        """What the model says of images; the answers come back to the images' device."""
+        placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
+        if self.channels_last:
+            placed = placed.permute(0, 2, 3, 1)
+        array = np.ascontiguousarray(placed.numpy().astype(_TYPES[self.input.type]))
+        size = self.batch_size or len(array)
+        parts = [self._run(array[start : start + size], size) for start in range(0, len(array), size)]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(images.device)
+
+    def _run(self, part: np.ndarray, size: int) -> np.ndarray:
+        filled = np.concatenate([part, np.repeat(part[-1:], size - len(part), axis=0)]) if len(part) < size else part
+        return self.session.run([self.output], {self.input.name: filled})[0][: len(part)]
+
+
+def load_onnx(
+    path: str | Path, *, input_size: int | tuple[int, int] | None = None, device: torch.device | str | None = None
+) -> Subject:
+    """The model of an ONNX file.
+
+    Its images are the one input of four axes, (B, C, H, W) or (B, H, W, C); its answer the output named "logits", else
+    the first. What `preprocessor_config.json` and `config.json` beside it say of preprocessing and classes is read;
+    without them images in [0, 1] go in as they are, as a file may hold its normalisation.
+
+    Args:
+        path: The file.
+        input_size: Size of its images, one side or (height, width), where the file leaves that open.
+        device: None or "cpu", or "cuda" where onnxruntime has it.
+
+    Raises:
+        ImportError: onnxruntime is not installed.
+        ValueError: No such file, one that onnxruntime cannot run, inputs that are no images, or a size that it does not
+            take.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise wrong_value("model", str(path), "an ONNX file; there is none")
+    session = _session(require("onnxruntime", "teka[audit]"), file, device)
+    given = _image_input(session, str(path))
+    channels_last = _is_channels_last(given.shape)
+    sides = given.shape[1:3] if channels_last else given.shape[2:4]
+    channels = given.shape[3] if channels_last else given.shape[1]
+    in_channels = channels if isinstance(channels, int) else None
+    size = (sides[0], sides[1]) if all(isinstance(side, int) for side in sides) else None
+    if input_size is not None:
+        wanted = height_and_width("input_size", input_size)
+        if size not in (None, wanted):
+            raise wrong_value("input_size", input_size, f"{size}, as {path} takes no other")
+        size = wanted
+    transform = read_processor_file(file.parent, in_channels or 3)
+    note = "" if transform else f"no {PROCESSOR_FILE} lies beside the file: images in [0, 1] go in as they are"
+    if transform is None:
+        transform = Preprocessing(in_channels, size)
+    elif size is not None and size != transform.crop:
+        transform = replace(transform, resize=size, crop=None)
+    names = _class_names(file.parent)
+    function = OnnxFunction(session, transform)
+    classes = next(one.shape for one in session.get_outputs() if one.name == function.output)
+    num_classes = classes[1] if len(classes) == 2 and isinstance(classes[1], int) else None
+    return Subject(
+        name=file.stem,
+        kind=KIND,
+        function=function,
+        input_size=size if size is not None else transform.crop,
+        in_channels=in_channels,
+        class_names=names if names is None or num_classes in (None, len(names)) else None,
+        num_classes=num_classes,
+        transform=transform,
+        weights_hash=_hash(file),
+        note=note,
+    )
+
+
+def _session(library: Any, file: Path, device: torch.device | str | None) -> Any:
+    kind = "cpu" if device is None else torch.device(device).type
+    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}.get(kind)
+    if provider not in library.get_available_providers():
+        raise wrong_value("device", str(device), f"one that onnxruntime has: {library.get_available_providers()}")
+    options = library.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors, which are raised as well
+    try:
+        return library.InferenceSession(str(file), options, providers=[provider])
+    # The library's own exceptions share no class but this.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise wrong_value("model", str(file), f"an ONNX file that onnxruntime can run ({reason})") from error
+
+
+def _image_input(session: Any, source: str) -> Any:
+    inputs = session.get_inputs()
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
+        came = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
+        raise wrong_value(f"the inputs of {source}", came, "one of images, floating point with four axes")
+    return inputs[0]
+
+
+def _is_channels_last(shape: Sequence[object]) -> bool:
+    return shape[3] in _CHANNELS and shape[1] not in _CHANNELS
+
+
+def _class_names(folder: Path) -> tuple[str, ...] | None:
+    file = folder / "config.json"
+    found = read_json(file).get("id2label") if file.is_file() else None
+    if not isinstance(found, dict) or sorted(found) != sorted(map(str, range(len(found)))):
+        return None
+    names = tuple(str(found[str(label)]) for label in range(len(found)))
+    return None if names == tuple(f"LABEL_{label}" for label in range(len(names))) else names
+
+
+def _hash(file: Path) -> str:
+    """SHA-256 of the file and of the files of weights that lie beside it under its name, such as model.onnx.data."""
+    digest = hashlib.sha256()
+    beside = [
+        other for other in sorted(file.parent.iterdir()) if other.name.startswith((f"{file.name}.", f"{file.name}_"))
+    ]
+    for one in (file, *(other for other in beside if other.is_file())):
+        with one.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

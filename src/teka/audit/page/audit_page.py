@@ -1,0 +1,89 @@
+"""The page of an audit: everything about one or more models in one self-contained HTML file."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from teka.audit.audit_report import AuditReport
+from teka.audit.page.examples import write_examples
+from teka.audit.page.layers import blamed_layers, layer_sections
+from teka.audit.page.mode_section import mode_sections
+from teka.audit.page.model_style import model_style
+from teka.audit.page.notation import listed
+from teka.audit.page.number import NUMBER_MEANINGS
+from teka.audit.page.numerics import numerics_rows
+from teka.audit.page.presets import preset_sections
+from teka.audit.page.settings import settings_groups
+from teka.audit.page.table import PAGE_NUMBERS, audit_columns, audit_rows, column_head
+from teka.audit.page.template import render_page
+from teka.audit.page.traps import SEVERITY_NAMES, sorted_traps
+from teka.errors import wrong_value
+from teka.files import write_bytes
+
+
+def write_audit_page(reports: Sequence[AuditReport], path: str | Path) -> Path:
+    """Write the page of one or more audits, whole or not at all.
+
+    Args:
+        reports: The reports, one for each model; several are shown side by side.
+        path: The file.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ImportError: jinja2 is not installed.
+        ValueError: No report.
+        OSError: The folder does not exist or cannot be written.
+    """
+    write_bytes(Path(path), render_audit_page(reports).encode("utf-8"))
+    return Path(path)
+
+
+def render_audit_page(reports: Sequence[AuditReport]) -> str:
+    """One page that needs no other file and no network: the verdict, the numbers, pictures of them, and settings.
+
+    Args:
+        reports: The reports, one for each model.
+
+    Returns:
+        The page's HTML.
+
+    Raises:
+        ImportError: jinja2 is not installed.
+        ValueError: No report.
+    """
+    if not reports:
+        raise wrong_value("reports", list(reports), "one or more reports")
+    folder = files("teka.audit.page")
+    columns = audit_columns(reports, PAGE_NUMBERS)
+    data = dict.fromkeys(str(report.data.get("name", "images")) for report in reports)
+    content = {
+        "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
+        "script": (folder / "audit.js").read_text(encoding="utf-8"),
+        "title": f"{listed([report.name for report in reports])}: what happens when the input moves?",
+        "data": listed(list(data)),
+        "reports": reports,
+        "swatches": [model_style(at).swatch() for at in range(len(reports))],
+        "colours": [model_style(at).colour for at in range(len(reports))],
+        "traps": [(report.name, trap) for report in reports for trap in sorted_traps(report.traps)],
+        "severities": SEVERITY_NAMES,
+        "columns": [(column_head(name), NUMBER_MEANINGS[name]) for name in columns],
+        "rows": audit_rows(reports, columns),
+        "confidences": _confidences(reports),
+        "modes": mode_sections(reports),
+        "examples": write_examples(reports) if any(report.examples for report in reports) else "",
+        "has_labels": any(example.label is not None for report in reports for example in report.examples),
+        "layers": layer_sections(reports),
+        "blamed": [blamed_layers(report.layers) for report in reports],
+        "presets": preset_sections(reports),
+        "numerics": numerics_rows(reports),
+        "settings": [settings_groups(report) for report in reports],
+        "version": next((str(report.provenance["teka"]) for report in reports if "teka" in report.provenance), ""),
+    }
+    return render_page("teka.audit.page", "audit.html.j2", content)
+
+
+def _confidences(reports: Sequence[AuditReport]) -> str:
+    found = sorted({metrics.confidence for report in reports for metrics in report.metrics})
+    return listed([f"{100 * confidence:g} %" for confidence in found]) if found else ""

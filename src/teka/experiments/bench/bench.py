@@ -1,0 +1,169 @@
+"""The benchmark: every layer at every size in one process, and its files."""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from teka.audit.page.require import require
+from teka.errors import wrong_value
+from teka.experiments.bench.budget import Budget
+from teka.experiments.bench.entrant import Entrant, make_entrant
+from teka.experiments.bench.one_size import measure_size, try_out
+from teka.experiments.bench.plot import draw_bench
+from teka.experiments.bench.rehearse import rehearse
+from teka.experiments.bench.scaling import scaling
+from teka.experiments.bench.settings import Settings
+from teka.files import make_directory, write_bytes, write_json
+from teka.provenance import provenance
+
+BENCH_FILE = "bench.json"
+PLOT_FILE = "bench.png"
+PARTIAL_FILE = "bench.partial.json"
+LENGTHS = (256, 1024, 4096, 16384, 65536, 262144)
+TRIAL_LENGTHS = (256, 1024)
+"""Sizes that are tried before the smallest one asked for, if they are smaller, to foretell what that costs."""
+
+
+def bench(
+    lengths: Sequence[int] = LENGTHS,
+    *,
+    direction: str = "forward_backward",
+    dim: int = 256,
+    heads: int = 8,
+    batch: int = 2,
+    repeats: int = 7,
+    warmup: int = 2,
+    threads: int = 1,
+    layers: Sequence[str] | None = None,
+    device: str = "cpu",
+    max_bytes: float = 12e9,
+    max_seconds: float = 20.0,
+    budget_seconds: float = 900.0,
+    out: str | Path = "runs/bench",
+    command: str = "",
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict[str, object]:
+    """Time layers on square grids, forward and backward, and write `bench.json` and `bench.png`.
+
+    One step is a forward pass and a backward pass to the tokens and all parameters, in float32, with random numbers as
+    the output's gradient. The layers take turns, A B C A B C …, so that drift hits all alike. A row of the result holds
+
+    - "seconds", the median over the rounds, "iqr", the distance of their quartiles, and "rounds", their number;
+    - "ratio_to_gemms", the median over the rounds of the time in terms of that of four matrix products (`FourGemms`),
+      and "ratio_to_sdpa" the same in terms of `scaled_dot_product_attention` (None where that is not timed);
+    - "peak_bytes", the most memory that tensors take at once beyond tokens and parameters;
+    - "flops" of the matrix products alone, "flops_ratio_to_gemms", which the ratio of times would be if all of them ran
+      at the speed of the four and nothing else took time, and "gflops_per_second".
+
+    "scaling" holds for every layer the powers of the number of tokens by which time and memory grow, and the number of
+    tokens from which on it is faster than `scaled_dot_product_attention`.
+
+    A layer is not timed at a size, and stands in "left_out" with the reason, where it would need more than `max_bytes`
+    or a step more than `max_seconds` (foretold from smaller sizes), where there is no time left of `budget_seconds`, or
+    if its fast path differs from its dense twin by more than 1e-3 in the output or in a gradient.
+
+    `budget_seconds` is for everything, checks included. Every size gets a part of what is left, in proportion to the
+    root of its tokens against those to come. Where not all rounds fit into it, the warm-up is cut first (every step has
+    run once by then), then the timed rounds down to three, and below three only if the whole budget has no time for
+    them.
+
+    Args:
+        lengths: Numbers of tokens, each the square of a whole number: the cells of a square grid.
+        direction: "forward_backward", or "forward" for the output alone, without gradients.
+        dim: Size of a token.
+        heads: Number of heads, a divisor of dim, at least 2.
+        batch: Sequences a step.
+        repeats: Timed rounds at most.
+        warmup: Rounds before them at most.
+        threads: Threads that torch uses; what was set before is restored.
+        layers: Names of the layers out of `layer_names()`, or None for all; "four_gemms" is always timed.
+        device: "cpu" or "cuda".
+        max_bytes: Most memory in bytes that a layer may need.
+        max_seconds: Longest step in seconds.
+        budget_seconds: Seconds that the whole benchmark may take.
+        out: Folder for the files, made if it is missing.
+        command: What the files are to name as the command.
+        progress: Called with a line of text before each layer's check and each round.
+
+    Returns:
+        What `bench.json` holds: provenance, "settings", "rows", "scaling" and "left_out".
+
+    Raises:
+        ValueError: A value out of range, an unknown name, a device that is not there, `max_bytes` too small for the
+            four matrix products, or `out` is a file.
+        ImportError: matplotlib is missing, or performer-pytorch is and its layer is not left out.
+    """
+    budget = Budget(budget_seconds)
+    settings = Settings(
+        lengths,
+        direction,
+        dim,
+        heads,
+        batch,
+        repeats,
+        warmup,
+        threads,
+        layers,
+        device,
+        max_bytes,
+        max_seconds,
+        budget_seconds,
+    )
+    folder = make_directory("out", out)
+    require("matplotlib")
+    result: dict[str, object] = {}
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[] if device == "cpu" else None):
+            torch.manual_seed(settings.seed)
+            for result in _measure(settings, budget, command, progress):
+                # After every size, so that an interrupted run leaves what it has measured, and the old files.
+                write_json(folder / PARTIAL_FILE, result)
+    finally:
+        torch.set_num_threads(threads_before)
+    picture = io.BytesIO()
+    draw_bench(result).savefig(picture, format="png", metadata={"Software": "teka"})
+    write_json(folder / BENCH_FILE, result)
+    write_bytes(folder / PLOT_FILE, picture.getvalue())
+    (folder / PARTIAL_FILE).unlink()
+    return result
+
+
+def _measure(
+    settings: Settings, budget: Budget, command: str, progress: Callable[[str], None]
+) -> Iterator[dict[str, object]]:
+    """What is known after every size."""
+    result = {**provenance(command), "settings": settings.to_dict()}
+    entrants = []
+    for layer in settings.chosen_layers():
+        progress(f"{layer.name} ({layer.backend}): checking")
+        entrants.append(make_entrant(layer, settings))
+        if len(entrants) == 1:
+            _check_max_bytes(entrants[0], settings)
+    for length in TRIAL_LENGTHS:
+        if length < settings.lengths[0]:
+            progress(f"{length:,} tokens: trial")
+            try_out(entrants, length, settings)
+    all_rows, all_left_out = [], []
+    for index, length in enumerate(settings.lengths):
+
+        def announce(line: str, length: int = length) -> None:
+            progress(f"{length:,} tokens: {line}")
+
+        rows, left_out = measure_size(entrants, settings.lengths[index:], settings, budget, announce)
+        all_rows += rows
+        all_left_out += left_out
+        yield {**result, "rows": all_rows, "scaling": scaling(all_rows), "left_out": all_left_out}
+
+
+def _check_max_bytes(yardstick: Entrant, settings: Settings) -> None:
+    """Hold that the four matrix products fit at every size, before anything is timed."""
+    length = settings.lengths[-1]
+    unset = torch.empty(settings.batch, length, settings.dim, device=settings.device, requires_grad=True)
+    peak_bytes = rehearse(yardstick.step(unset, settings.direction))
+    if peak_bytes is not None and peak_bytes > settings.max_bytes:
+        expected = f"at least the {peak_bytes} bytes of the four matrix products at {length} tokens"
+        raise wrong_value("max_bytes", settings.max_bytes, expected)

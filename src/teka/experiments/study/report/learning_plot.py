@@ -1,0 +1,172 @@
+"""Learning curves: accuracy against steps, CPU seconds and training FLOPs, beside each other for each data set."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from teka.audit.page.direct_labels import LineLabel, label_lines, stretch_for
+from teka.audit.page.require import require
+from teka.errors import wrong_value
+from teka.experiments.study.report.group import CurvePoint, StudyGroup
+from teka.experiments.study.report.matrix import StudyMatrix
+from teka.experiments.study.report.plot import (
+    INK,
+    WIDTH,
+    RowStyle,
+    dress_panel,
+    level_styles,
+    limit_percent,
+    make_figure,
+    reference_row,
+    set_accuracy_scale,
+)
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+LABELS_WIDTH, PANEL_HEIGHT = 2.0, 2.75
+BAND_ALPHA, BAND_LINES = 0.13, 9
+"""Opacity of a band, and from how many lines on bands are paler, as so many would bury the lines."""
+LOGARITHMIC_FROM = 3.0
+"""Ratio of the longest run to the shortest of a panel from which the axes of its row are logarithmic."""
+PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
+
+
+class _Measure(NamedTuple):
+    name: str
+    along: Callable[[StudyGroup, CurvePoint], float]
+
+
+def _training_flops(group: StudyGroup, point: CurvePoint) -> float:
+    first = group.results[0]
+    return first.training_flops * first.batch_size * point.step
+
+
+MEASURES = (
+    _Measure("steps", lambda _, point: float(point.step)),
+    _Measure("CPU seconds", lambda _, point: point.process_seconds),
+    _Measure("training {}FLOPs", _training_flops),
+)
+
+
+def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[str, str]) -> "matplotlib.figure.Figure":
+    """Draw the learning curves of one column: means over seeds, shaded from the lowest seed to the highest.
+
+    An interval from two or three seeds would hide the lines; the tables have it.
+
+    Args:
+        matrix: The study.
+        column: The column, such as a position.
+        reference: The reference's level of some factors; its line is black.
+
+    Returns:
+        A figure that belongs to no window and no global state.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: No cell of the column has finished.
+    """
+    require("matplotlib")
+    curves = {
+        panel: {row: group for row in matrix.rows if (group := matrix.at(panel, row, column)) and group.curve}
+        for panel in matrix.panels
+    }
+    curves = {panel: groups for panel, groups in curves.items() if groups}
+    if not curves:
+        raise wrong_value("column", column, "one with a finished cell")
+    styles = level_styles(matrix.rows, reference_row(matrix, reference))
+    width = max(WIDTH, LABELS_WIDTH + 2.2 * len(curves)) if len(curves) > 1 else 0.75 * WIDTH
+    stretch = stretch_for(list(list(curves.values())[-1]))
+    figure = make_figure(width, 0.4 + PANEL_HEIGHT * stretch * len(MEASURES))
+    grid = figure.subplots(len(MEASURES), len(curves), squeeze=False)
+    for line, measure in zip(grid, MEASURES, strict=True):
+        is_logarithmic = any(_is_wide(groups, measure) for groups in curves.values())
+        for panel, (name, groups) in zip(line, curves.items(), strict=True):
+            _draw_lines(panel, groups, styles, measure, is_logarithmic=is_logarithmic)
+            dress_panel(panel, name if measure is MEASURES[0] else "", "y")
+        line[0].set_ylabel("accuracy (%)", color=INK, fontsize=9)
+        _label(line[-1], list(curves.values())[-1], styles, stretch)
+    _name_further(figure, curves, styles)
+    if column:
+        title = f"{matrix.column_factor}: {column}   (lines: mean of the seeds; shaded: lowest to highest)"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK, parse_math=False)
+    return figure
+
+
+def _is_wide(groups: Mapping[str, StudyGroup], measure: _Measure) -> bool:
+    ends = [measure.along(group, group.curve[-1]) for group in groups.values()]
+    return max(ends) > LOGARITHMIC_FROM * min(ends) > 0
+
+
+def _draw_lines(
+    panel: "matplotlib.axes.Axes",
+    groups: Mapping[str, StudyGroup],
+    styles: Mapping[str, RowStyle],
+    measure: _Measure,
+    *,
+    is_logarithmic: bool,
+) -> None:
+    longest = max(measure.along(group, group.curve[-1]) for group in groups.values())
+    factor, prefix = next((size, name) for size, name in PREFIXES if longest >= size or size == 1.0)
+    factor = factor if "{}" in measure.name else 1.0
+    alpha = BAND_ALPHA * min(1.0, BAND_LINES / len(groups))
+    # The last drawn lies above, so the reference and the best are seen.
+    for row, group in reversed(list(groups.items())):
+        style, curve = styles[row], group.curve
+        places = [measure.along(group, point) / factor for point in curve]
+        low, high = (limit_percent([getattr(point, end) for point in curve]) for end in ("lowest", "highest"))
+        panel.fill_between(places, low, high, color=style.colour, alpha=alpha, linewidth=0)
+        panel.plot(
+            places, limit_percent([point.accuracy.mean for point in curve]), color=style.colour, linestyle=style.dashes,
+            marker=style.marker, markersize=3.6, markeredgecolor="white", markeredgewidth=0.4, linewidth=1.5,
+        )  # fmt: skip
+    if is_logarithmic:
+        panel.set_xscale("log")
+        _tick_decades(panel)
+    else:
+        panel.set_xlim(left=0)
+    means = [point.accuracy.mean for group in groups.values() for point in group.curve]
+    set_accuracy_scale(panel, "y", means, ticks=9)
+    panel.set_xlabel(measure.name.format(prefix), color=INK, fontsize=9)
+
+
+def _tick_decades(panel: "matplotlib.axes.Axes") -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = panel.get_xlim()
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 300 else (1.0, 2.0, 5.0), numticks=20))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _label(
+    panel: "matplotlib.axes.Axes", groups: Mapping[str, StudyGroup], styles: Mapping[str, RowStyle], stretch: float
+) -> None:
+    lines = dict(zip(reversed(list(groups)), panel.get_lines(), strict=True))
+    ends = {row: np.asarray(line.get_xydata())[-1].tolist() for row, line in lines.items()}
+    label_lines(panel, [LineLabel(row, styles[row].colour, *ends[row]) for row in groups], INK, stretch)
+
+
+def _name_further(
+    figure: "matplotlib.figure.Figure",
+    curves: Mapping[str, Mapping[str, StudyGroup]],
+    styles: Mapping[str, RowStyle],
+) -> None:
+    """A legend of the rows that the last panel, the one with direct labels, does not show."""
+    from matplotlib.lines import Line2D
+
+    *others, last = curves.values()
+    names = list(dict.fromkeys(row for groups in others for row in groups if row not in last))
+    if not names:
+        return
+    handles = [
+        Line2D([], [], color=styles[name].colour, marker=styles[name].marker, linestyle=styles[name].dashes)
+        for name in names
+    ]
+    # The space keeps names that begin with an underscore in the legend, which leaves them out otherwise.
+    spaced = [f" {name}" for name in names]
+    legend = figure.legend(handles, spaced, loc="outside lower left", frameon=False, fontsize=9, ncols=3)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

@@ -1,0 +1,206 @@
+"""Run the cells of a study side by side, on one machine or many, and go on where it was."""
+
+import functools
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import joblib
+
+from teka.errors import wrong_value
+from teka.experiments.study.cell import Cell
+from teka.experiments.study.measure import Measure
+from teka.experiments.study.parallel import PARALLEL, claimed, engine
+from teka.experiments.study.run_cell import CELLS, cell_file, run_cell
+from teka.experiments.study.study import Study
+from teka.experiments.study.threads import share_of_cores, torch_threads
+from teka.files import make_directory, read_json
+from teka.models import MODELS
+from teka.training import Run
+from teka.training.processes import without_launcher
+
+TUNING = "tuning"
+PAUSE = 5.0  # seconds between two looks at cells that others train
+TRAINING = threading.Lock()  # one cell at a time in a process: torch has one random state
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a study is.
+
+    Args:
+        stage: "tuning" or "cells".
+        done: Cells that are finished.
+        total: All cells of the stage that were asked for.
+        cell: The cell that has just been finished, or None at the beginning.
+    """
+
+    stage: str
+    done: int
+    total: int
+    cell: Cell | None
+
+
+def run_study(
+    study: Study,
+    out: str | Path,
+    *,
+    data_dir: str | None = None,
+    processes: int = 1,
+    parallel: str = PARALLEL[0],
+    only: Mapping[str, Sequence[str]] | None = None,
+    command: str = "",
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Path:
+    """Train every cell of a study that has no result yet, after the cells that tune a field.
+
+    The folder holds `tuning/` and `cells/`, with a JSON file for each finished cell. Killed at any moment, the same
+    call goes on: finished cells stay, and one that was being trained goes on from its last whole epoch. Any number of
+    such calls, on all machines that share the folder, train one study together: each cell is claimed by one of them,
+    and what a dead one had claimed is free again.
+
+    Args:
+        study: The study.
+        out: Its folder.
+        data_dir: Folder with the data sets' files.
+        processes: Number of cells trained side by side on a machine, each on its share of the cores.
+        parallel: What runs them: "loky", processes of this machine; or "dask" or "ray", the workers of a cluster, of
+            which `dask:ADDRESS` and `ray:ADDRESS` say where it is.
+        only: Levels of some factors, or "seed" with some seeds; the other cells are left for later.
+        command: The command to keep with the numbers.
+        progress: Called at the beginning of a stage and after every cell.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ImportError: The engine is not installed.
+        ValueError: A folder with other cells of the same name, an unknown factor, level or engine, an engine that
+            cannot be reached, no cell left by `only`.
+        ChildProcessError: A process was killed; its cell is not finished, all others stay.
+    """
+    share_of_cores(processes)
+    places = study.places(only or {})
+    folder = make_directory("out", out).resolve()  # a cluster's workers may work elsewhere
+    data_dir = None if data_dir is None else str(Path(data_dir).resolve())
+    # A function of a cell and of the folder that it belongs into.
+    work = functools.partial(_train, measure=study.measure, data_dir=data_dir, command=command, processes=processes)
+    groups = study.tuning_cells(places)
+    tuning = [cell for cells in groups.values() for cell in cells]
+    with engine(parallel, processes):
+        _run_cells(tuning, functools.partial(work, folder=folder / TUNING), folder / TUNING, progress)
+        chosen = {levels: _best(cells, folder / TUNING) for levels, cells in groups.items()}
+        cells = study.cells(places, chosen)
+        _run_cells(cells, functools.partial(work, folder=folder / CELLS), folder / CELLS, progress)
+    return folder
+
+
+def _run_cells(
+    cells: Sequence[Cell], work: Callable[[Cell], bool], folder: Path, progress: Callable[[Progress], None]
+) -> None:
+    """Train and measure the cells that have no file yet, and wait for those that others train.
+
+    Args:
+        cells: The cells.
+        work: Trains one and says whether it has its file now.
+        folder: Folder of their files.
+        progress: Called at the beginning and after every cell.
+
+    Raises:
+        ValueError: A file that another run wrote.
+        ChildProcessError: A process was killed.
+    """
+    stage = folder.name
+    waiting = [cell for cell in cells if not is_done(folder, cell)]
+    progress(Progress(stage, len(cells) - len(waiting), len(cells), None))
+    while waiting:
+        before = len(waiting)
+        for cell in _finished(work, waiting):
+            waiting.remove(cell)
+            progress(Progress(stage, len(cells) - len(waiting), len(cells), cell))
+        waiting = [cell for cell in waiting if not is_done(folder, cell)]
+        if len(waiting) == before:  # all of them are others'
+            time.sleep(PAUSE)
+
+
+def _finished(work: Callable[[Cell], bool], cells: Sequence[Cell]) -> Iterable[Cell]:
+    """The cells that are done now, as they become so."""
+    run: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")
+    try:
+        for cell, done in run(joblib.delayed(_with_cell)(work, cell) for cell in cells):
+            if done:
+                yield cell
+    except BrokenExecutor as error:
+        raise ChildProcessError(
+            "a process of the study was killed, perhaps for want of memory; the same command goes on, "
+            "with fewer --processes if it was memory"
+        ) from error
+
+
+def _with_cell(work: Callable[[Cell], bool], cell: Cell) -> tuple[Cell, bool]:
+    return cell, work(cell)
+
+
+def _train(cell: Cell, *, folder: Path, measure: Measure, data_dir: str | None, command: str, processes: int) -> bool:
+    """Train a cell, if nobody else does, and say whether it has its file now."""
+    lightning = logging.getLogger("lightning.pytorch")
+    level = lightning.level
+    # Of many trainings side by side, one line each would hide the progress.
+    lightning.setLevel(logging.ERROR)
+    try:
+        with TRAINING, without_launcher(), torch_threads(share_of_cores(processes)), claimed(folder, cell) as mine:
+            if mine and not is_done(folder, cell):
+                run_cell(cell, measure, folder, data_dir=data_dir, command=command)
+            return mine
+    except ValueError as error:
+        raise ValueError(f"cell {cell.name}: {error}") from error
+    finally:
+        lightning.setLevel(level)
+
+
+def is_done(folder: Path, cell: Cell) -> bool:
+    """Whether a cell has its file.
+
+    Args:
+        folder: Folder of the cells' files.
+        cell: The cell.
+
+    Raises:
+        ValueError: The file is another run's.
+    """
+    path = cell_file(folder, cell)
+    if not path.exists():
+        return False
+    found = read_json(path).get("run")
+    # Fields that came after the file was written have their defaults, which change nothing.
+    run = Run.from_dict(found) if isinstance(found, dict) else None
+    wanted, came = _decided(cell.run), {} if run is None else _decided(run)
+    if came != wanted:
+        fields = ", ".join(key for key in wanted if came.get(key) != wanted[key])
+        raise wrong_value("out", str(folder.parent), f"a folder of this study; {path.name} differs in {fields}")
+    return True
+
+
+def _decided(run: Run) -> dict[str, object]:
+    """The fields of a run, with what its model has by itself where they leave that open."""
+    fields = run.to_dict()
+    own = inspect.signature(MODELS[run.model]).parameters
+    return {name: own[name].default if value is None and name in own else value for name, value in fields.items()}
+
+
+def _best(cells: Sequence[Cell], folder: Path) -> object:
+    """The tuned value with the lowest loss on held-out images in the mean of the places; the first of equals."""
+    field = list(cells[0].labels)[-1]
+    losses: dict[object, float] = {}
+    for cell in cells:
+        curve = read_json(cell_file(folder, cell)).get("learning_curve")
+        value = cell.run.to_dict()[field]
+        loss = curve[-1]["loss"] if isinstance(curve, list) else float("inf")
+        losses[value] = losses.get(value, 0.0) + loss
+    return min(losses, key=losses.__getitem__)

@@ -1,0 +1,205 @@
+"""What a study trains: a grid of runs."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from teka.errors import unknown_name, wrong_value
+from teka.experiments.study.cell import Cell, slug
+from teka.experiments.study.measure import Measure
+from teka.experiments.study.tune import Tune
+from teka.training import Run
+
+LONGEST_NAME = 180  # of the levels of a cell in the name of its file, which may be of 255 bytes
+
+
+@dataclass(frozen=True)
+class Study:
+    """A grid of runs: the product of the factors' levels and the seeds.
+
+    Args:
+        name: What to call it.
+        factors: For each factor its levels, and for each level the fields of `Run` that it sets. A later factor's
+            fields go before an earlier's.
+        base: The fields of `Run` of every cell.
+        leave_out: Combinations that are no cells: for each, some factors and the levels it speaks of.
+        seeds: The seeds.
+        measure: What is measured of every model.
+        tune: A field to choose first, or None.
+        reference: The level of some factors that the others are compared with.
+        description: What it is for.
+
+    Raises:
+        ValueError: A factor or level that there is not, no factor, level or seed, or a run that cannot be.
+    """
+
+    name: str
+    factors: Mapping[str, Mapping[str, Mapping[str, object]]]
+    base: Mapping[str, object] = field(default_factory=dict)
+    leave_out: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    measure: Measure = field(default_factory=Measure)
+    tune: Tune | None = None
+    reference: Mapping[str, str] = field(default_factory=dict)
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.factors:
+            raise wrong_value("factors", dict(self.factors), "one factor or more")
+        for factor, levels in self.factors.items():
+            if not levels:
+                raise wrong_value(f"factors.{factor}", dict(levels), "one level or more")
+            _check_names(f"factors.{factor}", levels)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise wrong_value("seeds", list(self.seeds), "one seed or more, each once")
+        for exclusion in self.leave_out:
+            for factor, levels in exclusion.items():
+                for level in levels:
+                    self._check_level("leave_out", factor, level)
+        for factor, level in self.reference.items():
+            self._check_level("reference", factor, level)
+        if self.tune is not None:
+            self._check_tune(self.tune)
+            _check_names("tune.values", [str(value) for value in self.tune.values])
+        longest = "--".join(max(map(slug, levels), key=len) for levels in self.factors.values())
+        if len(longest.encode()) > LONGEST_NAME:
+            raise wrong_value("factors", longest, f"levels whose names make at most {LONGEST_NAME} bytes together")
+        if not [self.make_cell(labels, self.seeds[0]) for labels in self.combinations()]:
+            raise wrong_value("leave_out", list(self.leave_out), "combinations that leave some cell")
+
+    def combinations(self) -> Iterator[dict[str, str]]:
+        """The level of every factor, for every combination that is not left out, the last factor fastest."""
+        for levels in itertools.product(*self.factors.values()):
+            labels = dict(zip(self.factors, levels, strict=True))
+            if not self._is_left_out(labels):
+                yield labels
+
+    def make_cell(self, labels: Mapping[str, str], seed: int, chosen: Mapping[str, object] | None = None) -> Cell:
+        """The cell at some levels.
+
+        Args:
+            labels: The level of every factor.
+            seed: Seed of the run.
+            chosen: Fields that were tuned; they go before all others.
+
+        Raises:
+            ValueError: Fields that make no run.
+        """
+        fields = dict(self.base)
+        for factor, level in labels.items():
+            fields |= self.factors[factor][level]
+        try:
+            return Cell(dict(labels), Run.from_dict({**fields, "seed": seed, **(chosen or {})}))
+        except ValueError as error:
+            where = ", ".join(f"{factor} {level!r}" for factor, level in labels.items())
+            raise ValueError(f"the cell of {where} is no run: {error}") from error
+
+    def places(self, only: Mapping[str, Sequence[str]]) -> list[tuple[dict[str, str], int]]:
+        """The levels and the seed of every cell, seed by seed, so that a study stopped early has whole grids.
+
+        Args:
+            only: Levels of some factors, or "seed" with some seeds, to be asked for alone.
+
+        Raises:
+            ValueError: An unknown factor, level or seed, or no cell that is asked for.
+        """
+        for factor, levels in only.items():
+            known = {**self.factors, "seed": dict.fromkeys(map(str, self.seeds))}
+            if factor not in known:
+                raise unknown_name("only", factor, known)
+            for level in levels:
+                if level not in known[factor]:
+                    raise unknown_name(f"only {factor}", level, known[factor])
+        places = [
+            (labels, seed)
+            for seed in self.seeds
+            for labels in self.combinations()
+            if all({**labels, "seed": str(seed)}[factor] in levels for factor, levels in only.items())
+        ]
+        if not places:
+            raise wrong_value("only", {factor: list(levels) for factor, levels in only.items()}, "levels of some cell")
+        return places
+
+    def cells(
+        self, places: Iterable[tuple[Mapping[str, str], int]], chosen: Mapping[tuple[str, ...], object]
+    ) -> list[Cell]:
+        """The cells at some places.
+
+        Args:
+            places: Levels and seeds.
+            chosen: The tuned value by the levels of `tune.per`.
+
+        Raises:
+            ValueError: A place whose field could not be tuned.
+        """
+        return [self.make_cell(labels, seed, self._chosen_field(labels, chosen)) for labels, seed in places]
+
+    def tuning_cells(self, places: Iterable[tuple[Mapping[str, str], int]]) -> dict[tuple[str, ...], list[Cell]]:
+        """The cells that are compared to tune a field, by the levels of `tune.per`; none without a field to tune.
+
+        Args:
+            places: Levels and seeds of the cells that it is tuned for.
+        """
+        if self.tune is None:
+            return {}
+        groups: dict[tuple[str, ...], list[Cell]] = {}
+        for place, _ in places:
+            levels = tuple(place[factor] for factor in self.tune.per)
+            if levels not in groups:
+                cells = [
+                    self._tuning_cell(labels, self.tune, value)
+                    for at in self.tune.at
+                    if not self._is_left_out(labels := {factor: at.get(factor, place[factor]) for factor in place})
+                    for value in self.tune.values
+                ]
+                if cells:
+                    groups[levels] = cells
+        return groups
+
+    def _tuning_cell(self, labels: Mapping[str, str], tune: Tune, value: object) -> Cell:
+        cell = self.make_cell(labels, tune.seed, {tune.field: value})
+        return Cell({**labels, tune.field: str(value)}, cell.run)
+
+    def _chosen_field(self, labels: Mapping[str, str], chosen: Mapping[tuple[str, ...], object]) -> dict[str, object]:
+        if self.tune is None:
+            return {}
+        levels = tuple(labels[factor] for factor in self.tune.per)
+        if levels not in chosen:
+            where = ", ".join(f"{factor} {level!r}" for factor, level in zip(self.tune.per, levels, strict=True))
+            places = [dict(at) for at in self.tune.at]
+            raise ValueError(f"tune.at is {places}, which is left out for {where}, expected a cell")
+        return {self.tune.field: chosen[levels]}
+
+    def _check_tune(self, tune: Tune) -> None:
+        for factor in tune.per:
+            if factor not in self.factors:
+                raise unknown_name("tune.per", factor, self.factors)
+        for at in tune.at:
+            for factor, level in at.items():
+                self._check_level("tune.at", factor, level)
+            if set(at) != set(self.factors) - set(tune.per):
+                raise wrong_value("tune.at", dict(at), f"a level of every factor that is not in {list(tune.per)}")
+        known = Run().to_dict()
+        if tune.field not in known:
+            raise unknown_name("tune.field", tune.field, known)
+
+    def _is_left_out(self, labels: Mapping[str, str]) -> bool:
+        return any(all(labels[factor] in levels for factor, levels in out.items()) for out in self.leave_out)
+
+    def _check_level(self, argument: str, factor: str, level: str) -> None:
+        if factor not in self.factors:
+            raise unknown_name(f"{argument} factor", factor, self.factors)
+        if level not in self.factors[factor]:
+            raise unknown_name(f"{argument} level of {factor}", level, self.factors[factor])
+
+
+def _check_names(argument: str, names: Iterable[str]) -> None:
+    """Hold that names stay apart in the names of files."""
+    found: dict[str, str] = {}
+    for name in names:
+        part = slug(name)
+        if not part:
+            raise wrong_value(argument, name, "a name with a letter or a digit")
+        if part in found:
+            raise wrong_value(argument, name, f"a name that differs from {found[part]!r} in letters or digits")
+        found[part] = name

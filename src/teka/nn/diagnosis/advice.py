@@ -1,0 +1,201 @@
+"""What to do about what was found in an attention layer."""
+
+import math
+
+import torch
+
+from teka.nn.diagnosis.diagnosis import FLOAT16, EstimatorFindings, GroupFindings, ShiftFindings, float16_headroom
+from teka.nn.layer_warnings import bounded_instead
+
+# Error of an estimated output that is worth a sentence, and that a number of features is named for.
+TARGET_ERROR = 0.1
+# Mean of (‖q‖² + ‖k‖²)/√d above which the variance of positive features, which grows as its exponential, is large.
+LARGE_EXPONENT = 4.0
+# Unevenness below which a head's output is the mean of the values for all that matters.
+EVEN = 0.02
+# Gain above which outputs are called large, and share of queries above 1 that is called many.
+LARGE_GAIN = 10.0
+MANY_QUERIES = 0.1
+# Factor that float16 should have room for.
+HEADROOM = 10.0
+# Relative error under a shift, in float64, above which it is no rounding.
+EQUIVARIANT = 1e-8
+
+
+def advise(
+    groups: tuple[GroupFindings, ...],
+    largest: dict[str, float],
+    shift: ShiftFindings | None,
+    *,
+    dtype: torch.dtype,
+    num_tokens: int,
+    dim_head: int,
+) -> tuple[str, ...]:
+    """Sentences chosen by the findings, none where all is well.
+
+    Args:
+        groups: Findings about heads.
+        largest: The largest |number| of each tensor that the layer keeps in its dtype.
+        shift: Findings about shifts, or None.
+        dtype: The layer's dtype.
+        num_tokens: Number of tokens.
+        dim_head: Size d of a head.
+    """
+    sentences: list[str] = []
+    for group in groups:
+        if group.estimator is not None:
+            sentences += _about_estimator(group, group.estimator, num_tokens=num_tokens, dim_head=dim_head)
+        sentences += _about_size(group) + _about_evenness(group) + _about_rounding(group, dtype) + _about_waves(group)
+    sentences += _about_headroom(largest, has_bounds=not any(map(_about_size, groups)))
+    if shift is not None:
+        joint = any(group.relative == "rotation_joint" for group in groups)
+        sentences += _about_shift(shift, dtype, joint=joint)
+    return tuple(sentences)
+
+
+def features_for(error: float, num_features: int, target: float = TARGET_ERROR) -> int:
+    """Least number of features for a target error, by the law that an estimate's error falls as m^(−1/2).
+
+    Where few draws carry the estimate, as with positive features of long vectors, it falls more slowly.
+
+    Args:
+        error: The error now.
+        num_features: The number of features now.
+        target: The error wanted.
+    """
+    return math.ceil(num_features * (error / target) ** 2)
+
+
+def _about_estimator(
+    group: GroupFindings, estimator: EstimatorFindings, *, num_tokens: int, dim_head: int
+) -> list[str]:
+    total = estimator.total
+    if total.error <= TARGET_ERROR and not group.collapsed:
+        return []
+    sentences = []
+    if group.collapsed:
+        heads = [group.first_head + head for head, report in enumerate(estimator.by_head) if report.collapsed]
+        sentences.append(
+            f"{group.name} has collapsed in {_heads(heads)}: the output is the mean of the values, whatever the tokens "
+            "are."
+        )
+    if group.relative == "clipped_features":
+        sentences.append(
+            f"{group.name} errs by {100 * total.error:.0f} %; relative='clipped' is the same without random "
+            "features, exact and cheaper."
+        )
+        return sentences
+    needed = features_for(total.error, estimator.num_features)
+    worse = ", more than predicting the mean of the values would" if total.error > total.error_of_mean else ""
+    more = (
+        f"{group.name} errs by {100 * total.error:.0f} % with {estimator.num_features} features{worse}; as the error "
+        f"falls with the root of their number, 10 % takes {needed:,} or more (num_features)"
+    )
+    more += ", and more while the estimate is that far off." if total.error > 0.5 else "."
+    if needed > num_tokens:
+        more += f" That is more than there are tokens: kernel='softmax' is exact and costs less at {num_tokens:,}."
+    sentences.append(more)
+    if estimator.is_biased:
+        sentences.append(
+            "Draws of fixed norm estimate less than the softmax kernel, and more of them do not mend that; "
+            "projection='orthogonal' has no such bias."
+        )
+    if group.query_norm is not None and group.key_norm is not None:
+        query, key = (sum(norms) / len(norms) for norms in (group.query_norm, group.key_norm))
+        if (query**2 + key**2) / math.sqrt(dim_head) > LARGE_EXPONENT:
+            sentences.append(
+                f"Queries and keys are long (mean norms {query:.3g} and {key:.3g}), and the error grows as the "
+                "exponential of their squares: normalise them, or make them smaller."
+            )
+    sentences.append(
+        "Kernels without draws: 'squared_relu' needs only as many features as a head has dimensions, and 'taylor2' is "
+        "near softmax where queries and keys are small."
+    )
+    return sentences
+
+
+def _about_size(group: GroupFindings) -> list[str]:
+    size = group.size
+    promised = 1.0 if size.bound is None else size.bound
+    is_much = size.largest_gain > LARGE_GAIN or size.share_above_1 > MANY_QUERIES
+    if size.largest_gain <= 1.01 * promised or not is_much:
+        return []
+    return [
+        f"The denominator of {group.name} does not bound its weights: outputs are up to {size.times_the_values:.3g} "
+        f"times as large as the largest value here, gains up to {size.largest_gain:.3g}, and other tokens may give any "
+        f"size. Take {bounded_instead(group.relative)}, with which outputs are bounded."
+    ]
+
+
+def _about_headroom(largest: dict[str, float], *, has_bounds: bool) -> list[str]:
+    headroom = float16_headroom(largest)
+    if headroom >= HEADROOM:
+        return []
+    name = max(largest, key=largest.__getitem__)
+    found = "are infinite there" if headroom < 1 else f"leave room for {headroom:.2g} times as much only"
+    remedy = "normalise the tokens, or make the weights of that map smaller"
+    if name == "heads' outputs":
+        remedy = "make the values smaller"
+    if "outputs" in name and not has_bounds:
+        remedy = "bound the weights, as above"
+    return [
+        f"float16 ends at {FLOAT16.max:,.0f}, and {name} of {largest[name]:.3g} {found}: compute in bfloat16, or "
+        f"{remedy}."
+    ]
+
+
+def _about_evenness(group: GroupFindings) -> list[str]:
+    even = [group.first_head + head for head, number in enumerate(group.unevenness) if number < EVEN]
+    if not even or group.collapsed:
+        return []
+    if group.kernel == "constant" and group.relative is None:
+        why = "the constant kernel without a relative kernel can give nothing else"
+    else:
+        why = "the weights are all but equal; if they still are after training, scale queries and keys up"
+    return [f"The output of {group.name} is the mean of the values in {_heads(even)}: {why}."]
+
+
+def _about_rounding(group: GroupFindings, dtype: torch.dtype) -> list[str]:
+    tolerance = math.sqrt(torch.finfo(dtype).eps)
+    sentences = []
+    for name, difference in group.rounding.items():
+        if difference > tolerance:
+            sentences.append(
+                f"The {name} backend differs from the dense one by {difference:.1e} for {group.name}: sums of weights "
+                "come near 0 there. Use float64 or backend='dense'"
+                + (", or kernel='positive'." if group.kernel == "trigonometric" else ".")
+            )
+    return sentences
+
+
+def _about_waves(group: GroupFindings) -> list[str]:
+    if not group.num_still_waves:
+        return []
+    return [
+        f"{group.num_still_waves} of the {group.num_waves} waves of {group.name} are longer than this torus and are "
+        "rounded to frequency 0, where they see no position: give frequencies near multiples of 2π / period."
+    ]
+
+
+def _about_shift(shift: ShiftFindings, dtype: torch.dtype, *, joint: bool) -> list[str]:
+    if shift.without_rounding > EQUIVARIANT:
+        found = f"A shift changes the output by {100 * shift.maximum:.2g} %: "
+        if joint:
+            return [
+                found + "relative='rotation_joint' is equivariant in expectation only. relative='rotation' is the same "
+                "kernel, exact and equivariant for every draw."
+            ]
+        return [
+            found + "no kernel of this library should. Look at relative kernels of your own, and at positions whose "
+            "distance lies between two rings."
+        ]
+    if shift.maximum > math.sqrt(torch.finfo(dtype).eps):
+        return [
+            f"A shift changes the output by {shift.maximum:.1e} by rounding alone ({shift.without_rounding:.1e} in "
+            "float64): compute in a wider dtype where that matters."
+        ]
+    return []
+
+
+def _heads(heads: list[int]) -> str:
+    return ("head " if len(heads) == 1 else "heads ") + ", ".join(map(str, heads))

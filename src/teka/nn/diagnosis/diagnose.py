@@ -1,0 +1,289 @@
+"""What is wrong with an attention layer on given tokens, and what to do."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from teka import functional
+from teka.audit.evaluation_mode import check_evaluation_mode
+from teka.errors import wrong_value
+from teka.functional.backend import Workload, backend_costs, choose_backend
+from teka.functional.backend.cost import Cost
+from teka.functional.estimator_report import EstimatorReport
+from teka.functional.kernel import FeatureKernel, Kernel
+from teka.functional.kernel.base import mask_features
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import Clipped, ClippedFeatures, Fourier, Relative, Rotary, RotaryRelative
+from teka.grid import Grid
+from teka.nn import Attention, RandomFeatures
+from teka.nn.diagnosis.advice import advise
+from teka.nn.diagnosis.diagnosis import Diagnosis, EstimatorFindings, GroupFindings, SizeFindings
+from teka.nn.diagnosis.excerpt import Excerpt
+from teka.nn.diagnosis.layer_shift import LayerShift, shift_findings
+from teka.nn.head_group import HeadGroup, pair_name
+from teka.nn.layer_warnings import times_the_values
+
+# Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
+MEASURED_TOKENS = 1024
+MEASURED_IN_ALL = 4096
+# Weights of so many keys are held at a time.
+GAIN_KEYS = 512
+# How far above 1 rounding takes the gain of a mean.
+GAIN_ROUNDING = 1e-6
+
+
+def diagnose(
+    layer: Attention,
+    tokens: Tensor,
+    grid: Grid | None = None,
+    *,
+    num_prefix_tokens: int = 0,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    shifts: Sequence[LayerShift] | None = None,
+) -> Diagnosis:
+    """Measure an attention layer on tokens of your own.
+
+    - The error of random features against what they estimate, in float64, head by head, and whether the output has
+      collapsed to the mean of the values.
+    - The size of the outputs over that of the values, the gains of the queries, and the room that float16 leaves.
+    - The difference of every other backend from the dense one.
+    - The change of the output under shifts, which only rounding should make, and its noise floor.
+    - What to do about it.
+
+    All but the shifts are measured on at most `MEASURED_TOKENS` tokens of a sample, and all on the first samples, of
+    about `MEASURED_IN_ALL` tokens together. Nothing is random, and the layer stays as it is: a copy of it computes.
+
+    Args:
+        layer: The layer, in evaluation.
+        tokens: Tokens, shape (B, L, dim).
+        grid: The grid whose cells they are, after the prefix; this or `positions` with a relative kernel.
+        num_prefix_tokens: Number of first tokens without a position.
+        key_mask: True where a token may be attended to, shape (B, L).
+        positions: Instead of a grid, positions in physical units, shape (L, n) or (B, L, n).
+        shifts: Shifts to try, in cells on a grid and in physical units otherwise; a few by default.
+
+    Raises:
+        ValueError: Not an `Attention`, a part of it in training mode, shifts that do not fit, or what the layer
+            refuses.
+    """
+    if not isinstance(layer, Attention):
+        raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
+    if layer.dropout.p > 0:  # without it a layer computes the same in training
+        check_evaluation_mode("layer", layer)
+    with torch.no_grad():
+        twin = copy.deepcopy(layer)
+        twin.warns_of_large_output = False  # what a warning would say is found here anyway
+        for module in twin.modules():
+            if isinstance(module, RandomFeatures):
+                module.is_fresh = False
+        twin(tokens, grid, key_mask, num_prefix_tokens, positions=positions)
+        whole = Excerpt(tokens.detach(), grid, positions, num_prefix_tokens, key_mask)
+        num_measured = min(whole.num_placed, MEASURED_TOKENS)
+        part = whole.at_most(num_measured, max(1, MEASURED_IN_ALL // max(1, num_measured)))
+        groups = tuple(_group_findings(twin, group, whole, part) for group in twin.head_groups())
+        largest = _largest_numbers(twin, groups, part)
+        moved = whole.at_most(whole.num_placed, max(1, MEASURED_IN_ALL // tokens.shape[1]))
+        shift = shift_findings(twin, moved, shifts)
+    dtype = layer.output.weight.dtype
+    return Diagnosis(
+        dtype=str(dtype).removeprefix("torch."),
+        num_samples=tokens.shape[0],
+        num_tokens=tokens.shape[1],
+        measured=_describe(whole, part),
+        groups=groups,
+        largest=largest,
+        shift=shift,
+        advice=advise(groups, largest, shift, dtype=dtype, num_tokens=tokens.shape[1], dim_head=layer.dim_head),
+    )
+
+
+def _describe(whole: Excerpt, part: Excerpt) -> str:
+    if part.tokens.shape == whole.tokens.shape:
+        return "measured on all of them"
+    samples, num_tokens, _ = part.tokens.shape
+    block = ""
+    if part.grid is not None and whole.grid is not None and part.grid != whole.grid:
+        block = f", a block {part.grid.shape} of {whole.grid.shape}"
+    return f"measured on {samples} of the samples and {num_tokens:,} of the tokens{block}"
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Queries, keys and values of some heads of an excerpt, and attention among them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    excerpt: Excerpt
+    is_causal: bool
+
+    def attend(self, kernel: Kernel, relative: Relative | None, backend: str, *, dtype: torch.dtype) -> Tensor:
+        """Output of the kept queries in float64, (H, rows, d), computed in a dtype."""
+        return self.rows(self.outputs(kernel, relative, backend, dtype=dtype))
+
+    def outputs(self, kernel: Kernel, relative: Relative | None, backend: str, *, dtype: torch.dtype) -> Tensor:
+        """Output of all queries, (B, H, L, d), likewise."""
+        part, places = self.excerpt, {}
+        if relative is not None:
+            places = {"grid": part.grid, "positions": part.positions, "num_prefix_tokens": part.num_prefix_tokens}
+        return functional.attention(
+            *(tensor.to(dtype) for tensor in (self.query, self.key, self.value)),
+            kernel=kernel,
+            relative=relative,
+            key_mask=part.key_mask,
+            is_causal=self.is_causal,
+            backend=backend,
+            **places,
+        ).double()
+
+    def rows(self, vectors: Tensor) -> Tensor:
+        """Those of the kept tokens, (H, rows, d), of vectors (B, H, L, d)."""
+        return vectors.transpose(0, 1)[:, self.excerpt.kept]
+
+    def mean_value(self) -> Tensor:
+        """Mean of the values that each kept query sees, (H, rows, d)."""
+        return self.attend(functional.Constant(), None, "auto", dtype=torch.float64)
+
+    def norms(self, vectors: Tensor) -> tuple[float, ...]:
+        """Mean norm of the kept vectors of each head."""
+        return _numbers(self.rows(vectors.double()).norm(dim=-1).mean(dim=-1))
+
+    def gains(self, kernel: Kernel, relative: Relative | None) -> Tensor:
+        """Σ_j |w_ij| / D_i of the kept queries, (H, rows): a weight is the output where one key has the value 1."""
+        batch, heads, num_keys, _ = self.value.shape
+        each_key = torch.eye(num_keys, dtype=torch.float64, device=self.value.device).expand(batch, heads, -1, -1)
+        outputs = (
+            replace(self, value=some).outputs(kernel, relative, "dense", dtype=torch.float64)
+            for some in each_key.split(GAIN_KEYS, dim=-1)
+        )
+        return self.rows(torch.stack([torch.linalg.vector_norm(one, 1, dim=-1) for one in outputs]).sum(dim=0))
+
+
+def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Excerpt) -> GroupFindings:
+    query, key, value = layer.project(part.tokens, key_mask=part.key_mask)
+    heads = _Heads(*group.part_of(query, key, value, part.tokens.shape[1]), part, layer.causal)
+    kernel, relative = group.kernel, group.relative
+    outputs, mean = heads.outputs(kernel, relative, "dense", dtype=torch.float64), heads.mean_value()
+    exact = heads.rows(outputs)
+    seen = _seen_keys(part, is_causal=layer.causal)
+    scatter = (heads.rows(heads.value.double()) - mean).flatten(1).norm(dim=-1)
+    variation = (exact - mean).flatten(1).norm(dim=-1) / scatter.clamp_min(torch.finfo(torch.float64).tiny)
+    uses_query = kernel.uses_content or isinstance(relative, Clipped)
+    still, waves = _still_waves(relative, whole)
+    return GroupFindings(
+        name=group.name,
+        kernel=kernel.name,
+        relative=None if relative is None else relative.name,
+        first_head=group.heads.start,
+        num_heads=group.heads.stop - group.heads.start,
+        backend=choose_backend(group.backend, _costs(layer, group, whole), layer.output.weight.device.type),
+        size=_size_findings(heads, group, outputs),
+        estimator=_estimator_findings(heads, kernel, relative, exact, mean),
+        variation=_numbers(variation),
+        unevenness=_numbers(variation * seen**0.5),
+        rounding=_rounding(layer, group, heads),
+        query_norm=heads.norms(heads.query) if uses_query else None,
+        key_norm=heads.norms(heads.key) if kernel.uses_content else None,
+        num_still_waves=still,
+        num_waves=waves,
+    )
+
+
+def _size_findings(heads: _Heads, group: HeadGroup, outputs: Tensor) -> SizeFindings:
+    """Sizes of outputs (B, H, L, d), which are the dense ones in float64."""
+    outputs, values = (mask_features(one, heads.excerpt.key_mask) for one in (outputs, heads.value.double()))
+    gains = heads.gains(group.kernel, group.relative)
+    return SizeFindings(
+        bound=group.bound,
+        times_the_values=float(times_the_values(outputs, values).max()),
+        largest_gain=float(gains.max()),
+        share_above_1=float((gains > 1 + GAIN_ROUNDING).double().mean()),
+        largest_output=float(outputs.abs().max()),
+    )
+
+
+def _largest_numbers(layer: Attention, groups: tuple[GroupFindings, ...], part: Excerpt) -> dict[str, float]:
+    """Largest |number| of what the layer computes in its own dtype; between these it is at least float32."""
+    exact = copy.deepcopy(layer).double()
+    tokens = part.tokens.double().masked_fill(~part.kept[..., None], 0.0)
+    maps = {"queries": exact.query, "keys": exact.key, "values": exact.value}
+    largest = {name: float(linear(tokens).abs().max()) for name, linear in maps.items() if linear is not None}
+    largest["heads' outputs"] = max(group.size.largest_output for group in groups)
+    output = exact(tokens, part.grid, part.key_mask, part.num_prefix_tokens, positions=part.positions)
+    return {**largest, "layer's outputs": float(output[part.kept].abs().max())}
+
+
+def _estimator_findings(
+    heads: _Heads, kernel: Kernel, relative: Relative | None, estimate: Tensor, mean: Tensor
+) -> EstimatorFindings | None:
+    """Errors of features against what they stand for, or None where they stand for themselves."""
+    if isinstance(kernel, FeatureKernel) and kernel.estimates_softmax:
+        draws, true_kernel, true_relative = getattr(kernel, "projection", None), functional.Softmax(), relative
+        if isinstance(relative, RotaryRelative):
+            # Turned features stand for no other kernel, but what they are before the turn does.
+            estimate, true_relative = heads.attend(kernel, None, "dense", dtype=torch.float64), None
+    elif isinstance(relative, ClippedFeatures):
+        draws, true_kernel = relative.projection, kernel
+        true_relative = Clipped(relative.distance_embedding, relative.ring_width)
+    else:
+        return None
+    assert isinstance(draws, Tensor)
+    exact = heads.attend(true_kernel, true_relative, "dense", dtype=torch.float64)
+    lengths = draws.double().square().sum(dim=-1)
+    return EstimatorFindings(
+        truth=pair_name(true_kernel, true_relative),
+        num_features=draws.shape[0],
+        is_biased=bool((lengths - draws.shape[1]).abs().max() < 1e-3 * draws.shape[1]),
+        total=EstimatorReport.from_outputs(estimate, exact, mean),
+        by_head=tuple(EstimatorReport.from_outputs(*one) for one in zip(estimate, exact, mean, strict=True)),
+    )
+
+
+def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, float]:
+    """Difference of every other backend from the dense one, in the layer's dtype."""
+    dtype = layer.output.weight.dtype
+    dense = heads.attend(group.kernel, group.relative, "dense", dtype=dtype)
+    size = dense.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    return {
+        name: float((heads.attend(group.kernel, group.relative, name, dtype=dtype) - dense).norm() / size)
+        for name in _costs(layer, group, heads.excerpt)
+        if name != "dense"
+    }
+
+
+def _placement(excerpt: Excerpt) -> Placement:
+    sites = Sites(excerpt.grid, excerpt.positions)
+    return Placement(sites, sites, excerpt.num_prefix_tokens)
+
+
+def _costs(layer: Attention, group: HeadGroup, excerpt: Excerpt) -> dict[str, Cost]:
+    placement = _placement(excerpt)
+    relative = None if group.relative is None else group.relative.on(placement)
+    num_tokens, width = excerpt.tokens.shape[1], layer.dim_head
+    work = Workload(group.kernel, relative, placement, num_tokens, num_tokens, width, width, layer.causal)
+    return backend_costs(work)
+
+
+def _seen_keys(excerpt: Excerpt, *, is_causal: bool) -> float:
+    """Mean number of keys that a kept query sees."""
+    kept = excerpt.kept.double()
+    seen = kept.cumsum(dim=1) if is_causal else kept.sum(dim=1, keepdim=True).expand_as(kept)
+    return float(seen[excerpt.kept].mean())
+
+
+def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]:
+    """How many waves a periodic grid rounds to frequency 0, and how many waves it rounds."""
+    if not isinstance(relative, Fourier | Rotary) or excerpt.grid is None or not any(excerpt.grid.periodic):
+        return 0, 0
+    rounded = relative.on(_placement(excerpt))
+    assert isinstance(rounded, Fourier | Rotary)
+    still = (rounded.frequency == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
+    return int(still.sum()), still.numel()
+
+
+def _numbers(tensor: Tensor) -> tuple[float, ...]:
+    return tuple(tensor.tolist())

@@ -1,0 +1,143 @@
+"""How much of an attention layer's output changes when its tokens move, on any grid and at bare positions."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from teka.audit.comparison import relative_difference
+from teka.audit.equivariance import equivariance_error
+from teka.errors import wrong_value
+from teka.grid import Grid
+from teka.nn import Attention
+from teka.nn.diagnosis.diagnosis import ShiftFindings
+from teka.nn.diagnosis.excerpt import Excerpt
+
+LayerShift = int | float | Sequence[int | float]
+
+
+def shift_findings(layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift] | None) -> ShiftFindings | None:
+    """Move the tokens and compare the outputs, in the layer's dtype and, at the worst shift, in float64.
+
+    Along a periodic axis the tokens roll. Along a bounded one a roll is no symmetry: there they are put on a longer
+    axis, among tokens that no query attends to, and move within that. Bare positions get the shift added.
+
+    Args:
+        layer: The layer, in evaluation.
+        scene: Its tokens.
+        shifts: Shifts, in cells on a grid and in physical units otherwise; by default a few. None is a symmetry of a
+            causal layer along a periodic axis.
+
+    Returns:
+        The findings, or None where there is no place or no symmetry.
+
+    Raises:
+        ValueError: Shifts that do not fit, or that are no symmetry.
+    """
+    positions, grid = scene.positions, scene.grid
+    if positions is not None:
+        how, steps = "added to the positions", _position_shifts(positions, shifts)
+    elif grid is not None:
+        how = "rolled round the torus" if all(grid.periodic) else "on a larger grid, cells outside masked"
+        cells = _grid_shifts(grid, shifts, is_causal=layer.causal)
+        steps = tuple(tuple(map(float, step)) for step in cells)
+    else:
+        return None
+    if not steps:
+        return None
+    by_shift, noise_floor = _errors(layer, scene, steps)
+    worst = max(steps, key=lambda step: by_shift[step])
+    exact = replace(scene, tokens=scene.tokens.double())
+    without_rounding, _ = _errors(copy.deepcopy(layer).double(), exact, (worst,))
+    return ShiftFindings(how, by_shift, noise_floor, without_rounding[worst])
+
+
+def _errors(
+    layer: Attention, scene: Excerpt, steps: tuple[tuple[float, ...], ...]
+) -> tuple[dict[tuple[float, ...], float], float]:
+    """The error at each shift, and the noise floor."""
+    if scene.positions is not None:
+        return _at_positions(layer, scene, scene.positions, steps)
+    assert scene.grid is not None
+    return _on_canvas(layer, scene, scene.grid, tuple(tuple(map(int, step)) for step in steps))
+
+
+def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> tuple[tuple[float, ...], ...]:
+    num_axes = positions.shape[-1]
+    if shifts is None:
+        places = positions.flatten(0, -2).double()
+        extent = [float(length) or 1.0 for length in places.amax(dim=0) - places.amin(dim=0)]
+        return (tuple(extent), tuple(-0.3 * length for length in extent))
+    vectors = []
+    for shift in shifts:
+        vector = tuple(map(float, shift)) if isinstance(shift, Sequence) else (float(shift),)
+        if len(vector) != num_axes:
+            raise wrong_value("shifts", shift, f"{num_axes} numbers each, one for each axis of the positions")
+        vectors.append(vector)
+    if not vectors:
+        raise wrong_value("shifts", shifts, "at least one shift")
+    return tuple(vectors)
+
+
+def _at_positions(
+    layer: Attention, scene: Excerpt, positions: Tensor, shifts: tuple[tuple[float, ...], ...]
+) -> tuple[dict[tuple[float, ...], float], float]:
+    places = positions.double()
+
+    def output(positions: Tensor) -> Tensor:
+        mixed = layer(scene.tokens, None, scene.key_mask, scene.num_prefix_tokens, positions=positions)
+        return mixed[scene.kept].double()
+
+    reference = output(places)
+    by_shift = {
+        shift: relative_difference(output(places + torch.tensor(shift).to(places)), reference) for shift in shifts
+    }
+    return by_shift, relative_difference(output(places), reference)
+
+
+def _grid_shifts(grid: Grid, shifts: Sequence[LayerShift] | None, *, is_causal: bool) -> tuple[tuple[int, ...], ...]:
+    # The order of tokens, which a causal layer sees, is no torus'.
+    fixed = [is_causal and periodic for periodic in grid.periodic]
+    if shifts is None:
+        single = [
+            tuple(int(one == axis) for one in range(grid.num_axes)) for axis in range(grid.num_axes) if not fixed[axis]
+        ]
+        far = tuple(0 if still else -max(1, side // 4) for still, side in zip(fixed, grid.shape, strict=True))
+        return (*single, far) if single else ()
+    steps = tuple(dict.fromkeys(grid.check_shift(shift) for shift in shifts))  # pyright: ignore[reportArgumentType]
+    if not steps:
+        raise wrong_value("shifts", shifts, "at least one shift")
+    if any(step and still for shift in steps for step, still in zip(shift, fixed, strict=True)):
+        raise wrong_value("shifts", shifts, "0 along periodic axes, of which the order of a causal layer knows nothing")
+    return steps
+
+
+def _on_canvas(
+    layer: Attention, scene: Excerpt, grid: Grid, steps: tuple[tuple[int, ...], ...]
+) -> tuple[dict[tuple[float, ...], float], float]:
+    first = scene.num_prefix_tokens
+    before, after = (
+        [0 if flag else max(0, *(sign * step[axis] for step in steps)) for axis, flag in enumerate(grid.periodic)]
+        for sign in (-1, 1)
+    )
+    sides = tuple(left + side + right for left, side, right in zip(before, grid.shape, after, strict=True))
+    canvas = Grid(sides, grid.spacing, grid.periodic, grid.origin)
+    window = tuple(slice(left, left + side) for left, side in zip(before, grid.shape, strict=True))
+    batch, _, dim = scene.tokens.shape
+    # The flag of what is kept moves with the tokens, as one more channel.
+    inputs = scene.tokens.new_zeros(batch, dim + 1, *sides)
+    kept = scene.kept[:, first:, None].to(scene.tokens)
+    inputs[(slice(None), slice(None), *window)] = grid.unflatten(torch.cat([scene.tokens[:, first:], kept], dim=-1))
+    is_whole = scene.key_mask is None and canvas == grid
+
+    def function(inputs: Tensor) -> Tensor:
+        cells = canvas.flatten(inputs)
+        kept = cells[..., -1] > 0.5
+        mask = None if is_whole else torch.cat([scene.kept[:, :first], kept], dim=1)
+        output = layer(torch.cat([scene.tokens[:, :first], cells[..., :-1]], dim=1), canvas, mask, first)
+        return canvas.unflatten(output[:, first:] * kept[..., None])
+
+    error = equivariance_error(function, inputs, steps, mode="circular")
+    return {tuple(map(float, step)): number for step, number in error.by_shift.items()}, error.noise_floor

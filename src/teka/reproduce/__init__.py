@@ -1,5 +1,0 @@
-"""The experiments of the papers, as studies that come with the library."""
-
-from teka.reproduce.reproduction import SCALES, TARGETS, read_reproduction, reproduce, target_levels
-
-__all__ = ["SCALES", "TARGETS", "read_reproduction", "reproduce", "target_levels"]

@@ -1,0 +1,1 @@
+"""The report of trained models under shift."""

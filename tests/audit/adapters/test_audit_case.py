@@ -1,0 +1,115 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from teka.audit.adapters import Preprocessing, Subject, load
+from teka.audit.adapters.audit_case import make_case, place_for_modes
+from teka.audit.audit_settings import AuditSettings
+from teka.data import load as load_data
+
+SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
+
+
+def model_of(transform: Preprocessing, size: tuple[int, int] | None, classes: int = 4) -> Subject:
+    def function(images):
+        return torch.nn.functional.one_hot(images.mean(dim=(1, 2, 3)).mul(7).long() % classes, classes).float()
+
+    return Subject(
+        "m",
+        "onnx",
+        function,
+        input_size=size,
+        in_channels=transform.in_channels,
+        num_classes=classes,
+        transform=transform,
+    )
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    levels = np.random.default_rng(0).integers(0, 256, (12, 20, 24, 3), dtype=np.uint8)
+    labels = np.arange(12) % 4
+    np.savez(tmp_path / "data.npz", images=levels, labels=labels, test_images=levels, test_labels=labels)
+    return str(tmp_path / "data.npz")
+
+
+def test_a_model_of_this_library_gets_data_as_its_training_did():
+    case = make_case(load("mnist"), "digits", SETTINGS, num_images=7)
+    assert case.images.shape == (7, 1, 16, 16)
+    assert case.traps == ()
+    every = make_case(load("digits"), "digits", SETTINGS)
+    assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
+    assert every.class_names == tuple("0123456789")
+    assert "360 of 360 test images of digits, 16 × 16" in every.description
+
+
+def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
+    case = make_case(model_of(Preprocessing(1, 10, crop=(10, 8)), (10, 8)), arrays, SETTINGS)
+    assert tuple(case.images.shape) == (12, 1, 10, 8)
+    # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
+    assert "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels" in case.traps[0].message
+    assert case.data_facts["preprocessing"] == "resized to 10 × 12 (bilinear), cropped to the middle 10 × 8"
+    assert case.data_facts["image_size"] == [20, 24]
+
+
+def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(arrays):
+    subject = model_of(Preprocessing(1, (10, 8)), (10, 8))
+    case = make_case(subject, arrays, SETTINGS, shift="before")
+    assert tuple(case.images.shape) == (12, 1, 20, 24)
+    after = make_case(subject, arrays, SETTINGS)
+    torch.testing.assert_close(case.function(case.images), after.function(after.images))
+    assert "shifted and then resized" in case.traps[0].message
+
+
+def test_labels_are_the_models_or_left_out(arrays):
+    assert make_case(model_of(Preprocessing(), None), arrays, SETTINGS).labels is not None
+    assert make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS, labelled=False).labels is None
+    with pytest.raises(ValueError, match="classes is 4, expected 9"):
+        make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("mode", "placed", "field"), [("crop", (18, 20), "crop_size"), ("canvas", (14, 12), "canvas_size")]
+)
+def test_windows_and_canvases_are_what_the_model_sees(mode, placed, field):
+    settings = dataclasses.replace(SETTINGS, modes=(mode,))
+    transform, changed = place_for_modes(model_of(Preprocessing(1, (16, 16)), (16, 16)), settings)
+    # Shifts reach 1 along dy and 2 along dx.
+    assert transform.placed_size((33, 40)) == placed
+    assert getattr(changed, field) == (16, 16)
+    movement = changed.movement(mode, placed)
+    assert movement.seen_size(placed) == (16, 16)
+
+
+def test_a_picture_that_is_resized_and_cropped_keeps_its_shape():
+    subject = model_of(Preprocessing(3, 256, crop=(224, 224)), (224, 224))
+    settings = AuditSettings(shifts=((0, 0), (16, 16)), modes=("crop",))
+    assert place_for_modes(subject, settings)[0] == Preprocessing(3, 256, crop=(256, 256))
+    wider = dataclasses.replace(settings, shifts=((0, 0), (0, 30)))
+    assert place_for_modes(subject, wider)[0] == Preprocessing(3, 284, crop=(224, 284))
+    assert place_for_modes(subject, settings, 240)[0] == Preprocessing(3, 256, crop=(240, 240))
+    canvas = dataclasses.replace(settings, modes=("canvas",))
+    assert place_for_modes(subject, canvas)[0] == Preprocessing(3, 192, crop=(192, 192))
+
+
+def test_a_mode_of_another_size_stands_alone():
+    subject = model_of(Preprocessing(1, (16, 16)), (16, 16))
+    with pytest.raises(ValueError, match="canvas alone"):
+        place_for_modes(subject, dataclasses.replace(SETTINGS, modes=("circular", "canvas")))
+    with pytest.raises(ValueError, match="placed_size"):
+        place_for_modes(subject, SETTINGS, 20)
+    with pytest.raises(ValueError, match="less than half"):
+        place_for_modes(subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",)))
+    with pytest.raises(ValueError, match="one of before, after"):
+        make_case(subject, "digits", SETTINGS, shift="never")
+
+
+def test_a_model_of_any_size_keeps_the_images(arrays):
+    case = make_case(
+        Subject("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()), arrays, SETTINGS, labelled=False
+    )
+    assert tuple(case.images.shape) == (12, 3, 20, 24)
+    assert case.data_facts["preprocessing"] == "none"

@@ -1,0 +1,124 @@
+import hashlib
+import json
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+
+from teka.audit.adapters.onnx_model import load_onnx
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3, stride=2), nn.Linear(4, 5)
+
+    def forward(self, images):
+        return self.head(self.conv(images).relu().mean(dim=(2, 3)))
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def export(net: nn.Module, path, batch: int | None, *, external_data: bool = False) -> None:
+    shapes = {"images": {0: "batch"}} if batch is None else None
+    torch.onnx.export(
+        net,
+        (torch.rand(batch or 2, 3, 11, 13),),
+        path,
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_shapes=shapes,
+        external_data=external_data,
+        dynamo=True,
+        verbose=False,
+    )
+
+
+@pytest.mark.parametrize("batch", [None, 1, 4])
+def test_an_export_answers_as_the_module_whatever_its_batches(net, tmp_path, batch):
+    export(net, tmp_path / "net.onnx", batch)
+    subject = load_onnx(tmp_path / "net.onnx")
+    assert (subject.name, subject.input_size, subject.in_channels, subject.num_classes) == ("net", (11, 13), 3, 5)
+    images = torch.rand(7, 3, 11, 13)
+    with torch.inference_mode():
+        answer = subject.function(images)
+        assert isinstance(answer, torch.Tensor)
+        torch.testing.assert_close(answer, net(images), atol=1e-5, rtol=1e-5)
+        assert not answer.requires_grad
+    assert "as they are" in subject.note
+
+
+def test_what_lies_beside_the_file_is_read(net, tmp_path):
+    export(net, tmp_path / "net.onnx", None)
+    settings = {"size": {"shortest_edge": 13}, "do_center_crop": True, "crop_size": {"height": 11, "width": 13}}
+    normal = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**settings, **normal}))
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {str(k): name for k, name in enumerate("abcde")}}))
+    subject = load_onnx(tmp_path / "net.onnx")
+    assert subject.class_names == ("a", "b", "c", "d", "e")
+    assert (subject.note, subject.transform.crop, subject.transform.resize) == ("", (11, 13), 13)
+    images = torch.rand(2, 3, 11, 13)
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in normal.values())
+    with torch.inference_mode():
+        torch.testing.assert_close(subject.function(images), net((images - mean) / deviation), atol=1e-5, rtol=1e-5)
+
+
+def test_the_hash_counts_weights_in_a_file_of_their_own(net, tmp_path):
+    export(net, tmp_path / "net.onnx", None, external_data=True)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["net.onnx", "net.onnx.data"]
+    content = b"".join(file.read_bytes() for file in files)
+    assert load_onnx(tmp_path / "net.onnx").weights_hash == hashlib.sha256(content).hexdigest()
+
+
+def channel_means(path, shape: list, kind: int = TensorProto.FLOAT, inputs: int = 1) -> None:
+    """A file whose model adds its inputs of a shape and flattens the sum."""
+    names = [f"x{number}" for number in range(inputs)]
+    nodes = [helper.make_node("Sum", names, ["sum"]), helper.make_node("Flatten", ["sum"], ["out"])]
+    given = [helper.make_tensor_value_info(name, kind, shape) for name in names]
+    answer = [helper.make_tensor_value_info("out", kind, [shape[0], None])]
+    graph = helper.make_graph(nodes, "flat", given, answer)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def test_channels_may_come_last_and_numbers_may_be_halves(tmp_path):
+    channel_means(tmp_path / "last.onnx", ["n", 2, 5, 3], TensorProto.FLOAT16)
+    subject = load_onnx(tmp_path / "last.onnx")
+    assert (subject.input_size, subject.in_channels) == ((2, 5), 3)
+    images = torch.rand(3, 3, 2, 5)
+    expected = images.permute(0, 2, 3, 1).flatten(1)
+    torch.testing.assert_close(subject.function(images), expected, atol=1e-3, rtol=0)
+
+
+def test_a_size_that_the_file_leaves_open_can_be_given(tmp_path):
+    channel_means(tmp_path / "open.onnx", ["n", 1, "h", "w"])
+    assert load_onnx(tmp_path / "open.onnx").input_size is None
+    subject = load_onnx(tmp_path / "open.onnx", input_size=(3, 4))
+    assert (subject.input_size, subject.transform.resize) == ((3, 4), (3, 4))
+    channel_means(tmp_path / "fixed.onnx", ["n", 1, 3, 4])
+    with pytest.raises(ValueError, match="input_size is 7"):
+        load_onnx(tmp_path / "fixed.onnx", input_size=7)
+
+
+def test_what_cannot_be_run_is_one_line(tmp_path):
+    (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    channel_means(tmp_path / "two.onnx", ["n", 1, 3, 4], inputs=2)
+    channel_means(tmp_path / "flat.onnx", ["n", 12])
+    channel_means(tmp_path / "whole.onnx", ["n", 1, 3, 4], TensorProto.DOUBLE)
+    for name, said in (
+        ("broken", "that onnxruntime can run"),
+        ("two", "one of images"),
+        ("flat", "one of images"),
+        ("absent", "there is none"),
+    ):
+        with pytest.raises(ValueError, match=said) as caught:
+            load_onnx(tmp_path / f"{name}.onnx")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="onnxruntime has"):
+        load_onnx(tmp_path / "whole.onnx", device="meta")

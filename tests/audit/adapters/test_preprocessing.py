@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+from teka.audit.adapters import Preprocessing
+from teka.audit.adapters.preprocessing import crop_center, with_channels
+from teka.data import Normalize
+
+
+def random_images(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize(("size", "placed"), [((19, 13), (10, 7)), ((13, 19), (7, 10)), ((11, 11), (7, 7))])
+def test_one_number_is_the_shorter_side_and_keeps_the_shape(size, placed):
+    transform = Preprocessing(resize=7)
+    assert transform.placed_size(size) == placed
+    assert tuple(transform.place(random_images(2, 1, *size)).shape[2:]) == placed
+
+
+def test_resize_then_crop_gives_the_crop():
+    transform = Preprocessing(3, 12, "bicubic", (5, 7))
+    assert transform.placed_size((19, 13)) == (5, 7)
+    placed = transform.place(random_images(2, 1, 19, 13))
+    assert tuple(placed.shape) == (2, 3, 5, 7)
+    assert transform.describe((19, 13)) == "resized to 17 × 12 (bicubic), cropped to the middle 5 × 7"
+    assert Preprocessing(1, (5, 7)).describe((5, 7)) == ""
+
+
+def test_the_middle_begins_at_half_the_difference_rounded_down():
+    images = torch.arange(7 * 6.0).reshape(1, 1, 7, 6)
+    torch.testing.assert_close(crop_center(images, (4, 3)), images[:, :, 1:5, 1:4])
+
+
+def test_a_window_larger_than_the_image_is_surrounded_with_0():
+    images = random_images(1, 2, 3, 5) + 1
+    out = crop_center(images, (6, 4))
+    torch.testing.assert_close(out[:, :, 2:5], images[..., 0:4])
+    assert out[:, :, :2].eq(0).all()
+    assert out[:, :, 5:].eq(0).all()
+
+
+def test_grey_becomes_colour_and_colour_grey_by_luminance():
+    grey = random_images(2, 1, 3, 5)
+    torch.testing.assert_close(with_channels(with_channels(grey, 3), 1), grey)
+    primary = torch.eye(3)[:, :, None, None]
+    assert with_channels(primary, 1).flatten().tolist() == pytest.approx([0.299, 0.587, 0.114])
+    with pytest.raises(ValueError, match="channels of the images is 2"):
+        with_channels(random_images(1, 2, 3, 3), 3)
+
+
+def test_normalising_follows_the_order_of_the_channels():
+    transform = Preprocessing(3, normalization=Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 4.0)), blue_first=True)
+    images = random_images(2, 3, 3, 5)
+    expected = torch.stack([images[:, 2] - 0.1, (images[:, 1] - 0.2) / 2, (images[:, 0] - 0.3) / 4], dim=1)
+    torch.testing.assert_close(transform.normalize(images), expected)
+    with pytest.raises(ValueError, match=r"expected \(images, 3"):
+        transform.normalize(images[:, :1])
+
+
+@pytest.mark.parametrize(
+    "options", [{"resize": 0}, {"resize": (3, -1)}, {"crop": (0, 2)}, {"resampling": "cubic"}, {"in_channels": 0}]
+)
+def test_impossible_settings_are_refused(options, as_users_run_it):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Preprocessing(**options)

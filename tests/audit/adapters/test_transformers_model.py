@@ -1,0 +1,137 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.audit.adapters.tiny_vit import CLASSES, quiet
+
+from teka.audit.adapters.transformers_model import load_transformers
+
+
+def test_it_answers_as_the_library_does_from_a_picture(vit_folder):
+    subject = load_transformers(str(vit_folder))
+    assert (subject.input_size, subject.in_channels, subject.num_classes) == ((12, 12), 1, 5)
+    assert subject.class_names == CLASSES
+    assert subject.note == ""
+    levels = np.random.default_rng(0).integers(0, 256, (12, 12), dtype=np.uint8)
+    with quiet():
+        processor = transformers.AutoImageProcessor.from_pretrained(vit_folder)
+        model = transformers.AutoModelForImageClassification.from_pretrained(vit_folder)
+    with torch.inference_mode():
+        expected = model(**processor(levels[..., None], input_data_format="channels_last", return_tensors="pt")).logits
+        came = subject.function(torch.from_numpy(levels)[None, None].float() / 255)
+    torch.testing.assert_close(came, expected, atol=1e-6, rtol=1e-5)
+    assert subject.module is not None
+    assert not subject.module.training
+
+
+def test_pickled_weights_are_refused(vit_folder, tmp_path):
+    folder = tmp_path / "pickled"
+    shutil.copytree(vit_folder, folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="safetensors") as caught:
+        load_transformers(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_missing_are_not_left_at_random(vit_folder, tmp_path):
+    folder = tmp_path / "headless"
+    shutil.copytree(vit_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["classifier.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"classifier\.weight would be left at random"):
+        load_transformers(str(folder))
+
+
+def test_a_truncated_file_is_an_error(vit_folder, tmp_path):
+    folder = tmp_path / "cut"
+    shutil.copytree(vit_folder, folder)
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="expected an image classifier"):
+        load_transformers(str(folder))
+
+
+def test_code_of_a_repository_is_never_run(vit_folder, tmp_path):
+    folder = tmp_path / "own"
+    shutil.copytree(vit_folder, folder)
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "of-their-own"
+    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForImageClassification": "own.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="expected an image classifier"):
+        load_transformers(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_of_another_precision_are_computed_in_float32(vit_folder, tmp_path):
+    folder = tmp_path / "half"
+    shutil.copytree(vit_folder, folder)
+    halved = {name: one.to(torch.bfloat16) for name, one in load_file(folder / "model.safetensors").items()}
+    save_file(halved, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    module = load_transformers(str(folder)).module
+    assert module is not None
+    assert {one.dtype for one in module.parameters()} == {torch.float32}
+
+
+def test_without_an_image_processor_images_go_in_as_they_are_and_that_is_said(vit_folder, tmp_path):
+    folder = tmp_path / "bare"
+    shutil.copytree(vit_folder, folder)
+    (folder / "preprocessor_config.json").unlink()
+    subject = load_transformers(str(folder))
+    assert subject.input_size == (12, 12)
+    assert subject.transform.normalization is None
+    assert "without normalisation" in subject.note
+
+
+def test_a_processor_that_does_more_than_its_settings_say_is_refused(vit_folder, tmp_path):
+    folder = tmp_path / "poolformer"
+    shutil.copytree(vit_folder, folder)
+    with quiet():
+        transformers.PoolFormerImageProcessor(size={"shortest_edge": 12}).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_channels": 3}))
+    weights = load_file(folder / "model.safetensors")
+    name = "vit.embeddings.patch_embeddings.projection.weight"
+    weights[name] = weights[name].repeat(1, 3, 1, 1).contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="known image processor: PoolFormer"):
+        load_transformers(str(folder))
+
+
+def test_convolutions_take_another_size(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(
+        num_channels=3,
+        embedding_size=4,
+        hidden_sizes=[4, 8],
+        depths=[1, 1],
+        layer_type="basic",
+        id2label=dict(enumerate("xyz")),
+    )
+    with quiet():
+        transformers.ResNetForImageClassification(config).save_pretrained(tmp_path)
+        transformers.ConvNextImageProcessor(size={"shortest_edge": 32}).save_pretrained(tmp_path)
+    assert load_transformers(str(tmp_path)).input_size == (32, 32)
+    subject = load_transformers(str(tmp_path), input_size=(24, 20))
+    assert subject.input_size == (24, 20)
+    assert subject.class_names == ("x", "y", "z")
+    placed = subject.transform.place(torch.rand(1, 1, 17, 19))
+    answer = subject.function(placed)
+    assert isinstance(answer, torch.Tensor)
+    assert tuple(answer.shape) == (1, 3)
+
+
+def test_an_id_that_cannot_be_reached_is_one_line(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="nobody/nothing") as caught:
+        load_transformers("nobody/nothing")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,64 @@
+import pytest
+from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
+
+from teka.audit.movement import Movement
+from teka.audit.page.text import audit_text
+
+WIDTH = 100
+
+
+def test_columns_stand_under_their_heads():
+    zero = make_metrics(Movement("zero"), CROSS, fall=0.3)
+    lines = audit_text([make_report(metrics=(make_metrics(), zero))]).splitlines()
+    head, rows = lines[0], [lines[2], lines[4]]
+    for name, first, second in (
+        ("images", "60", "60"), ("unmoved", "97.0", "97.0"), ("worst shift", "49.5", "82.7"),
+        ("flip rate", "32.2", "10.2"),
+    ):  # fmt: skip
+        end = head.index(name) + len(name)
+        assert [row[:end].split()[-1] for row in rows] == [first, second]
+    assert [row.split()[0] for row in rows] == ["circular", "zero"]
+
+
+def test_every_number_has_its_interval_below_it():
+    lines = audit_text([make_report()]).splitlines()
+    end = lines[0].index("unmoved") + len("unmoved")
+    assert lines[3][:end].split() == ["95.0–98.5"]
+
+
+def test_it_fits_a_terminal():
+    reports = [make_report("a model with a name of some length"), make_report("rotation")]
+    assert max(map(len, audit_text(reports).splitlines())) <= WIDTH
+
+
+def test_verdict_traps_and_layers_follow_in_this_order():
+    text = audit_text([make_report()])
+    words = (
+        "52.0 % at the worst shift", "! These numbers hold for less, few images", "! Worth knowing, phases unseen",
+        "> first to break within the image: add_position", "x not done, Lie derivative",
+    )  # fmt: skip
+    places = [text.index(one) for one in words]
+    assert places == sorted(places)
+
+
+def test_several_models_are_named_above_their_rows_and_their_findings():
+    lines = audit_text([make_report("patches"), make_report("rotation")]).splitlines()
+    assert lines[2] == "patches"
+    assert lines[5] == "rotation"
+    assert lines.count("patches") == lines.count("rotation") == 2
+
+
+def test_numbers_of_other_outputs_have_columns_of_their_own():
+    dense = make_report("dense", metrics=(make_metrics(output="dense"),))
+    head, _, row, *_ = audit_text([dense]).splitlines()
+    assert head.split() == ["mode", "images", "largest", "error"]
+    assert row.split() == ["circular", "60", "0.71"]
+
+
+def test_shifts_left_out_are_said():
+    assert "Shifts: 81 of 83." in audit_text([make_report(metrics=(make_metrics(skipped=((9, 9), (8, 8))),))])
+
+
+def test_no_report_is_refused():
+    with pytest.raises(ValueError, match="reports"):
+        audit_text([])

@@ -1,0 +1,89 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teka.experiments.bench.scaling import crossover, log_log_slope, scaling
+
+SIZES = (256, 1024, 4096, 16384, 65536)
+POSITIVE = st.floats(1e-6, 1e6)
+
+
+@given(POSITIVE, st.floats(-3, 3))
+def test_a_power_of_the_number_of_tokens_has_its_exponent_as_slope_and_no_error(factor: float, power: float):
+    slope = log_log_slope(SIZES, [factor * length**power for length in SIZES])
+    assert slope is not None
+    assert slope.slope == pytest.approx(power, abs=1e-9)
+    assert slope.standard_error == pytest.approx(0, abs=1e-9)
+
+
+def test_slope_and_error_are_those_of_a_line_fitted_by_hand():
+    # log₄ of the values is 0, 1, 1 at log₄ of the tokens 5, 6, 7: slope ½, residuals −1/6, 1/3, −1/6, so that their
+    # squares sum to 1/6, and the error is √(1/6 / (1 · 2)).
+    slope = log_log_slope((1024, 4096, 16384), (1.0, 4.0, 4.0))
+    assert slope is not None
+    assert slope.slope == pytest.approx(0.5)
+    assert slope.standard_error == pytest.approx(math.sqrt(1 / 12))
+
+
+def test_sizes_below_1024_do_not_enter_and_two_others_are_too_few():
+    with_small = log_log_slope((16, 256, 1024, 4096, 16384), (77.0, 0.1, 1.0, 4.0, 16.0))
+    assert with_small is not None
+    assert with_small.slope == pytest.approx(1)
+    assert log_log_slope((16, 256, 1024, 4096), (1.0, 2.0, 3.0, 4.0)) is None
+
+
+@given(st.floats(300, 60000), POSITIVE)
+def test_lines_of_two_powers_cross_where_they_are_equal(tokens: float, factor: float):
+    linear = {length: factor * length for length in SIZES}
+    quadratic = {length: factor * length**2 / tokens for length in SIZES}
+    found = crossover(linear, quadratic)
+    assert found is not None
+    assert found["where"] == "between sizes"
+    assert found["tokens"] == pytest.approx(tokens)
+    opposite = crossover(quadratic, linear)
+    assert opposite == {"tokens": None, "where": "never within the range", "up_to": 65536}
+
+
+def test_a_layer_that_is_faster_from_the_start_has_its_crossover_at_the_smallest_size_of_both():
+    found = crossover({64: 9.0, 256: 1.0, 1024: 2.0}, {256: 2.0, 1024: 3.0, 4096: 5.0})
+    assert found == {"tokens": 256.0, "where": "already at the smallest", "up_to": 1024}
+
+
+def test_the_last_of_several_crossings_counts():
+    found = crossover({1: 1.0, 4: 4.0, 16: 1.0}, {1: 2.0, 4: 2.0, 16: 2.0})
+    assert found is not None
+    assert found["tokens"] == pytest.approx(8)
+
+
+def test_noise_between_equals_makes_no_crossover():
+    assert crossover({256: 1.01, 1024: 0.99}, {256: 1.0, 1024: 1.0}) == {
+        "tokens": None,
+        "where": "never within the range",
+        "up_to": 1024,
+    }
+
+
+def test_without_a_size_of_both_there_is_nothing_to_compare():
+    assert crossover({256: 1.0}, {1024: 1.0}) is None
+
+
+def test_every_layer_has_its_slopes_and_only_rivals_of_exact_attention_a_crossover():
+    powers = {"four_gemms": 1, "squared_relu": 1, "scaled_dot_product_attention": 2}
+    rows = [
+        {"layer": layer, "backend": "b", "tokens": length, "seconds": length**power / 900**power, "peak_bytes": length}
+        for layer, power in powers.items()
+        for length in SIZES
+    ]
+    found = {one["layer"]: one for one in scaling(rows)}
+    assert list(found) == list(powers)
+    for layer, power in powers.items():
+        time, memory = found[layer]["time"], found[layer]["memory"]
+        assert isinstance(time, dict)
+        assert isinstance(memory, dict)
+        assert (time["slope"], memory["slope"]) == (pytest.approx(power), pytest.approx(1))
+    assert found["four_gemms"]["crossover"] is found["scaled_dot_product_attention"]["crossover"] is None
+    compared = found["squared_relu"]["crossover"]
+    assert isinstance(compared, dict)
+    assert compared["tokens"] == pytest.approx(900)

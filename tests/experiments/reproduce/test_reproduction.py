@@ -1,0 +1,107 @@
+import pytest
+import torch
+import yaml
+
+from teka.experiments.reference import paper_row, table1
+from teka.experiments.reproduce import SCALES, read_reproduction, reproduce, reproduction, target_levels
+from teka.experiments.study import read_study
+from teka.files import read_json
+
+pytestmark = pytest.mark.xdist_group("study")
+TINY = {
+    "name": "tiny",
+    "base": {"data": "digits", "image_size": 8, "train_size": 48, "validation_size": 20, "epochs": 1},
+    "factors": {
+        "data": {"mnist": {}, "cifar10": {}},
+        "model": {
+            "Linformer": {"model": "linformer", "tokens": "image", "dim": 8, "depth": 1, "heads": 2},
+            "Performer (absolute)": {"position": "absolute", "dim": 8, "depth": 2, "heads": 2},
+        },
+    },
+    "measure": {"weights": "best", "mode": "lossless", "shifts": [[0, 1]], "classes": [1], "curve_points": 2},
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_model_of_the_paper_is_there_on_every_data_set(scale):
+    study = read_reproduction(scale)
+    assert list(study.factors["data"]) == ["mnist", "fashion-mnist", "cifar10"]
+    assert {paper_row(model) for model in study.factors["model"]} >= set(table1())
+    baselines = {"alexnet", "vgg16", "resnet18", "linformer", "routing_transformer"}
+    assert {study.make_cell(labels, 0).run.model for labels in study.combinations()} == {"performer", *baselines}
+    assert len(study.seeds) >= 3
+
+
+def test_the_full_scale_follows_the_protocol():
+    study = read_reproduction("full")
+    run = study.make_cell({"data": "mnist", "model": "Performer (absolute)"}, 0).run
+    assert (run.image_size, run.dim, run.depth, run.heads, run.dropout, run.stem) == (32, 256, 6, 8, 0.1, "patch")
+    assert (run.optimizer, run.learning_rate, run.betas, run.batch_size) == ("adam", 5e-5, (0.9, 0.98), 22)
+    assert (run.gradient_clip, run.patience, run.train_size, run.validation_size) == (0.5, 20, None, None)
+    assert study.measure.weights == "best"
+    assert sorted(shift[1] for shift in study.measure.shifts) == list(range(-8, 9))
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("AlexNet", 2_472_266),
+        ("VGG-16", 134_301_514),
+        ("ResNet-18", 11_181_642),
+        ("Linformer", 10_261_514),
+        ("Performer (absolute)", 4_742_986),
+        ("Performer (strategy 2 exact)", 4_579_562),
+        ("Performer (squared relu × rotary)", 4_433_050),
+    ],
+)
+def test_models_at_full_scale_have_the_papers_number_of_parameters_and_ours_no_more(model, parameters):
+    run = read_reproduction("full").make_cell({"data": "cifar10", "model": model}, 0).run
+    with torch.device("meta" if run.model == "vgg16" else "cpu"):
+        made = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
+    assert sum(parameter.numel() for parameter in made.parameters()) == parameters
+
+
+def test_the_figure_needs_the_performers_on_the_two_data_sets_that_the_paper_shows():
+    levels = target_levels(read_reproduction("small"), "figure1")
+    assert levels["data"] == ["mnist", "fashion-mnist"]
+    assert all(model.startswith("Performer") for model in levels["model"])
+    assert len(levels["model"]) == 7
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A reproduction of two small models on digits."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY, sort_keys=False), encoding="utf-8")
+    study = read_study(path)
+    monkeypatch.setattr(reproduction, "read_reproduction", lambda scale: study)
+    return study
+
+
+def test_the_table_finds_what_the_figure_has_trained(tiny, tmp_path):
+    out = tmp_path / "out"
+    reproduce("figure1", out, command="teka reproduce figure1")
+    (first,) = (out / "cells").iterdir()
+    assert first.name == "mnist--performer-absolute--seed-0.json"
+    reproduce("table1", out, only={"data": ["mnist"]}, command="teka reproduce table1")
+    commands = {path.name: read_json(path)["command"] for path in (out / "cells").iterdir()}
+    assert commands == {first.name: "teka reproduce figure1", "mnist--linformer--seed-0.json": "teka reproduce table1"}
+
+
+@pytest.mark.parametrize(
+    ("target", "only", "message"),
+    [
+        pytest.param("figure2", {}, "target is 'figure2'", id="an unknown target"),
+        pytest.param("figure1", {"model": ["Linformer"]}, "only model of figure1 is 'Linformer'", id="no Performer"),
+        pytest.param("figure1", {"model": ["GPT"]}, "only model is 'GPT'", id="an unknown model"),
+        pytest.param("table1", {"seed": ["9"]}, "only seed is '9'", id="an unknown seed"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_an_error(tiny, tmp_path, target, only, message):
+    with pytest.raises(ValueError, match=message):
+        reproduce(target, tmp_path / "out", only=only)
+
+
+def test_an_unknown_scale_is_an_error():
+    with pytest.raises(ValueError, match="scale is 'huge', expected one of 'full', 'small'"):
+        read_reproduction("huge")

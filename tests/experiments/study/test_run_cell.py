@@ -1,0 +1,96 @@
+import pytest
+
+from teka.experiments.study import read_study
+from teka.experiments.study.measure_model import flops_per_image
+from teka.experiments.study.run_cell import run_cell
+from teka.files import read_json
+from teka.training.train import load_data
+
+pytestmark = pytest.mark.xdist_group("study")
+
+
+@pytest.fixture(scope="module")
+def cells(finished):
+    return {path.stem: read_json(path) for path in (finished / "cells").glob("*.json")}
+
+
+def test_the_learning_curve_has_its_points_at_equal_distances_and_ends_with_the_last_step(cells):
+    for content in cells.values():
+        assert content["steps"] == 4
+        assert [point["step"] for point in content["learning_curve"]] == [2, 3, 4]
+        seconds = [point["process_seconds"] for point in content["learning_curve"]]
+        assert seconds == sorted(seconds)
+        assert content["process_seconds"] == pytest.approx(seconds[-1], abs=1e-3)
+
+
+def test_a_model_without_positions_answers_alike_at_every_shift_and_an_absolute_one_does_not(cells):
+    none, absolute = cells["squared-relu--none--seed-0"], cells["squared-relu--absolute--seed-0"]
+    assert none["equivariance_error"] <= 10 * none["noise_floor"]
+    assert len(set(none["accuracy_by_shift"])) == 1
+    assert absolute["equivariance_error"] > 100 * absolute["noise_floor"]
+    for content in (none, absolute):
+        assert content["worst_shift_accuracy"] <= content["minimum_accuracy"] == min(content["accuracy_by_shift"])
+
+
+def test_a_cell_says_what_it_was_measured_on(cells):
+    content = cells["softmax--none--seed-3"]
+    assert (content["seed"], content["test_images"], content["shifted_images"]) == (3, 50, 20)
+    assert content["shifts"] == [[0, 0], [0, 3], [-2, 1]]
+    assert content["labels"] == {"kernel": "softmax", "position": "none"}
+    assert {"command", "teka", "torch", "hardware", "date"} <= content.keys()
+
+
+def test_the_data_folder_is_no_part_of_a_cell(cells):
+    assert all(content["run"]["data_dir"] is None for content in cells.values())
+
+
+def test_the_floating_point_operations_are_those_of_the_products(tiny_study):
+    study = read_study(tiny_study)
+    run = study.make_cell({"kernel": "squared relu", "position": "none"}, 0).run
+    dataset = load_data(run)
+    model = run.make_model(image_size=dataset.image_size, in_channels=1, num_classes=10).eval()
+    forward, training = flops_per_image(model, dataset)
+    # The stem alone, by hand: two 3 × 3 convolutions of 64 cells, 1 to 4 and 4 to 8 channels.
+    stem = 2 * 64 * 9 * (1 * 4 + 4 * 8)
+    assert stem < forward < training < 4 * forward
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_without_held_out_images_there_is_no_curve_and_that_is_an_error(tiny_fields, write, tmp_path):
+    tiny_fields["base"]["validation_size"] = 0
+    study = read_study(write(tiny_fields))
+    cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
+    with pytest.raises(ValueError, match="validation_size is 0, expected 1 or more"):
+        run_cell(cell, study.measure, tmp_path / "cells", data_dir=None, command="")
+
+
+def test_a_run_that_may_stop_early_has_a_point_of_the_curve_after_every_epoch(tiny_fields, write, tmp_path):
+    tiny_fields["base"] |= {"epochs": 30, "patience": 1, "learning_rate": 1e-9, "warmup": 0.0}
+    study = read_study(write(tiny_fields))
+    cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
+    run_cell(cell, study.measure, tmp_path / "cells", data_dir=None, command="")
+    content = read_json(tmp_path / "cells" / f"{cell.name}.json")
+    curve = content["learning_curve"]
+    assert isinstance(curve, list)
+    steps = [point["step"] for point in curve]
+    assert 1 < len(steps) < 30
+    assert steps == list(range(4, 4 * len(steps) + 1, 4))
+    assert (content["steps"], content["epochs"]) == (steps[-1], len(steps))
+
+
+def test_a_cell_of_a_self_attention_network_keeps_its_heads(tiny_fields, write, tmp_path):
+    tiny_fields["base"] |= {"model": "self_attention", "dim": 6, "heads": 3}
+    for name in ("stem", "periodic"):
+        tiny_fields["base"].pop(name)
+    tiny_fields["factors"] = {"encoding": {name: {"encoding": name} for name in ("quadratic", "table")}}
+    del tiny_fields["leave_out"], tiny_fields["reference"]
+    study = read_study(write(tiny_fields))
+    for encoding, shape in (("quadratic", "center"), ("table", "mean")):
+        cell = study.make_cell({"encoding": encoding}, 0)
+        run_cell(cell, study.measure, tmp_path / "cells", data_dir=None, command="")
+        heads = read_json(tmp_path / "cells" / f"{cell.name}.json")["heads"]
+        assert isinstance(heads, dict)
+        assert heads.keys() == {"start", "end", "chance"}
+        assert [len(layer[shape]) for layer in heads["end"]] == [3, 3]
+        assert heads["start"][0][shape] != heads["end"][0][shape]
+        assert 0 < heads["chance"][0]["window_3"] < 3
