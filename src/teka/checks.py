@@ -23,7 +23,7 @@ KINDS = {FLOATING: "a floating dtype", BOOLEAN: "torch.bool", WHOLE: "a dtype of
 
 
 def check_kind(argument: str, tensor: object, dtypes: tuple[torch.dtype, ...] | None = FLOATING) -> None:
-    """Hold that an argument is a tensor of a kind of dtype.
+    """Check that an argument is a tensor of a kind of dtype.
 
     Args:
         argument: Its name.
@@ -42,7 +42,7 @@ def check_kind(argument: str, tensor: object, dtypes: tuple[torch.dtype, ...] | 
 def check_tensor(
     argument: str, tensor: object, *sizes: str | int, dtypes: tuple[torch.dtype, ...] | None = FLOATING
 ) -> None:
-    """Hold that an argument is a tensor of a kind of dtype and of a shape.
+    """Check that an argument is a tensor of a kind of dtype and of a shape.
 
     Args:
         argument: Its name.
@@ -65,7 +65,7 @@ def _fits(came: int, size: str | int) -> bool:
 
 
 def check_nonnegative(argument: str, tensor: Tensor) -> None:
-    """Hold that no number of a tensor is negative, where looking at them keeps nothing waiting.
+    """Check that no number of a tensor is negative, where looking at them keeps nothing waiting.
 
     That is on a CPU, and not in a computation that is recorded or rewritten, where there are no numbers. What is in the
     graph of another computation is left to it.
@@ -107,7 +107,7 @@ def is_whole(number: object) -> TypeGuard[int]:
 
 
 def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST, *, or_none: bool = False) -> None:
-    """Hold that arguments are whole numbers of some size.
+    """Check that arguments are whole numbers of some size.
 
     Args:
         sizes: What was given, by the name of the argument.
@@ -126,7 +126,7 @@ def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST
 
 
 def check_flags(flags: Mapping[str, object]) -> None:
-    """Hold that arguments are True or False.
+    """Check that arguments are True or False.
 
     Args:
         flags: What was given, by the name of the argument.
@@ -140,7 +140,7 @@ def check_flags(flags: Mapping[str, object]) -> None:
 
 
 def check_name(argument: str, name: object, known: Collection[str]) -> None:
-    """Hold that an argument is one of some names.
+    """Check that an argument is one of some names.
 
     Args:
         argument: Its name.

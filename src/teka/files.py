@@ -141,7 +141,7 @@ def read_yaml(argument: str, path: str | Path) -> object:
 
 
 def check_output(argument: str, path: str | Path) -> Path:
-    """Hold that a file can be written, before the work that it is to hold.
+    """Check that a file can be written, before the work that it is to hold.
 
     Args:
         argument: The argument that named it.

@@ -13,7 +13,7 @@ LARGEST_IMAGE = 50_000_000  # pixels of a picture or of a model's images
 
 
 def check_memory(argument: str, came: object, num_bytes: int, what: str) -> None:
-    """Hold that something has room in the machine's memory, before it is made.
+    """Check that something has room in the machine's memory, before it is made.
 
     Args:
         argument: The argument that decides the size.

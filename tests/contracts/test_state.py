@@ -91,7 +91,7 @@ def test_a_projection_its_seed_and_its_count_of_draws_are_in_the_state():
 
 
 def assert_near_where_in_range(output: Tensor, single: Tensor, band: float) -> None:
-    """Hold that numbers in half precision are those of float32 within a band, where they are in its range.
+    """Check that numbers in half precision are those of float32 within a band, where they are in its range.
 
     Rotary weights do not add up to 1, so that an output can be beyond float16's range; nothing else is.
     """

@@ -243,7 +243,7 @@ def _whole(value: int | float) -> int | float:
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Hold that results can be written, before anything is measured; folders are made.
+    """Check that results can be written, before anything is measured; folders are made.
 
     Raises:
         ValueError: A place where no file can be, or one place for two.

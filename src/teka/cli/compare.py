@@ -71,7 +71,7 @@ def main(options: argparse.Namespace, command: str) -> None:
 
 
 def check_same_sizes(cases: list[AuditCase]) -> None:
-    """Hold that a shift by a pixel is the same for all models.
+    """Check that a shift by a pixel is the same for all models.
 
     Args:
         cases: The models and their images.

@@ -7,7 +7,7 @@ from teka.errors import wrong_value
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, *, num_tokens: int | str = "tokens") -> None:
-    """Hold that queries, keys and values are floating tensors of shapes and dtypes that fit.
+    """Check that queries, keys and values are floating tensors of shapes and dtypes that fit.
 
     Args:
         query: Queries.

@@ -155,7 +155,7 @@ def make_sites(argument: str, grid: Grid | None, positions: Tensor | None) -> Si
 
 
 def check_placement(placement: Placement, *, batch: int, num_queries: int, num_keys: int) -> None:
-    """Hold that a placement fits the sequences.
+    """Check that a placement fits the sequences.
 
     Raises:
         ValueError: Both or neither of grid and positions, a length that is not theirs, positions of a wrong shape or
@@ -184,7 +184,7 @@ def check_placement(placement: Placement, *, batch: int, num_queries: int, num_k
 
 
 def check_sites(argument: str, sites: Sites, prefix: int, *, batch: int, num_tokens: int) -> None:
-    """Hold that places fit a sequence.
+    """Check that places fit a sequence.
 
     Args:
         argument: What the names of the arguments begin with: nothing, or "key_" say.
@@ -213,7 +213,7 @@ def check_sites(argument: str, sites: Sites, prefix: int, *, batch: int, num_tok
 
 
 def check_mask(argument: str, mask: Bool[Tensor, "batch tokens"], *, batch: int, num_tokens: int) -> None:
-    """Hold that a mask has one flag a token and keeps at least one token of every sample.
+    """Check that a mask has one flag a token and keeps at least one token of every sample.
 
     Raises:
         ValueError: It does not.

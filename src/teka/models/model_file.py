@@ -134,7 +134,7 @@ def _read(folder: Path) -> tuple[ModelConfig, dict[str, object]]:
 
 
 def _check_place(folder: Path) -> None:
-    """Hold that nothing but a model file can be replaced."""
+    """Check that nothing but a model file can be replaced."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -90,7 +90,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
 
 
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
-    """Hold that a config's model, given a model's weights, is the same function of images.
+    """Check that a config's model, given a model's weights, is the same function of images.
 
     Args:
         model: The model; it stays as it is.

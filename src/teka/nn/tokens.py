@@ -8,7 +8,7 @@ from teka.errors import wrong_value
 
 
 def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Module) -> None:
-    """Hold that tokens, or images, have a shape, and the dtype of the weights that they are to meet.
+    """Check that tokens, or images, have a shape, and the dtype of the weights that they are to meet.
 
     A map that is not torch's own may take any dtype, and so may any map in mixed precision, where torch casts.
 

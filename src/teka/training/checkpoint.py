@@ -118,7 +118,7 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
 
 
 def check_run(path: Path, run: Run) -> dict[str, object]:
-    """Hold that a checkpoint is of this run, wherever its data lie; gives what `Checkpoints` kept in it.
+    """Check that a checkpoint is of this run, wherever its data lie; gives what `Checkpoints` kept in it.
 
     An older teka kept nothing, so that a checkpoint of its is not compared.
 

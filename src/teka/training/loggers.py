@@ -22,7 +22,7 @@ PROJECT = "teka"
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Hold that the services are known and their packages installed; nothing is sent.
+    """Check that the services are known and their packages installed; nothing is sent.
 
     Args:
         names: Names of services.

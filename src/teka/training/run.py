@@ -243,7 +243,7 @@ def _model_fields(kind: type[nn.Module]) -> list[str]:
 
 
 def _check_model(run: Run) -> None:
-    """Hold that no option of a model is given that this one does not have."""
+    """Check that no option of a model is given that this one does not have."""
     if run.model not in MODELS:
         raise unknown_name("model", run.model, MODELS)
     if isinstance(run.heads, tuple) and (run.model != "self_attention" or not all(map(_is_whole, run.heads))):
@@ -262,7 +262,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _check_types(run: Run) -> None:
-    """Hold that every field has its declared type, as a file may hold anything."""
+    """Check that every field has its declared type, as a file may hold anything."""
     for name, declared in typing.get_type_hints(Run).items():
         value = getattr(run, name)
         options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)

@@ -189,7 +189,7 @@ def write_shift_report(
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
-    """Hold that runs can be compared.
+    """Check that runs can be compared.
 
     Raises:
         ValueError: Runs on different data or image sizes.

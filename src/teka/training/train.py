@@ -194,7 +194,7 @@ def train(
 
 
 def _check_size(run: Run, sizes: Mapping[str, Any]) -> None:
-    """Hold that the weights, their gradients and two moments have room in memory, before they are made."""
+    """Check that the weights, their gradients and two moments have room in memory, before they are made."""
     most = memory_bytes() // 16
     try:
         with warnings.catch_warnings():
@@ -206,7 +206,7 @@ def _check_size(run: Run, sizes: Mapping[str, Any]) -> None:
 
 
 def _check_smallest_part(model: nn.Module, dataset: Dataset, run: Run, num_parts: int) -> None:
-    """Hold that batch normalisation has more than one image wherever it needs more."""
+    """Check that batch normalisation has more than one image wherever it needs more."""
     last = len(dataset.train) % run.batch_size or run.batch_size
     if min(last, run.batch_size) // num_parts > 1 or not any(isinstance(one, _BatchNorm) for one in model.modules()):
         return

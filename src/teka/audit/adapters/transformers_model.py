@@ -119,7 +119,7 @@ def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preproc
 
 
 def _compare(processor: Any, transform: Preprocessing, source: str) -> None:
-    """Hold that what was read of a processor's settings is what the processor does, on a smooth picture."""
+    """Check that what was read of a processor's settings is what the processor does, on a smooth picture."""
     channels = transform.in_channels or 3
     height, width = 60, 75
     rows, columns = np.mgrid[:height, :width] / (height - 1)

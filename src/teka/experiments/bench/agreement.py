@@ -1,4 +1,4 @@
-"""Hold that a fast path computes what its dense twin does, before it is timed."""
+"""Check that a fast path computes what its dense twin does, before it is timed."""
 
 import copy
 import math

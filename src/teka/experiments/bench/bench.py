@@ -160,7 +160,7 @@ def _measure(
 
 
 def _check_max_bytes(yardstick: Entrant, settings: Settings) -> None:
-    """Hold that the four matrix products fit at every size, before anything is timed."""
+    """Check that the four matrix products fit at every size, before anything is timed."""
     length = settings.lengths[-1]
     unset = torch.empty(settings.batch, length, settings.dim, device=settings.device, requires_grad=True)
     peak_bytes = rehearse(yardstick.step(unset, settings.direction))

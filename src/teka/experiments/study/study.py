@@ -194,7 +194,7 @@ class Study:
 
 
 def _check_names(argument: str, names: Iterable[str]) -> None:
-    """Hold that names stay apart in the names of files."""
+    """Check that names stay apart in the names of files."""
     found: dict[str, str] = {}
     for name in names:
         part = slug(name)

@@ -279,7 +279,7 @@ def mask_features(
 
 
 def check_projection(projection: Tensor, dim: int) -> None:
-    """Hold that a projection fits vectors of size `dim`.
+    """Check that a projection fits vectors of size `dim`.
 
     Raises:
         ValueError: It does not.

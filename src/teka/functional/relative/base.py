@@ -24,7 +24,7 @@ class Relative(ABC):
 
     @abstractmethod
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that this fits heads of size `dim`, `num_axes` axes and the content kernel.
+        """Check that this fits heads of size `dim`, `num_axes` axes and the content kernel.
 
         Raises:
             ValueError: It does not.

@@ -57,7 +57,7 @@ class Clipped(RingRelative, DrawableRelative):
         return self.distance_embedding.shape[0] - 1
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that the embeddings have the queries' size."""
+        """Check that the embeddings have the queries' size."""
         if self.distance_embedding.shape[-1] != dim:
             expected = f"({self.max_distance + 1}, {dim}) for queries of size {dim}"
             raise wrong_shape("relative.distance_embedding", self.distance_embedding.shape, expected)

@@ -73,7 +73,7 @@ class Fourier(WaveRelative, DrawableRelative):
         return 2 * self.frequency.shape[1] + 1
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that there are waves for each of the heads, in as many axes."""
+        """Check that there are waves for each of the heads, in as many axes."""
         if (self.frequency.shape[0], self.frequency.shape[2]) != (heads, num_axes):
             expected = f"({heads}, waves, {num_axes}) for {heads} heads and positions of {num_axes} axes"
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)

@@ -52,7 +52,7 @@ class Quadratic(SeparableRelative, DrawableRelative):
         return cls(center, 0.1 + 0.3 * torch.rand(heads, generator=generator, dtype=torch.float64))
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that there is a centre for each of the heads, in as many axes."""
+        """Check that there is a centre for each of the heads, in as many axes."""
         if tuple(self.center.shape) != (heads, num_axes):
             expected = f"({heads}, {num_axes}) for {heads} heads and positions of {num_axes} axes"
             raise wrong_shape("relative.center", self.center.shape, expected)

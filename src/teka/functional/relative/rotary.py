@@ -80,7 +80,7 @@ class Rotary(RotaryRelative, DrawableRelative):
         return cls(torch.randn(heads, num_pairs, num_axes, generator=generator, dtype=torch.float64))
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that there are frequencies for each of the heads and axes, and features for each of the pairs.
+        """Check that there are frequencies for each of the heads and axes, and features for each of the pairs.
 
         Raises:
             ValueError: There are not.
@@ -167,7 +167,7 @@ class Rotary(RotaryRelative, DrawableRelative):
 
 
 def check_normalizer(normalizer: str, length_share: float) -> None:
-    """Hold that a denominator of `Rotary` is known, and λ a share.
+    """Check that a denominator of `Rotary` is known, and λ a share.
 
     Raises:
         ValueError: They are not.

@@ -75,7 +75,7 @@ class Rotation(SeparableRelative, DrawableRelative):
         return cls(initial_frequency(NUM_FREQUENCIES), cosine_weight, sine_weight, scale)
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that the weights have this many heads and axes."""
+        """Check that the weights have this many heads and axes."""
         if tuple(self.cosine_weight.shape[:2]) != (heads, num_axes):
             expected = (
                 f"({heads}, {num_axes}, {len(self.frequency)}) for {heads} heads and positions of {num_axes} axes; "

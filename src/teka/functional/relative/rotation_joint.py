@@ -36,7 +36,7 @@ class RotationJoint(Rotation):
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "in expectation"
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that the weights fit and that the content kernel is softmax or an estimate of it.
+        """Check that the weights fit and that the content kernel is softmax or an estimate of it.
 
         Raises:
             ValueError: They do not, or it is not: only exp turns a sum of inner products into a product of kernels.

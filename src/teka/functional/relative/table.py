@@ -56,7 +56,7 @@ class Table(SeparableRelative, DrawableRelative):
         return cls(torch.randn(heads, num_axes, 7, generator=generator, dtype=torch.float64))
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Hold that there is a table for each of the heads and axes."""
+        """Check that there is a table for each of the heads and axes."""
         if tuple(self.tables.shape[:2]) != (heads, num_axes):
             expected = f"({heads}, {num_axes}, entries) for {heads} heads and positions of {num_axes} axes"
             raise wrong_shape("relative.tables", self.tables.shape, expected)

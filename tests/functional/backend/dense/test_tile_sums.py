@@ -13,7 +13,7 @@ from teka.functional.backend.wanted import Wanted
 
 
 def check(inputs: list[Tensor]) -> None:
-    """Hold that values and gradients are those of the plain form."""
+    """Check that values and gradients are those of the plain form."""
     expected = plain_tile(*inputs)
     gradient = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).reshape(expected.shape)
     truths = [expected, *torch.autograd.grad(expected, inputs, gradient)]

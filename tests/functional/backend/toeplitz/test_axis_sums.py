@@ -27,7 +27,7 @@ def draw(
 
 
 def check(inputs: list[Tensor]) -> None:
-    """Hold that values and gradients are those of the plain form."""
+    """Check that values and gradients are those of the plain form."""
     expected = plain_axis_sums(*inputs)
     gradient = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).reshape(expected.shape)
     truths = [expected, *torch.autograd.grad(expected, inputs, gradient)]

@@ -1,0 +1,69 @@
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teka.codec import decode, encode
+
+
+@dataclass(frozen=True)
+class Point:
+    place: tuple[int | float, ...]
+    weight: float | None = None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    name: str
+    points: dict[str, Point]
+    corners: tuple[Point, Point]
+    kind: Literal["open", "closed"] = "open"
+    file: Path = Path("a")
+    counts: dict[int, float] = field(default_factory=dict)
+    notes: object = None
+
+
+points = st.builds(Point, st.lists(st.integers() | st.floats(allow_nan=False)).map(tuple), st.none() | st.floats(-1, 1))
+drawings = st.builds(
+    Drawing,
+    st.text(),
+    st.dictionaries(st.text(), points),
+    st.tuples(points, points),
+    st.sampled_from(["open", "closed"]),
+    st.just(Path("b/c")),
+    st.dictionaries(st.integers(), st.floats(-1, 1)),
+    st.none() | st.lists(st.booleans()),
+)
+
+
+@given(drawing=drawings)
+def test_what_was_written_is_read_back(drawing: Drawing):
+    assert decode(Drawing, json.loads(json.dumps(encode(drawing)))) == drawing
+
+
+WHOLE = {"name": "a", "points": {}, "corners": [{"place": [1]}, {"place": []}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 3}, "drawing.name is 3, expected a string"),
+        (
+            {"points": {"p": {"place": [True]}}},
+            "drawing.points.p.place.0. is True, expected a whole",
+        ),
+        ({"points": []}, "drawing.points is .., expected a dictionary"),
+        ({"corners": [{"place": [1]}]}, "drawing.corners is .*, expected a list of 2"),
+        ({"corners": [{"place": [1], "weight": "w"}, {}]}, "drawing.corners.0..weight is 'w', expected a number"),
+        ({"corners": [{}, {}]}, "drawing.corners.0..place is missing"),
+        ({"kind": "round"}, "drawing.kind is 'round', expected one of 'open', 'closed'"),
+        ({"size": 3}, "expected no field 'size': there are name, points"),
+    ],
+)
+def test_an_error_names_the_place(change: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        decode(Drawing, {**WHOLE, **change}, "drawing")
