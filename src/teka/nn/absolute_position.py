@@ -1,5 +1,7 @@
 """Absolute positions: sinusoids added to the tokens once."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,6 +27,8 @@ class AbsolutePosition(nn.Module):
     Raises:
         ValueError: A size that is not such a multiple.
     """
+
+    equivariance: ClassVar[dict[str, str]] = {}
 
     def __init__(self, dim: int, num_axes: int = 2) -> None:
         super().__init__()

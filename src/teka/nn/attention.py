@@ -171,6 +171,14 @@ class Attention(nn.Module):
             None if value_convolution is None else ValueConvolution(heads, self.dim_value, value_convolution, num_axes)
         )
 
+    @property
+    def equivariance(self) -> dict[str, str]:
+        """What is kept of outputs when tokens move, by the movement: "exact", or "in expectation" over draws."""
+        if self.relative is not None:
+            return {"shift": self.relative().equivariance}
+        is_placed = self.causal or self.value_convolution is not None
+        return {"shift": "exact"} if is_placed else {"shift": "exact", "permutation": "exact"}
+
     def _present_kernel(self) -> Kernel:
         return self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
 

@@ -1,5 +1,7 @@
 """Pooling by attention with learned queries."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -29,6 +31,8 @@ class AttentionPool(nn.Module):
     Raises:
         ValueError: Sizes that do not fit.
     """
+
+    equivariance: ClassVar[dict[str, str]] = {"permutation": "exact"}
 
     def __init__(self, dim: int, heads: int, *, num_queries: int = 1, qkv_bias: bool = True) -> None:
         super().__init__()

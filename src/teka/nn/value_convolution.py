@@ -1,5 +1,7 @@
 """A depthwise convolution of values over the grid, beside the attention."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -31,6 +33,8 @@ class ValueConvolution(nn.Module):
     Raises:
         ValueError: A side that is even or below 1, or a number of axes other than 1, 2 or 3.
     """
+
+    equivariance: ClassVar[dict[str, str]] = {"shift": "exact"}
 
     def __init__(self, heads: int, dim_head: int, side: int, num_axes: int) -> None:
         super().__init__()
