@@ -34,8 +34,7 @@ from teka.audit.shift_accuracy import ShiftAccuracy, accuracy_by_shift
 from teka.audit.shifts import axis_shifts, square_shifts
 from teka.audit.statistics.compare_responses import compare_responses
 from teka.audit.statistics.comparison import Comparison
-from teka.audit.statistics.curve import Curve
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.estimate import Curve, Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
 from teka.audit.statistics.summarize_seeds import summarize_seeds

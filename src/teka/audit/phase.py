@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from teka.audit.measure.responses import Responses
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.image_average import ImageAverage, average, average_ratio, square_root
 from teka.audit.statistics.image_values import agreement, errors, moved_rows
 from teka.audit.statistics.intervals import estimate_magnitude, estimate_mean_share

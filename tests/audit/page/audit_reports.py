@@ -15,7 +15,7 @@ from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.measure.sensitivity_map import SensitivityMap
 from teka.audit.movement import Movement
 from teka.audit.phase import PhaseTable
-from teka.audit.statistics.curve import Curve
+from teka.audit.statistics.estimate import Curve
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.traps.trap import Trap

@@ -4,7 +4,7 @@ import torch
 from scipy import stats
 
 from teka.audit.statistics.bca import bca_interval
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
+from teka.audit.statistics.estimate import BootstrapSettings
 from teka.audit.statistics.image_average import average
 from teka.audit.statistics.resampling import ImageResamples
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from teka.audit import wilson_interval
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
+from teka.audit.statistics.estimate import BootstrapSettings
 from teka.audit.statistics.image_average import average
 from teka.audit.statistics.intervals import (
     BOOTSTRAP,

@@ -1,6 +1,6 @@
 import torch
 
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
+from teka.audit.statistics.estimate import BootstrapSettings
 from teka.audit.statistics.image_average import average
 from teka.audit.statistics.logarithmic_t import critical_values
 from teka.audit.statistics.resampling import ImageResamples

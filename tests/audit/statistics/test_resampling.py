@@ -1,6 +1,6 @@
 import torch
 
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
+from teka.audit.statistics.estimate import BootstrapSettings
 from teka.audit.statistics.resampling import ImageResamples
 
 

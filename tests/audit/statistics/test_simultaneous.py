@@ -3,7 +3,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
+from teka.audit.statistics.estimate import BootstrapSettings
 from teka.audit.statistics.simultaneous import simultaneous_critical_value
 
 SETTINGS = BootstrapSettings(num_resamples=20000)

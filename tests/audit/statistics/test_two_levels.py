@@ -2,7 +2,7 @@ import pytest
 import torch
 from scipy import stats
 
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
+from teka.audit.statistics.estimate import BootstrapSettings
 from teka.audit.statistics.intervals import NO_INTERVAL
 from teka.audit.statistics.seed_values import SeedValues
 from teka.audit.statistics.two_levels import two_level_curve

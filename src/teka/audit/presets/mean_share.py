@@ -3,8 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.image_average import average
 from teka.audit.statistics.intervals import estimate_mean_share
 from teka.audit.statistics.resampling import ImageResamples

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from teka.audit.measure.responses import Responses
 from teka.audit.statistics.bca import bca_interval
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
 from teka.audit.statistics.comparison import Comparison
-from teka.audit.statistics.curve import Curve
 from teka.audit.statistics.difference import Difference, DifferenceCurve
+from teka.audit.statistics.estimate import BootstrapSettings, Curve
 from teka.audit.statistics.holm import holm_adjust
 from teka.audit.statistics.image_average import ImageAverage, average, average_ratio, square_root
 from teka.audit.statistics.image_values import (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from teka.audit.statistics.curve import Curve
+from teka.audit.statistics.estimate import Curve
 
 
 @dataclass(frozen=True)

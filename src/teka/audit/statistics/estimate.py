@@ -1,11 +1,35 @@
-"""A number with its interval."""
+"""A number with its interval, a curve of them, and what all intervals of one audit share."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from statistics import fmean, stdev
+from types import ModuleType
+from typing import Any
+
+from teka.codec import decode, encode
+from teka.errors import wrong_value
+
+NO_INTERVAL_OF_ONE = "none, one seed"
+STUDENT = "student's t over seeds"
+
+
+class Saved:
+    """A dataclass that is written to JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
+        return encode(self)
+
+    @classmethod
+    def from_dict(cls, content: object) -> Any:
+        """What `to_dict` wrote."""
+        return decode(cls, content)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Saved):
     """A number with its interval.
 
     Args:
@@ -14,9 +38,9 @@ class Estimate:
         upper: Upper end.
         confidence: Its confidence, within (0, 1).
         method: How it was made: "wilson"; "wilson, an image one trial", where resamples would hardly differ; "bootstrap
-            over images"; "bootstrap over seeds and images"; "exact, simultaneous over shifts" of a lowest share, and
-            "bootstrap over images, simultaneous over shifts" of a highest error; or "none, …" with the reason, where
-            both ends are the value.
+            over images"; "bootstrap over seeds and images"; "student's t over seeds"; "exact, simultaneous over shifts"
+            of a lowest share, and "bootstrap over images, simultaneous over shifts" of a highest error; or "none, …"
+            with the reason, where both ends are the value.
     """
 
     value: float
@@ -25,11 +49,110 @@ class Estimate:
     confidence: float
     method: str
 
-    def to_dict(self) -> dict[str, object]:
-        """The fields, ready for JSON."""
-        return asdict(self)
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the interval; None where there is none."""
+        return None if self.method.startswith("none") else (self.upper - self.lower) / 2
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> "Estimate":
-        """What `to_dict` wrote."""
-        return cls(**content)  # pyright: ignore[reportArgumentType]
+
+@dataclass(frozen=True)
+class Curve(Saved):
+    """A number at every shift.
+
+    Args:
+        values: The number at each shift, in the order of the shifts.
+        lower: Lower ends of the intervals, each for its shift alone.
+        upper: Upper ends.
+        band_lower: Lower ends of the band that covers the whole curve with the same confidence.
+        band_upper: Upper ends.
+        method: How intervals and band were made.
+    """
+
+    values: tuple[float, ...]
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    band_lower: tuple[float, ...]
+    band_upper: tuple[float, ...]
+    method: str
+
+
+@dataclass(frozen=True)
+class BootstrapSettings:
+    """What all intervals of one audit share.
+
+    Args:
+        confidence: Of each interval, and of each band, between 0 and 1.
+        num_resamples: Resamples of the images, and draws for the critical value of a band.
+        seed: Their seed.
+
+    Raises:
+        ValueError: A confidence outside (0, 1), or less than one resample beyond each end of an interval.
+    """
+
+    confidence: float = 0.95
+    num_resamples: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_confidence(self.confidence)
+        needed = round(2 / (1 - self.confidence))
+        if self.num_resamples < needed:
+            raise wrong_value("num_resamples", self.num_resamples, f"at least 2 / (1 − confidence) = {needed}")
+
+
+def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Mean x̄ of n seeds with the interval x̄ ± t s/√n for further seeds, t Student's for n − 1 degrees of freedom.
+
+    One seed has no interval: both ends are the value, and `half_width` is None. Of two models, pass the differences of
+    the seeds that both have: that is the paired interval.
+
+    Args:
+        values: One value for each seed.
+        confidence: Of the interval, between 0 and 1.
+
+    Raises:
+        ValueError: No value, or a confidence outside (0, 1).
+    """
+    check_confidence(confidence)
+    if not values:
+        raise wrong_value("values", list(values), "one value or more")
+    mean = fmean(values)
+    if len(values) == 1:
+        return Estimate(mean, mean, mean, confidence, NO_INTERVAL_OF_ONE)
+    half = student_quantile((1 + confidence) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half, confidence, STUDENT)
+
+
+def difference_over_seeds(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Mean of the first less the second, paired by seed: `mean_over_seeds` of the differences.
+
+    Args:
+        first: One value for each seed.
+        second: One for each of the same seeds.
+        confidence: Of the interval, between 0 and 1.
+
+    Raises:
+        ValueError: No value, not as many of both, or a confidence outside (0, 1).
+    """
+    if len(first) != len(second):
+        raise wrong_value("second", list(second), f"{len(first)} values, one for each seed of the first")
+    return mean_over_seeds([one - other for one, other in zip(first, second, strict=True)], confidence)
+
+
+def student_quantile(probability: float, degrees: float | int) -> float:
+    """The quantile of Student's t."""
+    return float(scipy_special().stdtrit(degrees, probability))
+
+
+def check_confidence(confidence: float) -> None:
+    """Check that a confidence lies between 0 and 1."""
+    if not 0 < confidence < 1:
+        raise wrong_value("confidence", confidence, "a number between 0 and 1")
+
+
+def scipy_special() -> ModuleType:
+    """`scipy.special`, which nothing but intervals needs."""
+    try:
+        return import_module("scipy.special")
+    except ImportError as error:
+        raise ImportError("intervals need scipy, which is not installed: pip install teka[audit]") from error

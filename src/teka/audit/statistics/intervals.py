@@ -8,9 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka.audit.statistics.bca import bca_interval
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
-from teka.audit.statistics.curve import Curve
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.exact_interval import exact_interval
 from teka.audit.statistics.image_average import ImageAverage
 from teka.audit.statistics.logarithmic_t import critical_values

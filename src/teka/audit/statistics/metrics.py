@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from teka.audit.movement import Movement
-from teka.audit.statistics.curve import Curve
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.estimate import Curve, Estimate
 
 CURVES = ("accuracy", "loss", "agreement", "probability_change", "divergence", "error")
 NUMBERS = (

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
+from teka.audit.statistics.estimate import BootstrapSettings
 
 _CHUNK = 128
 

@@ -6,9 +6,7 @@ from dataclasses import replace
 import torch
 
 from teka.audit.measure.responses import Responses
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
-from teka.audit.statistics.curve import Curve
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.image_average import average, average_ratio, square_root
 from teka.audit.statistics.image_values import agreement, errors, moved_rows, right_at_every_shift
 from teka.audit.statistics.intervals import (

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from teka.audit.measure.responses import Responses
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
-from teka.audit.statistics.curve import Curve
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.image_values import check_same_images, take_common
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.resampling import ImageResamples

@@ -7,11 +7,9 @@ from statistics import NormalDist
 
 import torch
 
-from teka.audit.statistics.bootstrap_settings import BootstrapSettings
-from teka.audit.statistics.curve import Curve
+from teka.audit.statistics.estimate import BootstrapSettings, Curve, student_quantile
 from teka.audit.statistics.intervals import BOOTSTRAP, MINIMUM_IMAGES, NO_INTERVAL, WILSON_IMAGES, wilson_of_mean
 from teka.audit.statistics.seed_values import SeedValues
-from teka.audit.statistics.student import student_quantile
 
 MINIMUM_SEEDS = 3
 """With two seeds the quantile of Student's t is 12.7: an interval that says nothing."""
@@ -69,7 +67,7 @@ def two_level_curve(
     student = torch.full_like(mean, normal)
     for row in from_seeds.nonzero().flatten().tolist():
         degrees = (num_seeds - 1) * (1 + (from_images[row] / from_seeds[row]).item()) ** 2
-        student[row] = student_quantile((1 + settings.confidence) / 2, int(min(degrees, 1e9)))
+        student[row] = student_quantile((1 + settings.confidence) / 2, degrees)
     largest_deviation = torch.where(error > 0, deviation.abs() / error, 0.0).amax(dim=1)
     rank = min(math.ceil(settings.confidence * (len(deviation) + 1)), len(deviation))
     critical = max(normal, largest_deviation.kthvalue(rank).values.item())
