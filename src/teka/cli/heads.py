@@ -8,12 +8,9 @@ from teka.errors import wrong_value
 from teka.models import SelfAttentionNetwork
 from teka.training import TrainedRun, restore
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
-from teka.training.heads.attention_maps import attention_maps
-from teka.training.heads.measure import middle_query
-from teka.training.heads.record import load_head_record
-from teka.training.heads.recorder import HEADS_FILE
-from teka.training.heads.text import head_finding
-from teka.training.heads.write import write_heads
+from teka.training.heads.measure import attention_maps, middle_query
+from teka.training.heads.page import head_finding, write_heads
+from teka.training.heads.record import HEADS_FILE, load_head_record
 
 IMAGES = 100
 FOLDER = "heads"

@@ -27,7 +27,7 @@ from teka.training.classifier import Classifier
 from teka.training.clock import Clock, seconds_so_far
 from teka.training.epoch_table import EpochTable
 from teka.training.execution import Execution
-from teka.training.heads.recorder import HeadRecorder
+from teka.training.heads.record import HeadRecorder
 from teka.training.loggers import check_loggers, open_loggers
 from teka.training.processes import Processes, is_first_process
 from teka.training.run import RUN_FILE, Run

@@ -8,8 +8,8 @@ import torch
 from teka.experiments.study.measure_heads import measure_heads
 from teka.models import SelfAttentionNetwork
 from teka.nn import Quadratic
-from teka.training.heads.measure import heads_of
-from teka.training.heads.recorder import Moment, head_grids
+from teka.training.heads.measure import head_grids, heads_of
+from teka.training.heads.record import Moment
 
 
 def moment(epoch, **options):

@@ -8,10 +8,17 @@ from matplotlib.text import Text
 from PIL import Image, ImageSequence
 from tests.training.heads.head_records import head_arrays
 
-from teka.training.heads.animation import choose_moments, draw_frames, encode_frame, encode_gif
-from teka.training.heads.centers import draw_head_centers, ellipse
-from teka.training.heads.maps import draw_attention_maps
-from teka.training.heads.progress import draw_head_accuracy, draw_head_progress
+from teka.training.heads.pictures import (
+    choose_moments,
+    draw_attention_maps,
+    draw_frames,
+    draw_head_accuracy,
+    draw_head_centers,
+    draw_head_progress,
+    ellipse,
+    encode_frame,
+    encode_gif,
+)
 from teka.training.heads.record import load_head_record
 
 

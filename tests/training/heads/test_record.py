@@ -1,10 +1,21 @@
+import importlib
 import re
 
 import numpy as np
 import pytest
+import torch
+from lightning.pytorch import Callback
 from tests.training.heads.head_records import head_arrays
 
-from teka.training.heads.record import load_head_record
+from teka.training import Run, train
+from teka.training.checkpoint import CHECKPOINTS, LAST, callback_state, read_weights
+from teka.training.heads.record import HEADS_FILE, HeadRecorder, Moment, load_head_record
+
+train_module = importlib.import_module("teka.training.train")
+RUN = Run(
+    data="digits", image_size=8, train_size=96, validation_size=40, model="self_attention", dim=6, depth=2,
+    heads=(3, 2), epochs=3, batch_size=32, learning_rate=0.02, dropout=0.2,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -79,7 +90,7 @@ def test_a_wrong_array_is_named(save, name, change):
 
 @pytest.mark.parametrize("layer", [[], [1, 1, 1, 1, 1], [0, 0, 2, 2, 2]])
 def test_layers_are_counted_from_0_without_a_gap(save, layer):
-    with pytest.raises(ValueError, match="heads of layers from 0"):
+    with pytest.raises(ValueError, match=r"heads\.npz: layer (is|has shape) .*, expected"):
         load_head_record(save({**head_arrays(), "layer": np.array(layer, dtype=int)}))
 
 
@@ -94,3 +105,88 @@ def test_what_is_no_record_is_named(tmp_path):
     (tmp_path / "heads.npz").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"is not an \.npz archive"):
         load_head_record(tmp_path / "heads.npz")
+
+
+def arrays(folder):
+    with np.load(folder / HEADS_FILE, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    train(RUN, folder)
+    return folder
+
+
+def test_the_record_has_the_start_and_every_epoch(recorded):
+    found = arrays(recorded)
+    assert found["epoch"].tolist() == [0, 1, 2, 3]
+    assert found["layer"].tolist() == [0, 0, 0, 1, 1]
+    assert found["center"].shape == (4, 5, 2)
+    assert found["window_3"].shape == (4, 2)
+    assert found["chance_window_3"].shape == (2,)
+    assert (found["grid"].tolist(), found["query"].tolist()) == ([4, 4], [2, 2])
+    assert (str(found["encoding"]), str(found["content"])) == ("quadratic", "")
+    assert np.isnan(found["validation_accuracy"][0])
+    assert (found["validation_accuracy"][1:] >= 0).all()
+    assert (found["train_accuracy"][1:] <= 1).all()
+
+
+def test_the_start_are_the_initial_parameters_and_the_end_those_of_the_last_checkpoint(recorded):
+    found = arrays(recorded)
+    weights = read_weights(recorded / CHECKPOINTS / LAST)
+    last = torch.cat([weights[f"blocks.{block}.attention.relative.center"] for block in (0, 1)])
+    np.testing.assert_array_equal(found["center"][-1], last.double().numpy())
+    torch.manual_seed(RUN.seed)
+    model = RUN.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
+    first = torch.cat([dict(model.named_parameters())[f"blocks.{block}.attention.relative.center"] for block in (0, 1)])
+    np.testing.assert_array_equal(found["center"][0], first.detach().double().numpy())
+    assert (found["center"][0] != found["center"][-1]).any()
+
+
+def test_a_checkpoint_holds_the_moments(recorded):
+    kept = callback_state(recorded / CHECKPOINTS / LAST, HeadRecorder.__name__)["moments"]
+    assert isinstance(kept, list)
+    moments = [Moment.from_dict(one) for one in kept]
+    np.testing.assert_array_equal(np.stack([moment.heads.mean.numpy() for moment in moments]), arrays(recorded)["mean"])
+
+
+class InterruptAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(recorded, tmp_path, step):
+    with pytest.raises(KeyboardInterrupt):
+        train(RUN, tmp_path / "broken", callbacks=[InterruptAt(step)])
+    assert (tmp_path / "broken" / HEADS_FILE).is_file()
+    train(RUN, tmp_path / "broken", resume=True)
+    whole, resumed = arrays(recorded), arrays(tmp_path / "broken")
+    assert whole.keys() == resumed.keys()
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, resumed[name], err_msg=name)
+
+
+def test_a_run_that_began_without_a_record_has_one_from_there_on(recorded, tmp_path, monkeypatch):
+    class NotRecorded:
+        pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_module, "SelfAttentionNetwork", NotRecorded)
+        with pytest.raises(KeyboardInterrupt):
+            train(RUN, tmp_path / "run", callbacks=[InterruptAt(4)])
+    assert not (tmp_path / "run" / HEADS_FILE).exists()
+    train(RUN, tmp_path / "run", resume=True)
+    assert arrays(tmp_path / "run")["epoch"].tolist() == [1, 2, 3]
+
+
+def test_other_models_leave_no_record(tmp_path):
+    run = Run(image_size=8, train_size=32, validation_size=8, dim=8, heads=2, epochs=1, batch_size=32)
+    train(run, tmp_path / "run")
+    assert not (tmp_path / "run" / HEADS_FILE).exists()

@@ -7,8 +7,8 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from teka.training.heads.grid import HeadGrid
-from teka.training.heads.recorder import Moment
+from teka.training.heads.measure import HeadGrid
+from teka.training.heads.record import Moment
 
 # What a cell's file keeps of a number: significant digits, and digits after the point.
 DIGITS, DECIMALS = 4, 6

@@ -20,7 +20,7 @@ from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training import Run
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state, load_weights
-from teka.training.heads.recorder import HeadRecorder, Moment, chance_head_grids
+from teka.training.heads.record import HeadRecorder, Moment, chance_of
 from teka.training.train import load_data, train
 
 CELLS = "cells"
@@ -100,7 +100,7 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
         kept = callback_state(place / CHECKPOINTS / LAST, HeadRecorder.__name__).get("moments")
         if isinstance(model, SelfAttentionNetwork) and isinstance(kept, list):
             moments = [Moment.from_dict(one) for one in kept]
-            chance = chance_head_grids(moments[0].heads, model.grid, cell.run)
+            chance = chance_of(cell.run, moments[0].heads, model)
             about |= {"heads": measure_heads(moments, chance)}
         about |= {
             "parameters": result["parameters"],

@@ -1,22 +1,31 @@
-"""Where the heads of a self-attention network look."""
+"""Where the heads of a self-attention network look, and whether those of a layer form the grid of a window."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
+from teka import functional
 from teka.errors import wrong_value
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import GeneralizedQuadratic, Quadratic, Relative, StationaryRelative
 from teka.grid import Grid
 from teka.models import SelfAttentionNetwork
+from teka.models.encodings import make_encoding
+from teka.nn import Attention
+
+LOCAL_WEIGHT = 0.5
+CHANCE_DRAWS = 200
+BATCH = 10
 
 
-@dataclass(frozen=True)
-class Heads:
+class Heads(NamedTuple):
     """Where heads look from a query in the middle of the grid, by position alone, all layers one after another.
 
     Offsets δ = key − query are counted in tokens, downwards and to the right. A Gaussian head has a center Δ_h and a
@@ -24,13 +33,13 @@ class Heads:
     attention p_j = c_j / Σ_j c_j over the tokens of the grid, whatever gave it, without its content.
 
     Args:
-        layer: The layer of each head, from 0, shape (H,).
-        center: Δ_h, shape (H, 2).
-        precision: Σ⁻¹ in tokens^−2, shape (H, 2, 2).
-        mean: Σ_j p_j δ_j, shape (H, 2).
-        covariance: Σ_j p_j (δ_j − mean)(δ_j − mean)ᵀ in tokens², shape (H, 2, 2).
-        offset: The offset with the largest weight, shape (H, 2).
-        weight: That weight, shape (H,).
+        layer: The layer of each head, from 0.
+        center: Δ_h.
+        precision: Σ⁻¹ in tokens^−2.
+        mean: Σ_j p_j δ_j.
+        covariance: Σ_j p_j (δ_j − mean)(δ_j − mean)ᵀ in tokens².
+        offset: The offset with the largest weight.
+        weight: That weight.
     """
 
     layer: Int[Tensor, "heads"]
@@ -42,65 +51,35 @@ class Heads:
     weight: Float[Tensor, "heads"]
 
     def of_layer(self, layer: int) -> "Heads":
-        """The heads of one layer.
+        """The heads of one layer, from 0."""
+        return Heads(*(tensor[self.layer == layer] for tensor in self))
 
-        Args:
-            layer: The layer, from 0.
-        """
-        return Heads(**{name: tensor[self.layer == layer] for name, tensor in self.tensors().items()})
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The fields by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @classmethod
-    def joined(cls, layers: Mapping[int, "Heads"]) -> "Heads":
-        """The heads of several layers, one after another.
-
-        Args:
-            layers: Heads by their layer.
-        """
-        ordered = [
-            dataclasses.replace(heads, layer=torch.full_like(heads.layer, layer)) for layer, heads in layers.items()
-        ]
-        return cls(
-            **{
-                field.name: torch.cat([getattr(one, field.name) for one in ordered])
-                for field in dataclasses.fields(cls)
-            }
-        )
+    @property
+    def layers(self) -> list[int]:
+        """Number of heads of each layer."""
+        counts = Counter(self.layer.tolist())
+        return [counts[layer] for layer in sorted(counts)]
 
 
 def middle_query(grid: Grid) -> tuple[int, int]:
-    """Row and column of the token from which heads are measured, the one after the middle where sides are even.
-
-    Args:
-        grid: A grid of two axes.
-    """
+    """Row and column of the token from which heads are measured, the one after the middle where sides are even."""
     height, width = grid.shape
     return height // 2, width // 2
 
 
 def heads_of(model: SelfAttentionNetwork) -> Heads:
-    """Where the heads of a network look with its present parameters, in float64 on the CPU.
-
-    Args:
-        model: The network; it has at least one block.
-    """
-    layers = {}
+    """Where the heads of a network look with its present parameters, in float64 on the CPU."""
+    found = []
     for layer, attention in enumerate(model.attentions()):
         assert attention.relative is not None
         with torch.no_grad():
-            layers[layer] = look(attention.relative(), model.grid)
-    return Heads.joined(layers)
+            heads = look(attention.relative(), model.grid)
+        found.append(heads._replace(layer=torch.full_like(heads.layer, layer)))
+    return Heads(*map(torch.cat, zip(*found, strict=True)))
 
 
 def look(relative: Relative, grid: Grid) -> Heads:
-    """Where heads with a relative kernel look on a grid; their layer is 0.
-
-    Args:
-        relative: The kernel.
-        grid: A grid of two axes.
+    """Where heads with a relative kernel look on a grid of two axes; their layer is 0.
 
     Raises:
         ValueError: A kernel that looks at the query, or a grid of another number of axes.
@@ -117,8 +96,9 @@ def look(relative: Relative, grid: Grid) -> Heads:
     placed = relative.on(Placement(sites, sites))
     assert isinstance(placed, StationaryRelative)
     away = -offsets / spacing  # key less query, in tokens
-    log_weights = placed.log_at(offsets.to(_device_of(relative))).detach()
-    weights = torch.softmax(log_weights.double().cpu(), dim=-1)
+    tensors = (value for value in vars(relative).values() if isinstance(value, Tensor))
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    weights = torch.softmax(placed.log_at(offsets.to(device)).detach().double().cpu(), dim=-1)
     mean = weights @ away
     apart = away - mean[:, None]
     largest, place = weights.max(dim=-1)
@@ -134,11 +114,6 @@ def look(relative: Relative, grid: Grid) -> Heads:
     )
 
 
-def _device_of(relative: Relative) -> torch.device:
-    tensors = (value for value in vars(relative).values() if isinstance(value, Tensor))
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-
 def _gaussian(
     relative: Relative, spacing: Float[Tensor, "2"], heads: int
 ) -> tuple[Float[Tensor, "heads 2"], Float[Tensor, "heads 2 2"]]:
@@ -147,12 +122,161 @@ def _gaussian(
         case Quadratic():
             alpha = relative.precision.detach().double().cpu()
             precision = 2 * alpha[:, None, None] * torch.eye(2, dtype=torch.float64)
-            center = relative.center
         case GeneralizedQuadratic():
             factor = relative.precision_factor.detach().double().cpu()
             precision = factor.transpose(1, 2) @ factor
-            center = relative.center
         case _:
             nothing = torch.full((heads, 2), torch.nan, dtype=torch.float64)
             return nothing, nothing[..., None].expand(-1, -1, 2).clone()
-    return center.detach().double().cpu() / spacing, precision * spacing[:, None] * spacing
+    return relative.center.detach().double().cpu() / spacing, precision * spacing[:, None] * spacing
+
+
+@dataclass(frozen=True)
+class HeadGrid:
+    """How near the heads of a layer are to the offsets of a window, each taken by a head of its own.
+
+    A head's offset is the one with its largest weight. A head is local if that is at least ½: it looks at one place
+    more than at all others together (Lemma 1 has a weight of 1). Counts of one layer are whole, means of several not.
+
+    Args:
+        heads: Number of heads.
+        local: Number of local heads.
+        distinct: Number of different offsets among the heads.
+        window_3: Number of the 9 offsets of the 3 × 3 window about the query that are some head's.
+        window_5: The same of the 25 of the 5 × 5 window.
+        local_window_3: Number of the 9 that are some local head's.
+        spread: Median over the heads of the attention's standard deviation in tokens, in its widest direction.
+        distance: Median over the heads of the distance in tokens of the attention's mean from the query.
+    """
+
+    heads: int
+    local: int | float
+    distinct: int | float
+    window_3: int | float
+    window_5: int | float
+    local_window_3: int | float
+    spread: float
+    distance: float
+
+
+def head_grids(heads: Heads) -> list[HeadGrid]:
+    """How near the heads of each layer are to a grid."""
+    return [HeadGrid(**_by_draw(heads.of_layer(layer), 1)[0]) for layer in range(len(heads.layers))]
+
+
+def chance_head_grids(encoding: str, heads: Iterable[int], *, grid: Grid, embedding_dim: int) -> list[HeadGrid]:
+    """What heads have before training: for each layer the mean over 200 draws of its initial parameters.
+
+    The draws are the same every time, and torch's random state stays as it was.
+
+    Args:
+        encoding: A name of `teka.models.encodings.ENCODINGS`.
+        heads: Number of heads of each layer.
+        grid: The grid.
+        embedding_dim: Size of the embeddings of "table".
+    """
+    counts = list(heads)
+    by_count = {count: _chance(encoding, count, grid, embedding_dim) for count in set(counts)}
+    return [by_count[count] for count in counts]
+
+
+def _chance(encoding: str, heads: int, grid: Grid, embedding_dim: int) -> HeadGrid:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        options = {"heads": heads, "sides": grid.shape, "embedding_dim": embedding_dim}
+        drawn = [make_encoding(encoding, **options)() for _ in range(CHANCE_DRAWS)]
+        # One kernel with the heads of all, which are looked at together.
+        tensors = [name for name, value in vars(drawn[0]).items() if isinstance(value, Tensor)]
+        joined: Any = dataclasses.replace(
+            drawn[0],  # pyright: ignore[reportArgumentType]  # all kernels are dataclasses
+            **{name: torch.cat([getattr(one, name) for one in drawn]) for name in tensors},
+        )
+        numbers = _by_draw(look(joined, grid), CHANCE_DRAWS)
+    means = {name: sum(one[name] for one in numbers) / CHANCE_DRAWS for name in numbers[0]}
+    return HeadGrid(**{**means, "heads": heads})
+
+
+def _by_draw(heads: Heads, draws: int) -> list[dict[str, Any]]:
+    """The fields of `HeadGrid` for each of some layers of equally many heads."""
+    offset, weight, mean = (tensor.unflatten(0, (draws, -1)) for tensor in (heads.offset, heads.weight, heads.mean))
+    (down, _), (oblique, right) = heads.covariance.permute(1, 2, 0).unflatten(2, (draws, -1))
+    # The larger eigenvalue in closed form: a factorisation would raise at NaN, and a record must not end a training.
+    widest = ((down + right) / 2 + torch.hypot((down - right) / 2, oblique)).sqrt()
+    local, away = weight >= LOCAL_WEIGHT, offset.abs().amax(dim=-1)
+    numbers = {
+        "local": local.sum(dim=1),
+        "distinct": _count(offset, away >= 0),
+        "window_3": _count(offset, away <= 1),
+        "window_5": _count(offset, away <= 2),
+        "local_window_3": _count(offset, local & (away <= 1)),
+        "spread": widest.quantile(0.5, dim=1),
+        "distance": mean.norm(dim=-1).quantile(0.5, dim=1),
+    }
+    size = offset.shape[1]
+    return [{"heads": size, **{name: values[draw].item() for name, values in numbers.items()}} for draw in range(draws)]
+
+
+def _count(offset: Int[Tensor, "draws heads 2"], chosen: Bool[Tensor, "draws heads"]) -> Int[Tensor, "draws"]:
+    """How many different offsets some of the heads have."""
+    among = int(offset.abs().max()) + 1
+    code = (offset[..., 0] + among) * 2 * among + offset[..., 1] + among
+    code = torch.where(chosen, code, -1).sort(dim=-1).values
+    first = torch.ones_like(code[:, :1], dtype=torch.bool)
+    is_new = torch.cat([first, code.diff(dim=-1) != 0], dim=-1)
+    return (is_new & (code >= 0)).sum(dim=-1)
+
+
+def attention_maps(
+    model: SelfAttentionNetwork, images: Float[Tensor, "batch channels height width"], query: tuple[int, int]
+) -> tuple[NDArray, ...]:
+    """The weights that a token gives to all tokens in every head, the mean over images where content enters.
+
+    Args:
+        model: The network, in evaluation mode.
+        images: Images; without content one is enough, and no other is looked at.
+        query: Row and column of the token, from 0.
+
+    Returns:
+        For each layer the weights, of shape (heads, rows, columns), which add up to 1 in each head.
+
+    Raises:
+        ValueError: A query that is not on the grid, or no image.
+    """
+    sides = model.grid.shape
+    if len(query) != 2 or not all(0 <= place < side for place, side in zip(query, sides, strict=True)):
+        expected = f"a row from 0 to {sides[0] - 1} and a column from 0 to {sides[1] - 1}, in tokens"
+        raise wrong_value("query", query, expected)
+    if not len(images):
+        raise wrong_value("images", 0, "one image or more")
+    layers = model.attentions()
+    if all(layer.query is None for layer in layers):
+        images = images[:1]
+    sums: dict[Attention, Tensor] = {}
+
+    def add(layer: Attention, inputs: tuple) -> None:
+        weights = attention_weights(layer, inputs[0], model.grid)[:, :, query[0] * sides[1] + query[1]]
+        sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
+
+    handles = [layer.register_forward_pre_hook(add) for layer in layers]
+    try:
+        with torch.inference_mode():
+            for batch in images.split(BATCH):
+                model(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple((sums[layer] / len(images)).unflatten(-1, sides).numpy() for layer in layers)
+
+
+def attention_weights(
+    layer: Attention, tokens: Float[Tensor, "batch tokens dim"], grid: Grid
+) -> Float[Tensor, "batch heads tokens tokens"]:
+    """The matrix of weights of every head: what attention makes of values that tell the tokens apart."""
+    num_tokens = tokens.shape[1]
+    query, key, value = layer.project(tokens)
+    each = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
+    (group,) = layer.head_groups()
+    query, key, _ = group.part_of(query, key, value, num_tokens)
+    return functional.attention(
+        query, key, each, kernel=group.kernel, relative=group.relative, grid=grid, backend="dense"
+    )

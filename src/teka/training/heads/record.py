@@ -1,19 +1,139 @@
-"""Read `heads.npz`: where the heads of a network looked in the course of its training."""
+"""A record of a network's heads over its training, `heads.npz`: kept while it goes on, and read back."""
 
-import zipfile
-import zlib
-from collections.abc import Mapping
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_value
+from teka.files import write_bytes
+from teka.models import SelfAttentionNetwork
+from teka.training.arrays import Layout, read_arrays
+from teka.training.heads.measure import HeadGrid, Heads, chance_head_grids, head_grids, heads_of, middle_query
+from teka.training.run import Run
 
-NUMBERS = ("heads", "local", "distinct", "window_3", "window_5", "local_window_3", "spread", "distance")
+HEADS_FILE = "heads.npz"
+ACCURACIES = ("train_accuracy", "validation_accuracy")
+NUMBERS = tuple(field.name for field in dataclasses.fields(HeadGrid))
+LAYOUT: Layout = {
+    **dict.fromkeys(("encoding", "content"), ("U", ())),
+    **dict.fromkeys(("grid", "query"), ("iu", (2,))),
+    "layer": ("iu", ("heads",)),
+    "epoch": ("iu", ("moments",)),
+    **dict.fromkeys(ACCURACIES, ("fiu", ("moments",))),
+    **dict.fromkeys(("center", "mean"), ("fiu", ("moments", "heads", 2))),
+    **dict.fromkeys(("precision", "covariance"), ("fiu", ("moments", "heads", 2, 2))),
+    "offset": ("iu", ("moments", "heads", 2)),
+    "weight": ("fiu", ("moments", "heads")),
+    **dict.fromkeys(NUMBERS, ("fiu", ("moments", "layers"))),
+    **dict.fromkeys([f"chance_{name}" for name in NUMBERS], ("fiu", ("layers",))),
+}
+"""The arrays: the fields of `Heads` for each moment and head, and those of `HeadGrid` for each moment and layer.
+
+Beside them are "layer" of each head, "chance_" with a field of `HeadGrid` for each layer, "epoch" and the two
+accuracies of each moment (NaN where not measured), "encoding", "content" (empty for none), "grid" (rows and columns)
+and "query" (row and column).
+"""
 # Eigenvalues of a precision below this are a head that attends everywhere: a standard deviation of 1,000 tokens.
 LEAST_PRECISION = 1e-6
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The heads after some epochs of training.
+
+    Args:
+        epoch: Whole epochs trained, 0 before the first.
+        accuracy: Accuracies of that epoch by their name, those that were measured.
+        heads: The heads.
+        grids: How near those of each layer are to a grid.
+    """
+
+    epoch: int
+    accuracy: Mapping[str, float]
+    heads: Heads
+    grids: Sequence[HeadGrid]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain containers and tensors, which a checkpoint may hold."""
+        grids = [dataclasses.asdict(one) for one in self.grids]
+        return {"epoch": self.epoch, "accuracy": dict(self.accuracy), "heads": self.heads._asdict(), "grids": grids}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping) -> "Moment":
+        """What `to_dict` gave."""
+        grids = [HeadGrid(**one) for one in fields["grids"]]
+        return cls(fields["epoch"], fields["accuracy"], Heads(**fields["heads"]), grids)
+
+
+class HeadRecorder(Callback):
+    """Keeps the heads before training and after every epoch, and writes them as `heads.npz`, whole or not at all.
+
+    The moments are part of a checkpoint, so that a resumed run has all of them; one that began without a record has
+    those from there on.
+    """
+
+    def __init__(self, model: SelfAttentionNetwork, run: Run, folder: Path) -> None:
+        self.model, self.run, self.folder = model, run, folder
+        self.moments: list[Moment] = []
+        self._chance: list[HeadGrid] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the heads as they begin."""
+        if not self.moments:
+            self._keep(trainer, epoch=trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the heads after the epoch."""
+        self._keep(trainer, epoch=trainer.current_epoch + 1)
+
+    def state_dict(self) -> dict[str, object]:
+        """The moments so far."""
+        return {"moments": [moment.to_dict() for moment in self.moments]}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Resume a record."""
+        self.moments = [Moment.from_dict(fields) for fields in state_dict["moments"]]
+
+    def _keep(self, trainer: Trainer, *, epoch: int) -> None:
+        heads, metrics = heads_of(self.model), trainer.callback_metrics
+        accuracy = {name: float(metrics[name]) for name in ACCURACIES if name in metrics}
+        self.moments.append(Moment(epoch, accuracy, heads, head_grids(heads)))
+        if trainer.is_global_zero:
+            self._chance = self._chance or chance_of(self.run, heads, self.model)
+            write_bytes(self.folder / HEADS_FILE, self._encode())
+
+    def _encode(self) -> bytes:
+        grid, moments = self.model.grid, self.moments
+        arrays = {
+            "encoding": np.array(self.run.encoding),
+            "content": np.array(self.run.content or ""),
+            "grid": np.array(grid.shape),
+            "query": np.array(middle_query(grid)),
+            "epoch": np.array([moment.epoch for moment in moments]),
+            **{name: np.array([moment.accuracy.get(name, np.nan) for moment in moments]) for name in ACCURACIES},
+        }
+        for name in Heads._fields:
+            arrays[name] = np.stack([getattr(moment.heads, name).numpy() for moment in moments])
+        arrays["layer"] = arrays["layer"][0]
+        for name in NUMBERS:
+            arrays[name] = np.array([[getattr(one, name) for one in moment.grids] for moment in moments])
+            arrays[f"chance_{name}"] = np.array([getattr(one, name) for one in self._chance])
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        return buffer.getvalue()
+
+
+def chance_of(run: Run, heads: Heads, model: SelfAttentionNetwork) -> list[HeadGrid]:
+    """What the initial parameters of each layer of a run's network give in the mean."""
+    return chance_head_grids(run.encoding, heads.layers, grid=model.grid, embedding_dim=run.dim)
 
 
 @dataclass(frozen=True)
@@ -74,100 +194,33 @@ class HeadRecord:
         return self.center if self.is_gaussian else self.mean
 
     def shapes(self, moment: int) -> NDArray[np.floating]:
-        """Covariance of each head at a moment, (heads, 2, 2): that of the Gaussian, else the attention's.
-
-        Args:
-            moment: Which of the moments.
-        """
+        """Covariance of each head at a moment, (heads, 2, 2): that of the Gaussian, else the attention's."""
         if not self.is_gaussian:
             return self.covariance[moment]
         values, vectors = np.linalg.eigh(self.precision[moment])
         return np.einsum("hak,hk,hbk->hab", vectors, 1 / np.maximum(values, LEAST_PRECISION), vectors)
 
+    def when(self, moment: int) -> str:
+        """When a moment was: "start", or "epoch 7"."""
+        epoch = int(self.epoch[moment])
+        return f"epoch {epoch}" if epoch else "start"
+
 
 def load_head_record(path: str | Path) -> HeadRecord:
     """Read `heads.npz`; nothing in it is unpickled.
-
-    Args:
-        path: The file.
 
     Raises:
         ValueError: The file is missing or not such an archive, or an array is missing or of the wrong kind or shape; it
             names the file and the array.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file, expected the heads.npz of a run of model 'self_attention'")
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not an .npz archive")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    reader = _Reader(path, arrays)
-    layer = reader.whole("layer", (None,))
-    epoch = reader.whole("epoch", (None,))
-    if not len(layer) or not len(epoch) or set(layer.tolist()) != set(range(int(layer.max()) + 1)):
-        raise wrong_value(
-            f"{path}: layer and epoch", (layer.tolist(), len(epoch)), "heads of layers from 0, and a moment"
-        )
-    heads, moments, layers = len(layer), len(epoch), int(layer.max()) + 1
-    rows, columns = reader.whole("grid", (2,)).tolist()
-    row, column = reader.whole("query", (2,)).tolist()
-    return HeadRecord(
-        encoding=reader.text("encoding"),
-        content=reader.text("content"),
-        grid=(rows, columns),
-        query=(row, column),
-        layer=layer,
-        epoch=epoch,
-        train_accuracy=reader.real("train_accuracy", (moments,)),
-        validation_accuracy=reader.real("validation_accuracy", (moments,)),
-        center=reader.real("center", (moments, heads, 2)),
-        precision=reader.real("precision", (moments, heads, 2, 2)),
-        mean=reader.real("mean", (moments, heads, 2)),
-        covariance=reader.real("covariance", (moments, heads, 2, 2)),
-        offset=reader.whole("offset", (moments, heads, 2)),
-        weight=reader.real("weight", (moments, heads)),
-        numbers={name: reader.real(name, (moments, layers)) for name in NUMBERS},
-        chance={name: reader.real(f"chance_{name}", (layers,)) for name in NUMBERS},
-    )
-
-
-class _Reader:
-    """Arrays of a file, checked one by one."""
-
-    def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        self.path = path
-        self.arrays = arrays
-
-    def _get(self, name: str) -> np.ndarray:
-        if name not in self.arrays:
-            raise ValueError(f"{self.path} lacks an array: {name}")
-        return self.arrays[name]
-
-    def text(self, name: str) -> str:
-        array = self._get(name)
-        if array.dtype.kind != "U" or array.ndim:
-            raise wrong_value(f"{self.path}: {name}", f"{array.dtype} of shape {array.shape}", "a text")
-        return str(array)
-
-    def whole(self, name: str, shape: tuple[int | None, ...]) -> NDArray[np.integer]:
-        array = self._get(name)
-        if not np.issubdtype(array.dtype, np.integer):
-            raise wrong_value(f"{self.path}: {name}", str(array.dtype), "whole numbers")
-        return self._shaped(name, array, shape)
-
-    def real(self, name: str, shape: tuple[int | None, ...]) -> NDArray[np.floating]:
-        array = self._get(name)
-        if array.dtype.kind not in "fiu":
-            raise wrong_value(f"{self.path}: {name}", str(array.dtype), "numbers")
-        return self._shaped(name, array, shape).astype(np.float64)
-
-    def _shaped(self, name: str, array: np.ndarray, shape: tuple[int | None, ...]) -> np.ndarray:
-        if array.ndim != len(shape) or any(
-            want not in (None, side) for want, side in zip(shape, array.shape, strict=True)
-        ):
-            raise wrong_shape(f"{self.path}: {name}", array.shape, str(shape).replace("None", "any"))
-        return array
+    arrays: dict[str, Any] = read_arrays(Path(path), LAYOUT, "the heads.npz of a run of model 'self_attention'")
+    layer = arrays["layer"].tolist()
+    if set(layer) != set(range(len(arrays["chance_heads"]))):
+        raise wrong_value(f"{path}: layer", layer, "heads of layers from 0, as many as there are counts of")
+    numbers, chance = ({name: arrays.pop(prefix + name) for name in NUMBERS} for prefix in ("", "chance_"))
+    for name, (kinds, _) in LAYOUT.items():
+        if kinds == "U":
+            arrays[name] = str(arrays[name])
+        elif name in ("grid", "query"):
+            arrays[name] = tuple(arrays[name].tolist())
+    return HeadRecord(**arrays, numbers=numbers, chance=chance)

@@ -5,9 +5,8 @@ import pytest
 from PIL import Image
 from tests.training.heads.head_records import head_arrays
 
+from teka.training.heads.page import COLUMNS, centers_note, head_finding, head_table, maps_note, write_heads
 from teka.training.heads.record import load_head_record
-from teka.training.heads.text import centers_note, head_finding, head_table, maps_note
-from teka.training.heads.write import write_heads
 
 
 @pytest.fixture
@@ -74,12 +73,12 @@ def test_the_table_has_first_and_last_numbers(make):
         "chance_window_3": np.array([2.31, 2.35]),
         "spread": np.array([[1.0, 1.0], [3.0, 3.0], [0.123, 2.0]]),
     }
-    table = head_table(make(changed=changed))
-    first = dict(zip(table.heads, table.rows[0], strict=True))
+    rows = head_table(make(changed=changed))
+    first = dict(zip(COLUMNS, rows[0], strict=True))
     assert first["of 3 × 3 taken"] == "1 → 9"
     assert first["spread"] == "1.00 → 0.12"
-    assert table.rows[1][table.heads.index("of 3 × 3 taken") + 1] == "2.4"
-    assert [row[:2] for row in table.rows] == [("1", "3"), ("2", "2")]
+    assert rows[1][list(COLUMNS).index("of 3 × 3 taken") + 1] == "2.4"
+    assert [row[:2] for row in rows] == [("1", "3"), ("2", "2")]
 
 
 def test_the_finding_says_what_is_taken_and_how_many_look_at_one_place(make):

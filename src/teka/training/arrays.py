@@ -1,0 +1,59 @@
+"""Arrays of an .npz file, each checked against what it should be; nothing is unpickled."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from teka.errors import wrong_shape, wrong_value
+
+KINDS = {"U": "a text", "iu": "whole numbers", "fiu": "numbers"}  # of dtypes, by their letters
+Layout = Mapping[str, tuple[str, tuple[int | str, ...]]]
+
+
+def read_arrays(path: Path, layout: Layout, expected: str) -> dict[str, np.ndarray]:
+    """Read arrays.
+
+    Args:
+        path: The file.
+        layout: For each array the kind of its dtype, a key of `KINDS`, and its shape. A size with a name may be any of
+            at least 1, but is the same wherever the name stands.
+        expected: What the file is, for the error where it is missing.
+
+    Raises:
+        ValueError: The file is missing or not such an archive, or an array is missing, of the wrong kind or shape; it
+            names the file and the array.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file, expected {expected}")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not an .npz archive")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in layout if name in archive.files}
+    except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    sizes: dict[str, int] = {}
+    for name, (kinds, shape) in layout.items():
+        if name not in arrays:
+            raise ValueError(f"{path} lacks an array: {name}")
+        _check(f"{path}: {name}", arrays[name], kinds, shape, sizes)
+        if "f" in kinds:
+            arrays[name] = arrays[name].astype(np.float64)
+    return arrays
+
+
+def _check(name: str, array: np.ndarray, kinds: str, shape: Sequence[int | str], sizes: dict[str, int]) -> None:
+    if array.dtype.kind not in kinds:
+        raise wrong_value(name, f"{array.dtype} of shape {array.shape}", KINDS[kinds])
+    for size, wanted in zip(array.shape, shape, strict=False):
+        known = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+        if size != known or size == 0:
+            break
+    else:
+        if array.ndim == len(shape):
+            return
+    words = ", ".join(f"{size} = {sizes[size]}" if size in sizes else str(size) for size in shape)
+    raise wrong_shape(name, array.shape, f"({words}), none of them 0")

@@ -1,0 +1,198 @@
+"""The page of a network's heads, with its pictures, and what is said of the heads in words and tables."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teka import __version__
+from teka.audit.page.notation import listed
+from teka.audit.page.require import require
+from teka.audit.page.shift_curve import encode_png
+from teka.audit.page.template import data_uri, render_page
+from teka.files import make_directory, write_bytes
+from teka.training.heads import pictures as draw
+from teka.training.heads.record import HeadRecord
+
+WIDTH = 120  # columns of a terminal that the table fits into
+COLUMNS = {
+    "layer": None,
+    "heads": None,
+    "different offsets": ("distinct", 0),
+    "of 3 × 3 taken": ("window_3", 0),
+    "by chance": "window_3",
+    "of 5 × 5 taken": ("window_5", 0),
+    "by chance ": "window_5",
+    "at one place": ("local", 0),
+    "spread": ("spread", 2),
+    "distance": ("distance", 2),
+}
+"""Heads of the table: a number with its digits, at the first and at the last moment, or one by chance."""
+TABLE_NOTE = (
+    "First value: at the start; second: at the end. Different offsets: of the places with a head's largest weight. "
+    "Taken: of the 9 or 25 offsets of the window about the query, those that are some head's. By chance: the mean over "
+    "200 draws of random initial parameters. At one place: heads with half of their attention or more on one token. "
+    "Spread: standard deviation of the attention in its widest direction, and distance: that of its mean from the "
+    "query; medians over the heads, in tokens."
+)
+PROGRESS_NOTE = (
+    "Offsets of the 3 × 3 window at which some head has its largest weight, heads with half of their attention or more "
+    "on one token, and the standard deviation of the attention in its widest direction. Grey: what random initial "
+    "parameters give in the mean."
+)
+ACCURACY_TEXT = "Accuracy against epochs, on held-out images and on the training images as they were augmented."
+
+
+def head_table(record: HeadRecord) -> list[tuple[str, ...]]:
+    """How near the heads of each layer are to a grid, with a text for each of `COLUMNS`."""
+    rows = []
+    for layer in range(record.num_layers):
+        cells = [str(layer + 1), f"{record.numbers['heads'][-1, layer]:.0f}"]
+        for what in COLUMNS.values():
+            if isinstance(what, str):
+                cells.append(f"{record.chance[what][layer]:.1f}")
+            elif what is not None:
+                name, digits = what
+                first, last = record.numbers[name][[0, -1], layer].tolist()
+                cells.append(f"{first:.{digits}f} → {last:.{digits}f}")
+        rows.append(tuple(cells))
+    return rows
+
+
+def head_finding(record: HeadRecord) -> str:
+    """In a few sentences, how many offsets of the window the heads take and how many look at one place."""
+    taken, local = record.numbers["window_3"], record.numbers["local"]
+    total = int(record.numbers["heads"][-1].sum())
+    first, last = (listed([f"{count:.0f}" for count in taken[moment]]) for moment in (0, -1))
+    by_layer = f"in layers 1 to {record.num_layers}" if record.num_layers > 1 else "in the layer"
+    chance = record.chance["window_3"].mean()
+    words = (
+        f"Of the 9 offsets of the 3 × 3 window, heads take {first} at the {record.when(0)} {by_layer}, and "
+        f"{last} at {record.when(-1)}; random initial parameters take {chance:.1f} in the mean. "
+    )
+    at_one_place = int(local[-1].sum())
+    count = f"{at_one_place} of the {total} heads" if at_one_place else f"None of the {total} heads"
+    return words + f"{count} {'have' if at_one_place > 1 else 'has'} half of the attention or more on one token."
+
+
+def centers_note(record: HeadRecord) -> str:
+    """What the picture of the centers shows."""
+    which, ellipses = (
+        (
+            "The numbers are the centers of the heads' Gaussians",
+            "the ellipses hold 50 % (solid) and 90 % (dotted) of each",
+        )
+        if record.is_gaussian
+        else (
+            "The numbers are the means of the heads' attention from a query in the middle",
+            "the ellipses would hold 50 % (solid) and 90 % (dotted) of a Gaussian with its mean and covariance; the "
+            "shape of a head that looks at several places is in its map",
+        )
+    )
+    content = " What content adds is not in it." if record.content else ""
+    return (
+        f"{which}, around the query (black square); {ellipses}. The frame is the image of {record.grid[0]} × "
+        f"{record.grid[1]} tokens, as the query in its middle sees it.{content}"
+    )
+
+
+def maps_note(record: HeadRecord, query: tuple[int, int], num_images: int) -> str:
+    """What the attention maps show."""
+    by = f"with content, mean of {num_images:,} test images" if record.content else "by position alone"
+    return (
+        f"Weights of the token in row {query[0]}, column {query[1]} (black square) after the last epoch, {by}. White "
+        "is 0, the darkest blue the largest weight of the map, which stands below it."
+    )
+
+
+class HeadFiles(NamedTuple):
+    """The files written: the page, the pictures, and the moving picture; and the table for a terminal."""
+
+    page: Path
+    pictures: tuple[Path, ...]
+    animation: Path
+    terminal: str
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files."""
+        return (self.page, *self.pictures, self.animation)
+
+
+def write_heads(
+    record: HeadRecord,
+    maps: Sequence[NDArray[np.floating]],
+    folder: str | Path,
+    *,
+    query: tuple[int, int],
+    num_images: int,
+    name: str,
+    settings: Sequence[tuple[str, str]] = (),
+) -> HeadFiles:
+    """Write `heads.html`, `head_centers.png`, `attention_maps.png`, `head_grid.png`, `accuracy.png` and `heads.gif`.
+
+    Every file is written whole or not at all, and none before all are made. There is no `accuracy.png` where no
+    accuracy was measured.
+
+    Args:
+        record: The heads over training.
+        maps: For each layer the weights of one token at the end, (heads, rows, columns).
+        folder: Where to write; made if it is missing.
+        query: Row and column of that token, from 0.
+        num_images: Images over which the weights are a mean.
+        name: What to call the network.
+        settings: What else the page says of it, by name.
+
+    Raises:
+        ImportError: matplotlib, Pillow, pandas or jinja2 is not installed.
+        ValueError: The folder is a file.
+        OSError: The folder cannot be written.
+    """
+    require("pandas")
+    import pandas
+
+    moments = draw.choose_moments(record)
+    frames = draw.draw_frames(record, moments)
+    drawn = {
+        "head_centers.png": draw.draw_head_centers(record, sorted({0, len(record.epoch) - 1})),
+        "attention_maps.png": draw.draw_attention_maps(maps, query),
+        "head_grid.png": draw.draw_head_progress(record),
+        "accuracy.png": draw.draw_head_accuracy(record),
+    }
+    pictures = {file: encode_png(figure) for file, figure in drawn.items() if figure is not None}
+    uris = {file: data_uri(picture) for file, picture in pictures.items()}
+    rows = head_table(record)
+    page = render_page(
+        "teka.training.heads",
+        "heads.html.j2",
+        {
+            "title": f"Where the heads look: {name}",
+            "version": __version__,
+            "finding": head_finding(record),
+            "centers": uris["head_centers.png"],
+            "centers_note": centers_note(record),
+            "frames": [
+                (record.when(moment), data_uri(draw.encode_frame(frame)))
+                for moment, frame in zip(moments, frames, strict=True)
+            ],
+            "maps": uris["attention_maps.png"],
+            "maps_note": maps_note(record, query, num_images),
+            "query": query,
+            "progress": uris["head_grid.png"],
+            "progress_note": PROGRESS_NOTE,
+            "columns": [column.rstrip() for column in COLUMNS],
+            "rows": rows,
+            "table_note": TABLE_NOTE,
+            "accuracy": uris.get("accuracy.png"),
+            "accuracy_text": ACCURACY_TEXT,
+            "settings": settings,
+        },
+    )
+    files = {**pictures, "heads.gif": draw.encode_gif(frames), "heads.html": page.encode()}
+    folder = make_directory("out", folder)
+    for file, content in files.items():
+        write_bytes(folder / file, content)
+    terminal = pandas.DataFrame(rows, columns=list(COLUMNS)).to_string(index=False, line_width=WIDTH)
+    return HeadFiles(folder / "heads.html", tuple(folder / file for file in pictures), folder / "heads.gif", terminal)

@@ -1,0 +1,296 @@
+"""Heads as pictures: centers with ellipses, attention maps, how they went over training, and as a moving picture."""
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teka.audit.page.direct_labels import LineLabel, label_lines, stretch_for
+from teka.audit.page.require import require
+from teka.audit.page.shift_curve import GRID, INK
+from teka.training.heads.record import HeadRecord
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+    from PIL.Image import Image
+
+PALE = "#8a8f98"
+# Okabe and Ito's colours, which colour-blind readers tell apart, without the two that are pale on white, and four dark
+# ones; markers and dashes repeat the difference.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A6A00", "#56B4E9", "#332288", "#E69F00", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1, 1, 1)))
+SHADES = ("#ffffff", "#cfe3f2", "#7fb4da", "#0072B2", "#10304a")
+DPI = 200
+PANEL = 2.15  # inches of a layer's panel
+CELL = 0.82  # inches of a map
+COLUMNS = 6
+SHARES = ((0.9, ":", 0.9), (0.5, "-", 1.4))
+"""Shares of a Gaussian within its ellipses, with the style and the width of their lines."""
+BEYOND = 0.25  # how far outside the image centers are shown, as a share of its sides
+ACCURACIES = (("held-out images", "validation_accuracy"), ("training images", "train_accuracy"))
+PANELS = (
+    ("window_3", "offsets of 3 × 3 taken"),
+    ("local", "heads that look at one place"),
+    ("spread", "spread (tokens, median)"),
+)
+MARKED = 12  # points up to which a line has markers
+FRAMES, FRAME_DPI = 30, 110
+FRAME_COLOURS, NEARLY_WHITE = 64, 240
+FRAME_MILLISECONDS, LAST_MILLISECONDS = 150, 2500
+
+
+def _figure(width: float, height: float) -> "matplotlib.figure.Figure":
+    """A white figure of some inches that belongs to no window and no global state."""
+    require("matplotlib")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib.figure.Figure":
+    """Draw the heads of every layer at some moments, one below another.
+
+    The black square is the query, in the middle; cells are tokens, and the frame is the image as that query sees it.
+    Each head has its number and colour; its ellipses hold 50 % (solid) and 90 % (dotted) of a Gaussian with its center
+    and covariance. A line leads from where it was at the first moment.
+
+    Source: Cordonnier et al. 2020, Figures 2, 3, 7 and 10.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    columns = min(record.num_layers, COLUMNS)
+    lines = math.ceil(record.num_layers / columns)
+    height, width = record.grid
+    figure = _figure(PANEL * columns + 0.1, (PANEL * height / width + 0.3) * lines * len(moments) + 0.1)
+    panels = figure.subplots(lines * len(moments), columns, squeeze=False)
+    for place, moment in enumerate(moments):
+        own = panels[place * lines : (place + 1) * lines].flat
+        for layer, panel in enumerate(own):
+            if layer >= record.num_layers:
+                panel.set_axis_off()
+                continue
+            _draw_layer(panel, record, moment, layer)
+            panel.set_title(f"layer {layer + 1}, {record.when(moment)}", fontsize=9, color=INK)
+    return figure
+
+
+def head_colour(head: int) -> str:
+    """Colour of a head, by its number in its layer from 0; from the tenth on colours return."""
+    return COLOURS[head % len(COLOURS)]
+
+
+def ellipse(center: NDArray[np.floating], covariance: NDArray[np.floating], share: float) -> NDArray[np.floating]:
+    """Points of the ellipse that holds a share below 1 of a Gaussian of two axes, (points, 2).
+
+    {Δ + √(−2 ln(1 − share)) Σ^½ u : ‖u‖ = 1}
+    """
+    angles = np.linspace(0, 2 * np.pi, 121)
+    values, vectors = np.linalg.eigh(covariance)
+    radii = np.sqrt(np.maximum(values, 0) * -2 * np.log1p(-share))
+    return center + np.stack([np.cos(angles), np.sin(angles)], axis=-1) * radii @ vectors.T
+
+
+def _draw_layer(panel: "matplotlib.axes.Axes", record: HeadRecord, moment: int, layer: int) -> None:
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
+
+    (rows, columns), (row, column) = record.grid, record.query
+    low, high = np.array([-row, -column]) - 0.5, np.array([rows - row, columns - column]) - 0.5
+    margin = BEYOND * np.array([rows, columns])
+    panel.set_xlim(low[1] - margin[1], high[1] + margin[1])
+    panel.set_ylim(high[0] + margin[0], low[0] - margin[0])
+    panel.set_aspect("equal")
+    panel.vlines(np.arange(low[1], high[1] + 1), low[0], high[0], color=GRID, linewidth=0.5)
+    panel.hlines(np.arange(low[0], high[0] + 1), low[1], high[1], color=GRID, linewidth=0.5)
+    panel.add_patch(Rectangle((low[1], low[0]), columns, rows, fill=False, edgecolor=PALE, linewidth=0.9))
+    panel.add_patch(Rectangle((-0.5, -0.5), 1, 1, color="black", linewidth=0, zorder=3))
+    chosen = record.layer == layer
+    path, shapes = record.middles[: moment + 1, chosen], record.shapes(moment)[chosen]
+    outside = 0
+    for head, (places, covariance) in enumerate(zip(path.swapaxes(0, 1), shapes, strict=True)):
+        colour, center = head_colour(head), places[-1]
+        for share, dashes, linewidth in SHARES:
+            points = ellipse(center, covariance, share)
+            panel.plot(points[:, 1], points[:, 0], color=colour, linestyle=dashes, linewidth=linewidth)
+        panel.plot(places[:, 1], places[:, 0], color=colour, linewidth=0.8, alpha=0.7)
+        if (center < low - margin).any() or (center > high + margin).any():
+            outside += 1
+            continue
+        panel.text(
+            center[1], center[0], str(head + 1), color=colour, fontsize=7, fontweight="bold", ha="center", va="center",
+            path_effects=[withStroke(linewidth=2.0, foreground="white")], zorder=5,
+        )  # fmt: skip
+    if outside:
+        panel.set_xlabel(f"{outside} {'center' if outside == 1 else 'centers'} outside", fontsize=8, color=INK)
+    _hide_frame(panel)
+
+
+def _hide_frame(panel: "matplotlib.axes.Axes") -> None:
+    panel.set_xticks([])
+    panel.set_yticks([])
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+
+
+def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, int]) -> "matplotlib.figure.Figure":
+    """Draw the weights that a token gives to all tokens: a row for each layer, a column for each head.
+
+    White is 0 and the darkest blue the largest weight of the map, which stands below it. The black square is the query.
+
+    Source: Cordonnier et al. 2020, Figure 6.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    most = max(len(layer) for layer in maps)
+    _, rows, columns = maps[0].shape
+    figure = _figure(CELL * most + 0.5, (CELL * rows / columns + 0.2) * len(maps) + 0.3)
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
+
+    shades = LinearSegmentedColormap.from_list("weights", SHADES)
+    panels = figure.subplots(len(maps), most, squeeze=False)
+    for layer, (line, weights) in enumerate(zip(panels, maps, strict=True)):
+        for head, panel in enumerate(line):
+            if head >= len(weights):
+                panel.set_axis_off()
+                continue
+            panel.imshow(weights[head], cmap=shades, vmin=0, vmax=weights[head].max(), interpolation="nearest")
+            square = Rectangle((query[1] - 0.5, query[0] - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4)
+            panel.add_patch(square)
+            _hide_frame(panel)
+            for spine in panel.spines.values():
+                spine.set(visible=True, color="#c3c9d1")
+            panel.set_xlabel(f"{weights[head].max():.2f}", fontsize=7, color=INK, labelpad=1.5)
+            if layer == 0 or len(maps[layer - 1]) <= head:
+                panel.set_title(str(head + 1), fontsize=8, color=head_colour(head), fontweight="bold", pad=3)
+        line[0].set_ylabel(f"layer {layer + 1}", fontsize=8.5, color=INK)
+    return figure
+
+
+def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
+    """Draw accuracy against epochs, on training and on held-out images; None where none was measured.
+
+    Source: Cordonnier et al. 2020, Figures 4 and 8.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    curves = {name: getattr(record, key) for name, key in ACCURACIES}
+    curves = {name: curve for name, curve in curves.items() if np.isfinite(curve).any()}
+    if not curves:
+        return None
+    figure = _figure(6.4, 3.0)
+    panel = figure.subplots()
+    labels = []
+    for index, (name, curve) in enumerate(curves.items()):
+        known = np.isfinite(curve)
+        epochs, percents = record.epoch[known], 100 * curve[known]
+        _draw_line(panel, epochs, percents, index)
+        labels.append(LineLabel(name, COLOURS[index], float(epochs[-1]), float(percents[-1])))
+    panel.set_ylim(0, 102)
+    panel.set_ylabel("accuracy (%)", fontsize=9, color=INK)
+    _dress(panel, "")
+    label_lines(panel, labels, INK)
+    return figure
+
+
+def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
+    """Draw against epochs how near the heads of each layer are to the grid of a convolution's window.
+
+    The grey line is what random initial parameters give, in the mean over 200 draws and the layers.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    end, last = float(record.epoch[-1]), PANELS[-1][0]
+    labels = [
+        LineLabel(f"layer {layer + 1}", COLOURS[layer % len(COLOURS)], end, float(value))
+        for layer, value in enumerate(record.numbers[last][-1])
+    ]
+    labels.append(LineLabel("random start", PALE, end, float(record.chance[last].mean())))
+    stretch = stretch_for([label.name for label in labels])
+    figure = _figure(9.6, 2.9 * stretch)
+    panels = list(figure.subplots(1, len(PANELS)))
+    for panel, (name, title) in zip(panels, PANELS, strict=True):
+        for layer, line in enumerate(record.numbers[name].T):
+            _draw_line(panel, record.epoch, line, layer)
+        panel.axhline(float(record.chance[name].mean()), color=PALE, linestyle=(0, (2, 2)), linewidth=1.2)
+        top = {"window_3": 9.0, "local": float(record.numbers["heads"].max())}.get(name)
+        panel.set_ylim(0, None if top is None else 1.04 * top)
+        _dress(panel, title)
+    label_lines(panels[-1], labels, INK, stretch)
+    return figure
+
+
+def _draw_line(panel: "matplotlib.axes.Axes", epochs: np.ndarray, values: np.ndarray, index: int) -> None:
+    panel.plot(
+        epochs, values, color=COLOURS[index % len(COLOURS)], linestyle=DASHES[index % len(DASHES)], linewidth=1.6,
+        marker=MARKERS[index % len(MARKERS)] if len(epochs) <= MARKED else None, markersize=4,
+        markeredgecolor="white", markeredgewidth=0.4,
+    )  # fmt: skip
+
+
+def _dress(panel: "matplotlib.axes.Axes", title: str) -> None:
+    """Title, quiet spines, horizontal grid lines, and epochs as whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    panel.set_title(title, loc="left", fontsize=10, color=INK)
+    panel.set_xlabel("epochs", fontsize=9, color=INK)
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    panel.grid(axis="y", color=GRID, linewidth=0.7)
+    panel.set_axisbelow(True)
+    panel.tick_params(which="both", colors=INK, labelsize=8.5, length=0)
+    panel.spines[["top", "right", "left"]].set_visible(False)
+    panel.spines["bottom"].set_color(GRID)
+
+
+def choose_moments(record: HeadRecord, count: int = FRAMES) -> list[int]:
+    """Moments at equal distances, the first and the last among them, or all where they are few."""
+    last = len(record.epoch) - 1
+    return sorted({round(place) for place in np.linspace(0, last, min(count, last + 1))})
+
+
+def draw_frames(record: HeadRecord, moments: Sequence[int]) -> "list[Image]":
+    """The picture of the heads at each moment, in few colours.
+
+    Raises:
+        ImportError: matplotlib or Pillow is not installed.
+    """
+    require("PIL")
+    from PIL import Image
+
+    frames = []
+    for moment in moments:
+        buffer = io.BytesIO()
+        draw_head_centers(record, [moment]).savefig(buffer, format="png", dpi=FRAME_DPI)
+        frames.append(Image.open(buffer).convert("RGB"))
+    # The same palette in all, so that what stands still does not flicker; what is nearly white is paper.
+    palette = frames[-1].quantize(FRAME_COLOURS)
+    triples = np.array(palette.getpalette(), dtype=np.uint8).reshape(-1, 3)
+    triples[(triples >= NEARLY_WHITE).all(axis=1)] = 255
+    palette.putpalette(triples.tobytes())
+    return [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+
+
+def encode_gif(frames: "Sequence[Image]") -> bytes:
+    """The frames as a GIF that repeats, and stays on the last for a while."""
+    buffer = io.BytesIO()
+    durations = [*[FRAME_MILLISECONDS] * (len(frames) - 1), LAST_MILLISECONDS]
+    frames[0].save(
+        buffer, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
+    )
+    return buffer.getvalue()
+
+
+def encode_frame(frame: "Image") -> bytes:
+    """One frame as a PNG."""
+    buffer = io.BytesIO()
+    frame.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
