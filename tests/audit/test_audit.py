@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from teka.audit.audit import audit
-from teka.audit.audit_report import AuditReport
-from teka.audit.audit_settings import AuditSettings
-from teka.audit.traps import Trap
+from teka.audit.caveats import Caveat
+from teka.audit.report import AuditReport
+from teka.audit.settings import AuditSettings
 
 QUICK = AuditSettings(shifts=[(0, 1), (1, 0), (0, -2)], batch_size=16)
 
@@ -60,7 +60,7 @@ def test_a_constant_is_consistent_and_called_a_constant_predictor():
 
     report = audit(constant, random_images(), labels % 3, settings=QUICK)
     assert report.metrics[0].numbers["consistency"].value == 1.0
-    assert "constant predictor" in [trap.name for trap in report.traps]
+    assert "constant predictor" in [caveat.name for caveat in report.caveats]
     assert report.verdict[0].startswith("These numbers do not mean what they seem to: constant predictor")
 
 
@@ -98,7 +98,7 @@ def test_a_module_in_training_mode_is_measured_in_evaluation_and_set_back():
     assert [part.training for part in module.modules()] == [True, True, False, True]
     assert report.noise_floor is not None
     assert report.noise_floor.repeat == 0.0
-    assert "training mode" in [trap.name for trap in report.traps]
+    assert "training mode" in [caveat.name for caveat in report.caveats]
 
 
 def test_a_model_that_draws_anew_is_caught():
@@ -106,8 +106,8 @@ def test_a_model_that_draws_anew_is_caught():
         return invariant(images) + torch.rand(len(images), 2)
 
     report = audit(noisy, random_images(), settings=QUICK)
-    (trap,) = (trap for trap in report.traps if trap.name == "non-determinism")
-    assert trap.severity == "invalidates"
+    (caveat,) = (caveat for caveat in report.caveats if caveat.name == "non-determinism")
+    assert caveat.severity == "invalidates"
 
 
 def test_a_mode_that_fails_costs_only_itself():
@@ -222,7 +222,7 @@ def test_parts_that_were_not_asked_for_are_not_done():
 
 
 def test_what_the_caller_knows_is_in_the_report():
-    trap = Trap("resize", "note", "one pixel is two")
+    caveat = Caveat("resize", "note", "one pixel is two")
     report = audit(
         invariant,
         random_images(),
@@ -231,14 +231,14 @@ def test_what_the_caller_knows_is_in_the_report():
         class_names=["small", "large"],
         model_facts={"kind": "by hand"},
         data_facts={"name": "noise"},
-        traps=[trap],
+        caveats=[caveat],
         command="teka audit sums",
     )
     assert report.name == "sums"
     assert report.model["kind"] == "by hand"
     assert report.data["name"] == "noise"
     assert report.data["class_names"] == ["small", "large"]
-    assert report.traps[0] == trap
+    assert report.caveats[0] == caveat
     assert report.provenance["command"] == "teka audit sums"
 
 

@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from teka.audit import Metrics, Movement, Trap, error_by_phase, measure_responses, square_shifts, summarize
+from teka.audit import Caveat, Metrics, Movement, error_by_phase, measure_responses, square_shifts, summarize
 from teka.audit.layers import LayerBreak, LayerFindings
 from teka.audit.measure import NoiseFloor, Responses
 from teka.audit.verdict import verdict
@@ -57,12 +57,12 @@ def test_what_is_below_the_noise_is_rounding():
     assert loud[0] == "Moving the image changes nothing but rounding."
 
 
-def test_a_trap_that_invalidates_is_the_headline_and_others_are_not():
-    traps = [Trap("few", "limits", "few"), Trap("constant predictor", "invalidates", "always 1")]
-    assert verdict([metrics(totals)], None, None, {}, traps, [])[0] == (
+def test_a_caveat_that_invalidates_is_the_headline_and_others_are_not():
+    caveats = [Caveat("few", "limits", "few"), Caveat("constant predictor", "invalidates", "always 1")]
+    assert verdict([metrics(totals)], None, None, {}, caveats, [])[0] == (
         "These numbers do not mean what they seem to: constant predictor."
     )
-    assert verdict([metrics(totals)], None, None, {}, traps[:1], [])[0].startswith("Moving the image")
+    assert verdict([metrics(totals)], None, None, {}, caveats[:1], [])[0].startswith("Moving the image")
 
 
 def test_a_grid_that_shows_is_named_with_its_phases():

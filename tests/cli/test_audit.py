@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from tests.audit.adapters.tiny_vit import write_vit
 
-from teka.audit.audit_report import AuditReport
+from teka.audit.report import AuditReport
 from teka.cli import main
 from teka.cli.audit import shift_set
 

@@ -1,10 +1,9 @@
 """Measure how any function of images, volumes or signals behaves when its input moves."""
 
 from teka.audit.audit import audit
-from teka.audit.audit_report import AuditReport, Failure
-from teka.audit.audit_settings import PARTS, AuditSettings
 from teka.audit.background import blank_margins
 from teka.audit.canvas import paste_on_canvas
+from teka.audit.caveats import Caveat
 from teka.audit.equivariance import EquivarianceError, assert_translation_equivariant, equivariance_error
 from teka.audit.example import Example
 from teka.audit.layers import LayerFindings, blame_layers
@@ -30,6 +29,8 @@ from teka.audit.permutation import (
 from teka.audit.permutations import random_permutations
 from teka.audit.phase import PhaseTable, StrideChoice, best_stride, error_by_phase
 from teka.audit.presets import PRESETS, PresetResult
+from teka.audit.report import AuditReport, Failure
+from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shift_accuracy import ShiftAccuracy, accuracy_by_shift
 from teka.audit.shifts import axis_shifts, square_shifts
 from teka.audit.statistics.compare_responses import compare_responses
@@ -39,7 +40,6 @@ from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
 from teka.audit.statistics.summarize_seeds import summarize_seeds
 from teka.audit.translate import TRANSLATION_MODES, translate
-from teka.audit.traps import Trap
 from teka.audit.wilson import wilson_interval
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "TRANSLATION_MODES",
     "AuditReport",
     "AuditSettings",
+    "Caveat",
     "Comparison",
     "Curve",
     "EquivarianceError",
@@ -67,7 +68,6 @@ __all__ = [
     "SensitivityMap",
     "ShiftAccuracy",
     "StrideChoice",
-    "Trap",
     "accuracy_by_shift",
     "assert_permutation_equivariant",
     "assert_permutation_invariant",

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from teka.audit.audit_report import AuditReport
-from teka.audit.audit_settings import AuditSettings, Steps
 from teka.audit.audit_work import AuditWork, Progress
+from teka.audit.caveats import Caveat, training_mode
 from teka.audit.evaluation_mode import evaluating, module_of
 from teka.audit.measure.checkpoint import tensor_hash, weights_hash
-from teka.audit.traps import Trap, training_mode
+from teka.audit.report import AuditReport, PackedResponses
+from teka.audit.settings import AuditSettings, Steps
 from teka.audit.verdict import verdict
 from teka.errors import wrong_shape, wrong_value
 from teka.provenance import provenance
@@ -35,7 +35,7 @@ def audit(
     class_names: Sequence[str] | None = None,
     model_facts: Mapping[str, object] | None = None,
     data_facts: Mapping[str, object] | None = None,
-    traps: Sequence[Trap] = (),
+    caveats: Sequence[Caveat] = (),
     checkpoint: str | Path | None = None,
     progress: Progress | None = None,
     command: str = "teka.audit.audit",
@@ -63,7 +63,7 @@ def audit(
         class_names: A name for each class.
         model_facts: What else to report of the model.
         data_facts: What else to report of the images, such as the name of the data set.
-        traps: What the caller knows that could mislead.
+        caveats: What the caller knows that could mislead.
         checkpoint: A folder for the state of a measurement; if there is one in it, it goes on from there.
         progress: Called with the name of a part, the entries done, their total and the seconds left.
         command: The command to keep with the numbers.
@@ -88,10 +88,10 @@ def audit(
     work = AuditWork(
         model, images, labels, settings, started, progress, None if checkpoint is None else Path(checkpoint)
     )
-    found = [*traps, *(training_mode(module) if module is not None else ())]
+    found = [*caveats, *(training_mode(module) if module is not None else ())]
     with evaluating(module):
         work.run()
-        found += work.traps()
+        found += work.caveats()
     results = work.results
     facts = {
         "kind": type(model).__name__,
@@ -124,6 +124,7 @@ def audit(
         tuple(results.examples),
         verdict(results.metrics, results.layers, results.noise, results.phases, found, results.presets),
         {**provenance(command), "seconds": round(time.monotonic() - started, 2)},
+        tuple(map(PackedResponses.pack, results.responses)),
     )
 
 

@@ -1,6 +1,7 @@
 """The parts of an audit: each is tried, and what fails is written down."""
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,8 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from teka.audit.audit_report import Failure
-from teka.audit.audit_settings import AuditSettings
+from teka.audit.caveats import (
+    Caveat,
+    batch_mates,
+    chance,
+    collapse,
+    few_images,
+    fill_value,
+    non_determinism,
+    phases_unseen,
+    random_features,
+)
 from teka.audit.evaluation_mode import module_of
 from teka.audit.example import Example, make_examples, worst_images
 from teka.audit.layers import LayerFindings, blame_layers
@@ -21,19 +31,10 @@ from teka.audit.measure.responses import Responses
 from teka.audit.measure.sensitivity_map import SensitivityMap, sensitivity_map
 from teka.audit.phase import PhaseTable, best_stride, error_by_phase
 from teka.audit.presets import PRESETS, PresetResult
+from teka.audit.report import Failure
+from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
-from teka.audit.traps import (
-    Trap,
-    batch_mates,
-    chance,
-    collapse,
-    few_images,
-    fill_value,
-    non_determinism,
-    phases_unseen,
-    random_features,
-)
 from teka.errors import FOREIGN, wrong_value
 
 Progress = Callable[[str, int, int, float], None]
@@ -116,7 +117,7 @@ class AuditWork:
             self._attempt("sensitivity", f"sensitivity in mode {mode}", lambda mode=mode: self._sensitivity(few, mode))
         self._attempt(None, "examples", self._examples)
 
-    def traps(self) -> list[Trap]:
+    def caveats(self) -> list[Caveat]:
         """What could mislead, of what was measured and of the model and the images."""
         results, settings = self.results, self.settings
         repeat = 0.0 if results.noise is None else results.noise.repeat
@@ -146,7 +147,7 @@ class AuditWork:
             work()
         # A model may raise anything; one part's failure must not cost the others.
         except FOREIGN as error:
-            self.results.failures.append(Failure(name, _in_words(error)))
+            self.results.failures.append(Failure(name, _in_words(error), "".join(traceback.format_exception(error))))
             return error
         return None
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from teka.audit.audit_settings import AuditSettings, Steps
 from teka.audit.evaluation_mode import check_evaluation_mode
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
+from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import square_shifts
 from teka.audit.statistics.metrics import NUMBERS, Metrics
 from teka.audit.statistics.summarize import summarize

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from teka.audit.caveats import Caveat
 from teka.audit.layers import LayerFindings
 from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.phase import PhaseTable
 from teka.audit.presets import PresetResult
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
-from teka.audit.traps import Trap
 
 EXACT = 1e-5
 """An error up to which an output counts as not moved, by rounding of single precision alone."""
@@ -21,7 +21,7 @@ def verdict(
     layers: LayerFindings | None,
     noise: NoiseFloor | None,
     phases: Mapping[str, PhaseTable],
-    traps: Sequence[Trap],
+    caveats: Sequence[Caveat],
     presets: Sequence[PresetResult],
 ) -> tuple[str, ...]:
     """Sentences, the headline first: what moving does, where the model breaks, and what to beware of.
@@ -31,10 +31,10 @@ def verdict(
         layers: What was found in the layers.
         noise: The noise floor.
         phases: For each mode, the numbers by phase.
-        traps: What could mislead.
+        caveats: What could mislead.
         presets: What procedures of the literature gave.
     """
-    sentences = [_headline(metrics, noise, traps), *(_of_mode(one, noise) for one in metrics)]
+    sentences = [_headline(metrics, noise, caveats), *(_of_mode(one, noise) for one in metrics)]
     sentences += _of_phases(phases)
     if layers is not None:
         sentences += _of_layers(layers)
@@ -48,8 +48,8 @@ def _share(estimate: Estimate) -> str:
     return f"{estimate.value:.1%} ({estimate.lower:.1%} to {estimate.upper:.1%})"
 
 
-def _headline(metrics: Sequence[Metrics], noise: NoiseFloor | None, traps: Sequence[Trap]) -> str:
-    invalid = [trap.name for trap in traps if trap.severity == "invalidates"]
+def _headline(metrics: Sequence[Metrics], noise: NoiseFloor | None, caveats: Sequence[Caveat]) -> str:
+    invalid = [caveat.name for caveat in caveats if caveat.severity == "invalidates"]
     if invalid:
         return f"These numbers do not mean what they seem to: {', '.join(invalid)}."
     moved = [one for one in metrics if len(one.shifts) > 1]

@@ -13,12 +13,12 @@ from teka.audit import TRANSLATION_MODES
 from teka.audit.adapters import FORMS, load
 from teka.audit.adapters.audit_case import AuditCase, make_case
 from teka.audit.audit import audit
-from teka.audit.audit_report import AuditReport
-from teka.audit.audit_settings import PARTS, AuditSettings
 from teka.audit.page.audit_page import write_audit_page
 from teka.audit.page.require import require
 from teka.audit.page.text import audit_text
 from teka.audit.presets import PRESETS
+from teka.audit.report import AuditReport
+from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shifts import axis_shifts, square_shifts
 from teka.cli.parser import Parser
 from teka.errors import unknown_name, wrong_value
@@ -162,7 +162,7 @@ def passes(result: AuditReport, metric: str, least: float) -> bool:
         ValueError: A share that was not measured.
     """
     value = result.number(metric)
-    void = [trap.name for trap in result.traps if trap.severity == "invalidates"]
+    void = [caveat.name for caveat in result.caveats if caveat.severity == "invalidates"]
     if void:
         print(f"not passed: the numbers do not mean what they say ({', '.join(void)})")
         return False
@@ -324,7 +324,7 @@ def run_audit(case: AuditCase, *, command: str, state: Path | None = None) -> Au
             class_names=case.class_names,
             model_facts=case.model_facts,
             data_facts=case.data_facts,
-            traps=case.traps,
+            caveats=case.caveats,
             checkpoint=state,
             progress=show,
             command=command,

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from teka.audit.adapters.audit_case import AuditCase
-from teka.audit.audit_report import AuditReport
-from teka.audit.audit_settings import PARTS
 from teka.audit.example import make_examples
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.page.number import NUMBER_NAMES, SHARES, write_size
 from teka.audit.page.text import audit_text
+from teka.audit.report import AuditReport
+from teka.audit.settings import PARTS
 from teka.audit.statistics.compare_responses import compare_responses
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
 from teka.cli.audit import add_options, check_files, make_settings, model_help, read_case, run_audit, write_results

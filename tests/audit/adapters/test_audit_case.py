@@ -7,7 +7,7 @@ from torch import nn
 
 from teka.audit.adapters import Preprocessing, Subject, load
 from teka.audit.adapters.audit_case import make_case, place_for_modes
-from teka.audit.audit_settings import AuditSettings
+from teka.audit.settings import AuditSettings
 from teka.data import load as load_data
 
 SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
@@ -39,7 +39,7 @@ def arrays(tmp_path):
 def test_a_model_of_this_library_gets_data_as_its_training_did():
     case = make_case(load("mnist"), "digits", SETTINGS, num_images=7)
     assert case.images.shape == (7, 1, 16, 16)
-    assert case.traps == ()
+    assert case.caveats == ()
     every = make_case(load("digits"), "digits", SETTINGS)
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
     assert every.class_names == tuple("0123456789")
@@ -50,7 +50,7 @@ def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
     case = make_case(model_of(Preprocessing(1, 10, crop=(10, 8)), (10, 8)), arrays, SETTINGS)
     assert tuple(case.images.shape) == (12, 1, 10, 8)
     # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
-    assert "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels" in case.traps[0].message
+    assert "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels" in case.caveats[0].message
     assert case.data_facts["preprocessing"] == "resized to 10 × 12 (bilinear), cropped to the middle 10 × 8"
     assert case.data_facts["image_size"] == [20, 24]
 
@@ -61,7 +61,7 @@ def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(
     assert tuple(case.images.shape) == (12, 1, 20, 24)
     after = make_case(subject, arrays, SETTINGS)
     torch.testing.assert_close(case.function(case.images), after.function(after.images))
-    assert "shifted and then resized" in case.traps[0].message
+    assert "shifted and then resized" in case.caveats[0].message
 
 
 def test_labels_are_the_models_or_left_out(arrays):

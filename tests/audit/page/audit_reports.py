@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 
-from teka.audit.audit_report import AuditReport, Failure
+from teka.audit.caveats import Caveat
 from teka.audit.example import Example
 from teka.audit.layers import LayerFindings
 from teka.audit.layers.layer_break import LayerBreak
@@ -15,10 +15,9 @@ from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.measure.sensitivity_map import SensitivityMap
 from teka.audit.movement import Movement
 from teka.audit.phase import PhaseTable
-from teka.audit.statistics.estimate import Curve
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.report import AuditReport, Failure
+from teka.audit.statistics.estimate import Curve, Estimate
 from teka.audit.statistics.metrics import Metrics
-from teka.audit.traps.trap import Trap
 
 LARGEST = 4
 SQUARE = tuple(itertools.product(range(-LARGEST, LARGEST + 1), repeat=2))
@@ -171,9 +170,9 @@ def make_report(name="patch model", **further):
         },
         "layers": make_layers(),
         "presets": (),
-        "traps": (
-            Trap("phases unseen", "note", "No shift has phase 3."),
-            Trap("few images", "limits", "60 images give intervals of ± 5 points; 400 would halve them."),
+        "caveats": (
+            Caveat("phases unseen", "note", "No shift has phase 3."),
+            Caveat("few images", "limits", "60 images give intervals of ± 5 points; 400 would halve them."),
         ),
         "failures": (Failure("Lie derivative", "the model rounds its input"),),
         "examples": tuple(make_example(index) for index in (3, 1)),

@@ -4,10 +4,10 @@ from html.parser import HTMLParser
 import pytest
 from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, make_report
 
-from teka.audit.audit_report import AuditReport, Failure
 from teka.audit.movement import Movement
 from teka.audit.page.audit_page import render_audit_page, write_audit_page
 from teka.audit.presets import PresetResult
+from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Estimate
 
 VOID = {"meta", "br", "input", "link", "img"}
@@ -108,7 +108,14 @@ def test_every_part_of_a_report_is_there():
 
 def test_what_a_report_lacks_is_left_out():
     bare = make_report(
-        phases={}, sensitivity={}, layers=None, traps=(), failures=(), examples=(), lie_derivative=(), noise_floor=None
+        phases={},
+        sensitivity={},
+        layers=None,
+        caveats=(),
+        failures=(),
+        examples=(),
+        lie_derivative=(),
+        noise_floor=None,
     )
     text = Page(render_audit_page([bare])).heads
     for words in (
@@ -132,7 +139,7 @@ def test_dense_outputs_have_errors_and_no_answers():
 
 
 def test_several_models_stand_beside_each_other():
-    page = Page(render_audit_page([two_modes("patches"), make_report("rotation", traps=())]))
+    page = Page(render_audit_page([two_modes("patches"), make_report("rotation", caveats=())]))
     assert page.heads.count("Below each number") == 1
     assert "patches and rotation: what happens when the input moves?" in page.heads
     columns = [one for one in page.all("th") if one.get("scope") == "colgroup"]

@@ -1,9 +1,14 @@
+from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.page.traps import SEVERITY_NAMES, sorted_traps
-from teka.audit.traps.trap import SEVERITIES, Trap
 
 
 def test_the_gravest_come_first_and_equals_keep_their_order():
-    traps = [Trap("a", "note", ""), Trap("b", "limits", ""), Trap("c", "invalidates", ""), Trap("d", "limits", "")]
+    traps = [
+        Caveat("a", "note", ""),
+        Caveat("b", "limits", ""),
+        Caveat("c", "invalidates", ""),
+        Caveat("d", "limits", ""),
+    ]
     assert [trap.name for trap in sorted_traps(traps)] == ["c", "b", "d", "a"]
 
 

@@ -14,9 +14,8 @@ from teka.audit.adapters.match_labels import match_labels
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Subject
 from teka.audit.adapters.teka_model import TEKA_KINDS
-from teka.audit.audit_settings import AuditSettings
-from teka.audit.traps import Trap
-from teka.audit.traps.resized import resized
+from teka.audit.caveats import Caveat, resized
+from teka.audit.settings import AuditSettings
 from teka.data.sizes import height_and_width
 from teka.errors import wrong_value
 
@@ -37,7 +36,7 @@ class AuditCase:
         settings: What to do.
         model_facts: What a report keeps of the model.
         data_facts: What a report keeps of the data.
-        traps: What resizing means for the shifts.
+        caveats: What resizing means for the shifts.
         description: The model and the images in a sentence.
     """
 
@@ -49,7 +48,7 @@ class AuditCase:
     settings: AuditSettings
     model_facts: dict[str, object]
     data_facts: dict[str, object]
-    traps: tuple[Trap, ...]
+    caveats: tuple[Caveat, ...]
     description: str
 
 
@@ -101,11 +100,11 @@ def make_case(
     )
     sizes = (chosen.images.shape[2], chosen.images.shape[3])
     steps = settings.shifts_for(sizes)
-    traps: tuple[Trap, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     if chosen.image_size is not None:
         largest = max(abs(step) for one in steps for step in one)
         scaled = (subject.transform if shift == "before" else transform).resized_size(chosen.image_size)
-        traps = resized(chosen.image_size, scaled, before_resize=shift == "before", max_shift=largest)
+        caveats = tuple(resized(chosen.image_size, scaled, before_resize=shift == "before", max_shift=largest))
     done = "" if chosen.image_size is None else transform.describe(chosen.image_size)
     names = subject.class_names or (chosen.class_names if subject.num_classes in (None, chosen.num_classes) else None)
     labels = None
@@ -120,7 +119,7 @@ def make_case(
         settings,
         {**subject.describe(), "shifted": f"{shift} resizing"},
         _facts(chosen, done),
-        traps,
+        caveats,
         _describe(subject, chosen, done),
     )
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from teka.audit.audit_report import AuditReport
 from teka.audit.page.examples import write_examples
 from teka.audit.page.layers import blamed_layers, layer_sections
 from teka.audit.page.mode_section import mode_sections
@@ -17,6 +16,7 @@ from teka.audit.page.settings import settings_groups
 from teka.audit.page.table import PAGE_NUMBERS, audit_columns, audit_rows, column_head
 from teka.audit.page.template import render_page
 from teka.audit.page.traps import SEVERITY_NAMES, sorted_traps
+from teka.audit.report import AuditReport
 from teka.errors import wrong_value
 from teka.files import write_bytes
 
@@ -66,7 +66,7 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "reports": reports,
         "swatches": [model_style(at).swatch() for at in range(len(reports))],
         "colours": [model_style(at).colour for at in range(len(reports))],
-        "traps": [(report.name, trap) for report in reports for trap in sorted_traps(report.traps)],
+        "traps": [(report.name, trap) for report in reports for trap in sorted_traps(report.caveats)],
         "severities": SEVERITY_NAMES,
         "columns": [(column_head(name), NUMBER_MEANINGS[name]) for name in columns],
         "rows": audit_rows(reports, columns),

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 
-from teka.audit.audit_report import AuditReport
 from teka.audit.movement import Movement
 from teka.audit.page.model_style import model_style
+from teka.audit.report import AuditReport
 
 
 def write_examples(reports: Sequence[AuditReport]) -> str:

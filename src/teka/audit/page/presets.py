@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from teka.audit.audit_report import AuditReport
 from teka.audit.page.curve_figure import CurveFigure, curve_figure
 from teka.audit.page.number import write_share
+from teka.audit.report import AuditReport
 
 
 @dataclass(frozen=True)

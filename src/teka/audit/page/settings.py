@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from teka.audit.audit_report import AuditReport
+from teka.audit.report import AuditReport
 
 LONGEST = 12
 """A list of more values is shortened: the JSON file of the report has all of it."""

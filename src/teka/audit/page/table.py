@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from teka.audit.audit_report import AuditReport
 from teka.audit.page.number import NUMBER_NAMES, SHARES, write_interval, write_number
+from teka.audit.report import AuditReport
 
 PAGE_NUMBERS = tuple(NUMBER_NAMES)
 TERMINAL_NUMBERS = (

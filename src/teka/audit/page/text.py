@@ -3,11 +3,11 @@
 import textwrap
 from collections.abc import Sequence
 
-from teka.audit.audit_report import AuditReport
 from teka.audit.page.layers import blamed_layers
 from teka.audit.page.number import NUMBER_NAMES, SHARES
 from teka.audit.page.table import TERMINAL_NUMBERS, AuditRow, audit_columns, audit_rows
 from teka.audit.page.traps import SEVERITY_NAMES, sorted_traps
+from teka.audit.report import AuditReport
 from teka.errors import wrong_value
 
 WIDTH = 100
@@ -71,7 +71,7 @@ def _findings(report: AuditReport, with_name: bool) -> str:
     lines = [report.name] if with_name else []
     for sentence in report.verdict:
         lines += _wrap(sentence)
-    for trap in sorted_traps(report.traps):
+    for trap in sorted_traps(report.caveats):
         lines += _wrap(f"{SEVERITY_NAMES[trap.severity]}, {trap.name}: {trap.message}", "  ! ")
     for layer in blamed_layers(report.layers):
         lines += _wrap(f"{layer.role}: {layer.name} ({layer.words})", "  > ")

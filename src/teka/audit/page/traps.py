@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from teka.audit.traps.trap import Trap
+from teka.audit.caveats import Caveat
 
 SEVERITY_NAMES = {
     "invalidates": "These numbers do not hold",
     "limits": "These numbers hold for less",
     "note": "Worth knowing",
 }
-"""What each of `teka.audit.traps.trap.SEVERITIES` means to a reader, the gravest first."""
+"""What each of `teka.audit.caveats.SEVERITIES` means to a reader, the gravest first."""
 
 
-def sorted_traps(traps: Sequence[Trap]) -> list[Trap]:
+def sorted_traps(traps: Sequence[Caveat]) -> list[Caveat]:
     """The traps, the gravest first.
 
     Args:

@@ -1,7 +1,7 @@
 import pytest
 
 from teka.audit import square_shifts
-from teka.audit.audit_settings import AuditSettings
+from teka.audit.settings import AuditSettings
 
 
 def test_by_default_the_shifts_are_a_square_that_fits_the_images():

@@ -1,0 +1,237 @@
+"""What could make an audit mislead. Each check yields what it finds, without being asked for."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from teka.audit.background import background_value
+from teka.audit.comparison import evaluate, relative_difference
+from teka.audit.measure.responses import Responses
+from teka.audit.movement import Movement
+from teka.audit.wilson import wilson_interval
+from teka.errors import unknown_name, wrong_value
+
+SEVERITIES = ("invalidates", "limits", "note")
+FILLING_MODES = ("zero", "canvas")
+# Relative differences that are rounding: of two equal calls, and of batches of other sizes, summed in another order.
+REPEAT_ROUNDING, BATCH_ROUNDING = 1e-6, 1e-3
+WIDE_INTERVAL = 0.05  # an interval wider than ± that hides what most shifts do
+BORDER_SHARE = 0.5  # of the border's pixels, from which on one value is the images' background
+COLLAPSED_SHARE = 0.9  # of all answers; so many alike are few enough of another to hide any effect of shifts
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """Something that could make an audit mislead.
+
+    Args:
+        name: Its name, a few words that stay the same from audit to audit, such as "training mode".
+        severity: "invalidates" (the numbers do not mean what they say), "limits" (they hold for less than one may
+            think) or "note" (worth knowing).
+        message: What was found and what to do, in plain words, with the numbers.
+
+    Raises:
+        ValueError: An unknown severity.
+    """
+
+    name: str
+    severity: str
+    message: str
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES:
+            raise unknown_name("severity", self.severity, SEVERITIES)
+
+
+def training_mode(module: nn.Module) -> Iterator[Caveat]:
+    """A part of a module was handed over in training mode; an audit measures it in evaluation."""
+    parts = [name or "the model itself" for name, part in module.named_modules() if part.training]
+    if parts:
+        yield Caveat(
+            "training mode",
+            "note",
+            f"The model came in training mode ({len(parts)} of its parts, the first {parts[0]!r}). It was measured in "
+            "evaluation mode, without dropout and with the running statistics, and set back afterwards; call .eval() "
+            "where you use it.",
+        )
+
+
+def non_determinism(repeat: float) -> Iterator[Caveat]:
+    """The same images were answered otherwise in a second call, by this relative difference."""
+    if repeat > REPEAT_ROUNDING:
+        yield Caveat(
+            "non-determinism",
+            "invalidates",
+            f"The same images asked twice give outputs that differ by {repeat:.2g} of their size: something is drawn "
+            "anew at each call, such as dropout or random features. Differences between shifts below that mean "
+            "nothing; fix the draw and audit again.",
+        )
+
+
+def few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
+    """An accuracy of so many images is known to five points only, or worse."""
+    lower, upper = wilson_interval(round(0.9 * num_images), num_images, confidence)
+    if upper - lower > 2 * WIDE_INTERVAL:
+        yield Caveat(
+            "too few images",
+            "limits",
+            f"With {num_images} images an accuracy of about 90 % is known from {lower:.1%} to {upper:.1%}, so smaller "
+            "differences between shifts, or between models, may be chance.",
+        )
+
+
+def random_features(module: nn.Module) -> Iterator[Caveat]:
+    """Layers say of themselves, in `equivariance`, that they follow shifts only on average over their draws."""
+    declared = [(name, getattr(part, "equivariance", None)) for name, part in module.named_modules()]
+    named = [name for name, kinds in declared if isinstance(kinds, Mapping) and kinds.get("shift") == "in expectation"]
+    if named:
+        yield Caveat(
+            "random features",
+            "limits",
+            f"{len(named)} layers (the first {named[0]!r}) have relative positions inside random features: they are "
+            "equivariant on average over draws, and not for the draw that was audited. Another draw gives other "
+            "numbers.",
+        )
+
+
+def batch_mates(
+    function: Callable[[Tensor], object], images: Float[Tensor, "images channels *sizes"], noise: float
+) -> Iterator[Caveat]:
+    """An image is answered otherwise when it is alone than among the first eight, by more than the noise of two calls.
+
+    Batch normalisation without running statistics does that, and key stabilisers or routing over a whole batch.
+    """
+    if len(images) < 2:
+        return
+    with torch.no_grad():
+        among = evaluate(function, images[:8].clone())[:1]
+        alone = evaluate(function, images[:1].clone(), tuple(among.shape))
+    difference = relative_difference(alone, among)
+    if difference > max(BATCH_ROUNDING, 10 * noise):
+        modules = function.named_modules() if isinstance(function, nn.Module) else ()
+        parts = [name for name, part in modules if isinstance(part, _BatchNorm) and not part.track_running_stats]
+        why = f" It has batch normalisation without running statistics ({', '.join(parts[:3])})." if parts else ""
+        yield Caveat(
+            "batch statistics",
+            "invalidates",
+            f"An image is answered otherwise when it is alone: the output changes by {difference:.2g} of its size. "
+            f"Every number here then depends on which images shared a batch.{why}",
+        )
+
+
+def fill_value(images: Float[Tensor, "images channels height width"], movement: Movement) -> Iterator[Caveat]:
+    """The border of the images has mostly one value, and it is another than what shifts bring in.
+
+    Images that were normalised have no black of 0: a shift that fills with 0 then brings in grey.
+    """
+    if movement.mode not in FILLING_MODES:
+        return
+    edges = (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1])
+    border = torch.cat([edge.transpose(0, 1).flatten(1) for edge in edges], dim=1)
+    fill = background_value(images, movement.background).flatten().expand(images.shape[1])
+    commonest = border.mode(dim=1).values
+    share = (border == commonest[:, None]).double().mean(dim=1)
+    wrong = (share >= BORDER_SHARE) & (commonest != fill)
+    lowest, highest = map(float, torch.aminmax(images))
+    if wrong.any():
+        channel = int(wrong.int().argmax())
+        value = float(commonest[channel])
+        yield Caveat(
+            "fill value",
+            "limits",
+            f"{float(share[channel]):.0%} of the border's pixels are {value:.3g} (channel {channel}), but shifts bring "
+            f"in {float(fill[channel]):.3g}: a seam that no image has. Give background={value:.4g}, or audit before "
+            "normalisation.",
+        )
+    elif lowest < 0 and not fill.any():
+        yield Caveat(
+            "fill value",
+            "note",
+            f"The images have values from {lowest:.3g} to {highest:.3g}, so they seem to be normalised, and shifts "
+            "bring in 0, which after normalisation is not black but the mean colour.",
+        )
+
+
+def collapse(responses: Responses) -> Iterator[Caveat]:
+    """A flat curve that says nothing: nearly all answers are one class, or all images are.
+
+    A model that knows nothing of positions answers "1" to nearly every narrow thing: on the 854 ones of Figure 1 of
+    Horn et al. 2021 that is a flat 99.4 %, where it is right of less than half of all images.
+    """
+    if responses.predictions is None:
+        raise wrong_value("responses.output", responses.output, "'logits'")
+    found, counts = responses.predictions[responses.evaluated].unique(return_counts=True)
+    top, share = int(found[counts.argmax()]), float(counts.max() / counts.sum())
+    labels = responses.labels
+    if labels is not None and len(labels.unique()) == 1:
+        label = int(labels[0])
+        yield Caveat(
+            "one class",
+            "limits",
+            f"All {responses.num_images} images are of class {label}. A model that always answers {label} is right at "
+            "every shift; look at all classes beside this.",
+        )
+    elif share >= COLLAPSED_SHARE:
+        of_class = "" if labels is None else f", and {(labels == top).double().mean():.1%} of the images are of it"
+        yield Caveat(
+            "constant predictor" if len(found) == 1 else "collapsed predictions",
+            "invalidates",
+            f"{share:.1%} of all answers are class {top}{of_class}. Answers that never change are consistent at every "
+            "shift, whatever the model sees.",
+        )
+
+
+def chance(responses: Responses) -> Iterator[Caveat]:
+    """A classifier is no better than the commonest class."""
+    labels, correct = responses.labels, responses.correct
+    if labels is None or correct is None:
+        return
+    commonest = float(torch.bincount(labels).max() / len(labels))
+    accuracy = float(correct[responses.zero].double().mean())
+    # Two standard errors, so that a model at chance is not missed by luck.
+    if commonest < 1 and accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(labels)) ** 0.5:
+        yield Caveat(
+            "no better than chance",
+            "invalidates",
+            f"Unshifted, {accuracy:.1%} of the images are answered correctly, where always answering the commonest "
+            f"class gets {commonest:.1%}. Is the model trained on these classes, and are the images prepared as in its "
+            "training?",
+        )
+
+
+def phases_unseen(shifts: Sequence[Sequence[int | float]], stride: Sequence[int]) -> Iterator[Caveat]:
+    """The model's coarsest grid is coarser than one pixel, and every shift a multiple of it: aliasing goes unseen."""
+    moves = any(any(shift) for shift in shifts)
+    between = any(step % side for shift in shifts for step, side in zip(shift, stride, strict=True))
+    if max(stride) > 1 and moves and not between:
+        yield Caveat(
+            "phases unseen",
+            "limits",
+            f"Every shift is a multiple of the model's grid of {' × '.join(map(str, stride))} pixels: what happens in "
+            "between, where patches cut the image elsewhere, was not looked at. Add shifts of 1 pixel.",
+        )
+
+
+def resized(
+    image_size: Sequence[int], seen_size: Sequence[int], *, before_resize: bool, max_shift: int | float
+) -> Iterator[Caveat]:
+    """Images were resized for the model after or before a shift, so that its pixels are not those of the images."""
+    if tuple(image_size) == tuple(seen_size):
+        return
+    came, seen = (" × ".join(map(str, size)) for size in (image_size, seen_size))
+    ratio = seen_size[-1] / image_size[-1]
+    if before_resize:
+        message = (
+            f"Images of {came} were shifted and then resized to {seen}: one pixel of a shift is {ratio:.3g} pixels for "
+            "the model, and resizing itself is no exact translation of them."
+        )
+    else:
+        message = (
+            f"Images of {came} were resized to {seen} and then shifted: a shift of {max_shift:g} pixels is "
+            f"{max_shift / ratio:.3g} pixels of the images as they came."
+        )
+    yield Caveat("resize", "note", message)

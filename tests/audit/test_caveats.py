@@ -1,0 +1,184 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from teka.audit import square_shifts
+from teka.audit.caveats import (
+    Caveat,
+    batch_mates,
+    chance,
+    collapse,
+    few_images,
+    fill_value,
+    non_determinism,
+    phases_unseen,
+    random_features,
+    resized,
+    training_mode,
+)
+from teka.audit.measure.responses import Responses
+from teka.audit.movement import Movement
+
+THREE = torch.arange(30) % 3
+ONES = torch.ones(30, dtype=torch.int64)
+
+
+def responses(predictions: Tensor, labels: Tensor | None) -> Responses:
+    shifts = tuple((0, step) for step in range(len(predictions)))
+    zeros = torch.zeros(predictions.shape, dtype=torch.float64)
+    evaluated = torch.ones(predictions.shape, dtype=torch.bool)
+    return Responses(Movement("circular"), shifts, "logits", evaluated, zeros, zeros + 1, labels, predictions)
+
+
+def test_an_unknown_severity_is_refused():
+    with pytest.raises(ValueError, match=r"severity is 'limit', expected one of .*; did you mean 'limits'"):
+        Caveat("resize", "limit", "one pixel is two")
+
+
+def test_a_part_that_trains_is_named():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
+    assert not list(training_mode(module))
+    module[1].train()
+    (caveat,) = training_mode(module)
+    assert (caveat.name, caveat.severity) == ("training mode", "note")
+    assert "1 of its parts, the first '1'" in caveat.message
+
+
+def test_a_difference_between_two_equal_calls_invalidates_and_rounding_does_not():
+    (caveat,) = non_determinism(0.02)
+    assert caveat.severity == "invalidates"
+    assert "differ by 0.02" in caveat.message
+    assert not list(non_determinism(1e-7))
+
+
+def test_layers_that_are_equivariant_in_expectation_only_are_named():
+    class Drawing(nn.Module):
+        def __init__(self, kind: object) -> None:
+            super().__init__()
+            self.equivariance = kind
+
+    (caveat,) = random_features(nn.ModuleDict({"first": Drawing({"shift": "in expectation"}), "last": nn.ReLU()}))
+    assert caveat.severity == "limits"
+    assert "1 layers (the first 'first')" in caveat.message
+    assert not list(random_features(nn.Sequential(Drawing({"shift": "exact"}), Drawing({}), Drawing("anything"))))
+
+
+@pytest.mark.parametrize(("images", "found"), [(50, 1), (100, 1), (150, 0), (10_000, 0)])
+def test_images_are_few_if_the_interval_is_wider_than_five_points(images: int, found: int):
+    caveats = list(few_images(images, 0.95))
+    assert [one.severity for one in caveats] == ["limits"] * found
+    assert images != 50 or "from 78.6% to 95.7%" in caveats[0].message
+
+
+def normalised_over_batches(*, running: bool) -> nn.Module:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3, track_running_stats=running)
+    return nn.Sequential(nn.Conv2d(3, 3, 3), norm, nn.Flatten(), nn.LazyLinear(5)).eval()
+
+
+def test_an_image_that_is_answered_otherwise_when_alone_is_found_with_the_layer():
+    images = torch.randn(5, 3, 7, 7)
+    (caveat,) = batch_mates(normalised_over_batches(running=False), images, 0.0)
+    assert (caveat.name, caveat.severity) == ("batch statistics", "invalidates")
+    assert "without running statistics (1)" in caveat.message
+    assert not list(batch_mates(normalised_over_batches(running=True), images, 0.0))
+    assert not list(batch_mates(normalised_over_batches(running=False), images[:1], 0.0))
+    assert list(batch_mates(lambda batch: batch.flatten(1) - batch.flatten(1).mean(0), images, 0.0))
+
+
+def test_a_difference_of_batches_within_the_noise_is_none():
+    def noisy(images: Tensor) -> Tensor:
+        return images.flatten(1) * (1 + 0.05 * (len(images) == 1))
+
+    images = torch.randn(5, 1, 3, 3)
+    assert not list(batch_mates(noisy, images, 0.01))
+    assert len(list(batch_mates(noisy, images, 0.0))) == 1
+
+
+def normalised() -> Tensor:
+    images = torch.zeros(3, 2, 7, 11)
+    images[:, :, 2:5, 3:8] = torch.rand(3, 2, 5, 3).transpose(2, 3)
+    return (images - 0.1307) / 0.3081
+
+
+def test_normalised_images_filled_with_zero_are_found():
+    images = normalised()
+    (caveat,) = fill_value(images, Movement("zero"))
+    assert caveat.severity == "limits"
+    assert "100% of the border's pixels are -0.424" in caveat.message
+    assert "background=-0.4242" in caveat.message
+    ground = float(images[0, 0, 0, 0])
+    (caveat,) = fill_value(images, Movement("zero", background=(ground, 0.0)))
+    assert "(channel 1)" in caveat.message
+    for movement in (Movement("zero", background=ground), Movement("circular"), Movement("lossless")):
+        assert not list(fill_value(images, movement))
+
+
+def test_natural_images_get_a_note_if_they_were_normalised():
+    torch.manual_seed(0)
+    (caveat,) = fill_value(torch.randn(3, 3, 7, 11), Movement("zero"))
+    assert caveat.severity == "note"
+    assert not list(fill_value(torch.rand(3, 3, 7, 11), Movement("zero")))
+
+
+@pytest.mark.parametrize("labels", [THREE, None])
+def test_a_constant_predictor_is_found(labels: Tensor | None):
+    (caveat,) = collapse(responses(ONES.expand(4, -1), labels))
+    assert (caveat.name, caveat.severity) == ("constant predictor", "invalidates")
+    right = "" if labels is None else ", and 33.3% of the images are of it"
+    assert f"100.0% of all answers are class 1{right}." in caveat.message
+
+
+def test_nearly_all_answers_alike_are_a_collapse_and_answers_of_many_classes_are_not():
+    predictions = torch.ones(4, 30, dtype=torch.int64)
+    predictions[0, 0] = 0
+    (caveat,) = collapse(responses(predictions, THREE))
+    assert caveat.name == "collapsed predictions"
+    assert not list(collapse(responses(THREE.expand(4, -1), THREE)))
+
+
+def test_images_of_one_class_limit_what_a_flat_curve_says():
+    (caveat,) = collapse(responses(ONES.expand(4, -1), ONES))
+    assert (caveat.name, caveat.severity) == ("one class", "limits")
+    assert not list(chance(responses(ONES.expand(2, -1), ONES)))
+
+
+def test_responses_without_classes_are_refused():
+    zeros = torch.zeros(1, 2, dtype=torch.float64)
+    dense = Responses(Movement("circular"), ((0, 0),), "dense", torch.ones(1, 2, dtype=torch.bool), zeros, zeros + 1)
+    with pytest.raises(ValueError, match="'dense', expected 'logits'"):
+        list(collapse(dense))
+
+
+def test_a_model_at_chance_is_found_and_a_better_one_not():
+    labels = torch.arange(300) % 3
+    (caveat,) = chance(responses((labels * 0)[None].expand(2, -1), labels))
+    assert caveat.severity == "invalidates"
+    assert "33.3% of the images are answered correctly" in caveat.message
+    assert not list(chance(responses(labels.expand(2, -1), labels)))
+    assert not list(chance(responses(labels.expand(2, -1), None)))
+
+
+@pytest.mark.parametrize(
+    ("shifts", "stride", "found"),
+    [
+        ([(0, 0), (0, 4), (-8, 12)], (4, 4), True),
+        (square_shifts(2), (4, 4), False),
+        ([(0, 0), (0, 0.5)], (2, 2), False),
+        ([(0, 0), (0, 3)], (1, 1), False),
+        ([(0, 0)], (4, 4), False),
+    ],
+)
+def test_shifts_by_whole_patches_alone_are_found(shifts, stride, found: bool):
+    caveats = list(phases_unseen(shifts, stride))
+    assert bool(caveats) == found
+    assert not found or "a multiple of the model's grid of 4 × 4 pixels" in caveats[0].message
+
+
+def test_shifts_of_resized_images_are_counted_in_both_pixels():
+    (after,) = resized((28, 28), (224, 224), before_resize=False, max_shift=8)
+    assert "Images of 28 × 28 were resized to 224 × 224 and then shifted" in after.message
+    assert "8 pixels is 1 pixels" in after.message
+    (before,) = resized((28, 28), (56, 56), before_resize=True, max_shift=8)
+    assert "one pixel of a shift is 2 pixels for the model" in before.message
+    assert not list(resized((28, 30), (28, 30), before_resize=False, max_shift=8))
