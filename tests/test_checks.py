@@ -15,6 +15,7 @@ from teka.checks import (
     check_nonnegative,
     check_sizes,
     check_tensor,
+    height_and_width,
     is_number,
     is_positive,
     is_whole,
@@ -128,3 +129,16 @@ def test_a_name_is_one_of_those_that_are_known(name: object):
     check_name("backend", "dense", ("auto", "dense"))
     with pytest.raises(ValueError, match=r"backend is .*, expected one of 'auto', 'dense'"):
         check_name("backend", name, ("auto", "dense"))
+
+
+def test_one_side_is_a_square_and_two_are_height_and_width():
+    assert height_and_width("size", 5) == (5, 5)
+    assert height_and_width("size", (5, 7)) == height_and_width("size", [5, 7]) == (5, 7)
+
+
+@pytest.mark.parametrize("size", [2, (3, 2), (), (5,), (5, 5, 5), (True, 5), (5.0, 5)])
+def test_other_sizes_are_errors_that_name_the_argument_and_the_smallest(size: tuple[int, ...], as_users_run_it: None):
+    with pytest.raises(ValueError, match=r"size is .* each at least 3 pixels"):
+        height_and_width("size", size, smallest=3)
+    with pytest.raises(ValueError, match="size is 1000000, expected at most 50,000,000 pixels"):
+        height_and_width("size", 1_000_000)

@@ -3,7 +3,7 @@
 None of them reads the numbers of a tensor but `check_nonnegative`, which does so where that takes no waiting.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from teka.errors import unknown_name, wrong_shape, wrong_type, wrong_value
+from teka.memory import LARGEST_IMAGE
 
 MOST_BLOCKS = 10_000  # of a model
 LARGEST = 2**31 - 1  # a larger size is a mistake, of which torch's error would not say whose
@@ -23,16 +24,7 @@ KINDS = {FLOATING: "a floating dtype", BOOLEAN: "torch.bool", WHOLE: "a dtype of
 
 
 def check_kind(argument: str, tensor: object, dtypes: tuple[torch.dtype, ...] | None = FLOATING) -> None:
-    """Check that an argument is a tensor of a kind of dtype.
-
-    Args:
-        argument: Its name.
-        tensor: What was given.
-        dtypes: `FLOATING`, `BOOLEAN` or `WHOLE`, or None for any.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Check that an argument is a tensor of a kind of dtype: `FLOATING`, `BOOLEAN` or `WHOLE`, or None for any."""
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, f"a tensor of {KINDS[dtypes]}")
     if dtypes is not None and tensor.dtype not in dtypes:
@@ -42,16 +34,9 @@ def check_kind(argument: str, tensor: object, dtypes: tuple[torch.dtype, ...] | 
 def check_tensor(
     argument: str, tensor: object, *sizes: str | int, dtypes: tuple[torch.dtype, ...] | None = FLOATING
 ) -> None:
-    """Check that an argument is a tensor of a kind of dtype and of a shape.
+    """Check that an argument is a tensor of a kind of dtype (`check_kind`) and of a shape.
 
-    Args:
-        argument: Its name.
-        tensor: What was given.
-        sizes: Every size, or its name where it may be any; of the named ones only "batch" may be 0.
-        dtypes: `FLOATING`, `BOOLEAN` or `WHOLE`, or None for any.
-
-    Raises:
-        ValueError: It is not.
+    Of every size either it or, where it may be any, its name is given; of the named ones only "batch" may be 0.
     """
     check_kind(argument, tensor, dtypes)
     assert isinstance(tensor, Tensor)
@@ -69,13 +54,6 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
 
     That is on a CPU, and not in a computation that is recorded or rewritten, where there are no numbers. What is in the
     graph of another computation is left to it.
-
-    Args:
-        argument: Its name.
-        tensor: What was given.
-
-    Raises:
-        ValueError: One is negative.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         return
@@ -107,17 +85,7 @@ def is_whole(number: object) -> TypeGuard[int]:
 
 
 def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST, *, or_none: bool = False) -> None:
-    """Check that arguments are whole numbers of some size.
-
-    Args:
-        sizes: What was given, by the name of the argument.
-        least: The smallest that they may be.
-        most: The largest.
-        or_none: Whether they may also be None.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Check that arguments, by their names, are whole numbers from `least` to `most`, or None where that is allowed."""
     for argument, size in sizes.items():
         if (or_none and size is None) or (is_whole(size) and least <= size <= most):
             continue
@@ -125,30 +93,24 @@ def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST
         raise wrong_value(argument, size, f"at least {least}" if too_small else f"a whole number up to {most}")
 
 
+def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int = 1) -> tuple[int, int]:
+    """An image size as (height, width) in pixels; one whole number is a square."""
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2 or not all(is_whole(side) and side >= smallest for side in sides):
+        raise wrong_value(argument, size, f"one whole number or (height, width), each at least {smallest} pixels")
+    if sides[0] * sides[1] > LARGEST_IMAGE:
+        raise wrong_value(argument, size, f"at most {LARGEST_IMAGE:,} pixels")
+    return int(sides[0]), int(sides[1])
+
+
 def check_flags(flags: Mapping[str, object]) -> None:
-    """Check that arguments are True or False.
-
-    Args:
-        flags: What was given, by the name of the argument.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Check that arguments, by their names, are True or False."""
     for argument, flag in flags.items():
         if not isinstance(flag, bool):
             raise wrong_value(argument, flag, "True or False")
 
 
 def check_name(argument: str, name: object, known: Collection[str]) -> None:
-    """Check that an argument is one of some names.
-
-    Args:
-        argument: Its name.
-        name: What was given.
-        known: The names.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Check that an argument is one of the known names."""
     if not isinstance(name, str) or name not in known:
         raise unknown_name(argument, name, known)

@@ -7,13 +7,7 @@ FOREIGN = (Exception, SystemExit)  # what another's code may raise; only an inte
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
-    """Error for a name that is not one of the known ones; it offers the nearest.
-
-    Args:
-        argument: The argument that was given the name.
-        name: What was given.
-        known: The valid names.
-    """
+    """Error for a name that is not one of the known ones; it offers the nearest."""
     names = sorted(known)
     nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -21,45 +15,23 @@ def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueErro
 
 
 def wrong_value(argument: str, came: object, expected: str) -> ValueError:
-    """Error for a value that the argument does not take.
-
-    Args:
-        argument: The argument at fault.
-        came: What was given.
-        expected: What would have been right, in words.
-    """
+    """Error for a value that the argument does not take; `expected` says in words what would have been right."""
     return ValueError(f"{argument} is {came!r}, expected {expected}")
 
 
 def wrong_type(argument: str, came: object, expected: str) -> ValueError:
-    """Error for something of another kind altogether, of which the type says more than the value.
-
-    Args:
-        argument: The argument at fault.
-        came: What was given.
-        expected: What would have been right, in words.
-    """
+    """Error for something of another kind altogether, of which the type says more than the value."""
     kind = None if came is None else f"of type {type(came).__name__}"
     return ValueError(f"{argument} is {kind}, expected {expected}")
 
 
 def wrong_shape(argument: str, came: Iterable[int], expected: str) -> ValueError:
-    """Error for a tensor of the wrong shape.
-
-    Args:
-        argument: The argument at fault.
-        came: Its shape.
-        expected: The shape that would have been right, in words or symbols.
-    """
+    """Error for a tensor of the wrong shape; `expected` in words or symbols."""
     return ValueError(f"{argument} has shape {tuple(came)}, expected {expected}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was not enough: Python's, numpy's, or torch's of any device.
-
-    Args:
-        error: The error.
-    """
+    """Whether an error says that memory was not enough: Python's, numpy's, or torch's of any device."""
     # The allocator of torch's CPU has no class of error of its own.
     return isinstance(error, MemoryError) or any(
         words in f"{type(error).__name__}: {error}"

@@ -24,16 +24,8 @@ def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | Non
     """Write a file whole or not at all, whatever happens meanwhile: a kill, a full disk, a loss of power.
 
     The content goes into a temporary file beside it, is flushed to the disk and takes the name; until then what stood
-    there stays. Temporary files that killed processes left are removed. Only regular files are replaced: a device or
-    a pipe is written to.
-
-    Args:
-        path: The file.
-        content: What it is to hold.
-        previous: The name that what stood there takes, by default none.
-
-    Raises:
-        OSError: It could not be written, and is as it was.
+    there stays, and `previous` is the name that it takes thereafter, if any. Temporary files that killed processes left
+    are removed. Only regular files are replaced: a device or a pipe is written to.
     """
     try:
         if path.exists() and not path.is_file():
@@ -98,16 +90,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def read_yaml(argument: str, path: str | Path) -> object:
-    """Read a YAML file of plain values.
-
-    Args:
-        argument: The argument that named it.
-        path: The file.
-
-    Raises:
-        ImportError: PyYAML is not installed.
-        ValueError: No such file, not YAML, or one that nests or repeats itself without measure.
-    """
+    """Read a YAML file of plain values, unless it nests or repeats itself without measure."""
     import yaml
 
     file = Path(path)
@@ -141,15 +124,7 @@ def read_yaml(argument: str, path: str | Path) -> object:
 
 
 def check_output(argument: str, path: str | Path) -> Path:
-    """Check that a file can be written, before the work that it is to hold.
-
-    Args:
-        argument: The argument that named it.
-        path: The file.
-
-    Raises:
-        ValueError: It cannot.
-    """
+    """Check that a file can be written, before the work that it is to hold."""
     file = Path(path)
     try:
         if file.is_dir() or not file.name:
@@ -162,15 +137,7 @@ def check_output(argument: str, path: str | Path) -> Path:
 
 
 def make_directory(argument: str, path: str | Path) -> Path:
-    """The folder, made with its parents if it is missing, and tried.
-
-    Args:
-        argument: The argument that named it.
-        path: The folder.
-
-    Raises:
-        ValueError: It or a parent is a file, or nothing can be written there.
-    """
+    """The folder, made with its parents if it is missing, and tried: a file must be writable there."""
     folder = Path(path)
     expected = "a folder that can be written to, or a place where one can be made"
     if not str(path):
@@ -199,11 +166,7 @@ def write_json(path: Path, content: Mapping[str, object]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object.
-
-    Raises:
-        ValueError: No such file, or not a JSON object.
-    """
+    """Read a JSON object."""
     if not path.is_file():
         raise ValueError(f"{path} is missing, expected a JSON file")
     try:

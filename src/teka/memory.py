@@ -13,17 +13,7 @@ LARGEST_IMAGE = 50_000_000  # pixels of a picture or of a model's images
 
 
 def check_memory(argument: str, came: object, num_bytes: int, what: str) -> None:
-    """Check that something has room in the machine's memory, before it is made.
-
-    Args:
-        argument: The argument that decides the size.
-        came: What was given.
-        num_bytes: Bytes that it takes at least.
-        what: What takes them.
-
-    Raises:
-        ValueError: It has not.
-    """
+    """Check that the machine has room for so many bytes of `what`, on which `argument` decides, before it is made."""
     memory = memory_bytes()
     if num_bytes > memory:
         expected = (
@@ -45,14 +35,9 @@ class TooManyNumbersError(ValueError):
 
 
 def count_numbers(make: Callable[[], nn.Module], most: int) -> int:
-    """The numbers in the parameters and buffers of a model, counted without memory for them.
+    """The numbers in the parameters and buffers of the model that `make` makes, counted without memory for them.
 
-    Args:
-        make: Makes the model.
-        most: Where counting stops.
-
-    Raises:
-        TooManyNumbersError: There are more than `most`, or more than `MOST_TENSORS` tensors, as of 10⁹ layers.
+    More than `most`, or more than `MOST_TENSORS` tensors, as of 10⁹ layers, raise `TooManyNumbersError` at once.
     """
     count = tensors = 0
 

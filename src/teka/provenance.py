@@ -11,11 +11,7 @@ import teka
 
 
 def provenance(command: str) -> dict[str, object]:
-    """Command, versions, hardware and date.
-
-    Args:
-        command: The command that was given.
-    """
+    """The command that was given, versions, hardware and date."""
     return {
         "command": command,
         "teka": teka.__version__,

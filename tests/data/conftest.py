@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from teka.data.fetch import PublishedFile
-from teka.data.idx_dataset import IdxDataset, IdxFiles
-from teka.data.record_dataset import RecordDataset
+from teka.data.published import IdxDataset, RecordDataset
 
 
 def idx_bytes(values: Tensor) -> bytes:
@@ -104,7 +103,7 @@ class FileServer:
 class SyntheticIdx:
     """A data set as published in four IDX files, small enough for a test."""
 
-    num_classes, height, width = 3, 7, 11
+    height, width = 7, 11
 
     def __init__(self) -> None:
         self.train_images, self.train_labels = self._part(23, seed=0)
@@ -122,16 +121,15 @@ class SyntheticIdx:
         images = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
         # The first pixel tells which image it is.
         images[:, 0, 0] = torch.arange(num_images)
-        return images, torch.arange(num_images) % self.num_classes
+        return images, torch.arange(num_images) % 3
 
     def dataset(self, system_folder: Path | None = None, addresses: tuple[str, ...] = ()) -> IdxDataset:
         hashes = {file: hashlib.sha256(content).hexdigest() for file, content in self.contents.items()}
         return IdxDataset(
             name="synthetic",
-            train=IdxFiles("train-images", hashes["train-images"], "train-labels", hashes["train-labels"]),
-            test=IdxFiles("test-images", hashes["test-images"], "test-labels", hashes["test-labels"]),
-            num_classes=self.num_classes,
+            class_names=("a", "b", "c"),
             remedy="Ask the author.",
+            hashes=hashes,
             addresses=addresses,
             system_folder=system_folder,
         )
@@ -147,7 +145,7 @@ class SyntheticRecords:
     """A data set as published in files of records, 3 for training and 1 for test, small enough for a test."""
 
     train_files, test_files = ("batch-1", "batch-2", "batch-3"), ("batch-test",)
-    images_per_file, image_shape, num_classes = 5, (3, 7, 11), 4
+    images_per_file, image_shape = 5, (3, 7, 11)
 
     def __init__(self) -> None:
         self.train_images, self.train_labels = self._part(len(self.train_files), seed=0)
@@ -166,23 +164,23 @@ class SyntheticRecords:
         generator = torch.Generator().manual_seed(seed)
         num_images = num_files * self.images_per_file
         images = torch.randint(0, 256, (num_images, *self.image_shape), generator=generator, dtype=torch.uint8)
-        return images, torch.randint(0, self.num_classes, (num_images,), generator=generator)
+        return images, torch.randint(0, 4, (num_images,), generator=generator)
 
     def dataset(self, addresses: tuple[str, ...] = ()) -> RecordDataset:
         return RecordDataset(
             name="synthetic",
+            class_names=tuple("abcd"),
+            remedy="Ask the author.",
             published_folder="synthetic-bin",
             train=self.train_files,
             test=self.test_files,
             images_per_file=self.images_per_file,
             image_shape=self.image_shape,
-            num_classes=self.num_classes,
-            remedy="Ask the author.",
             archive=PublishedFile(
                 name="synthetic.tar.gz",
                 addresses=tuple(f"{address}synthetic.tar.gz" for address in addresses),
                 known_hash=f"md5:{hashlib.md5(self.archive()).hexdigest()}",
-                packing="none",
+                is_packed=False,
             ),
         )
 

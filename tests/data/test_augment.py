@@ -1,10 +1,13 @@
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
 
-from teka.data import HorizontalFlip, RandomCrop, RandomShift
+from teka.data import HorizontalFlip, Normalize, RandomCrop, RandomShift, lossless_selection
+from teka.data.augment import blank_columns
 from teka.grid import Grid
 
 HEIGHT, WIDTH = 5, 7
@@ -17,6 +20,11 @@ TRANSFORMS = [
     RandomCrop((4, 3)),
     HorizontalFlip(),
 ]
+COLOURED = torch.rand(11, 3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+    [1.0, 0.3, 0.1], dtype=torch.float64
+).view(3, 1, 1)
+EXTENTS = Path(__file__).with_name("column_extents.npz")  # made by write_column_extents.py
+COUNTS = [("mnist", 1135, 854), ("fashion-mnist", 1000, 791)]
 
 
 def make_images(num_images: int = 19, channels: int = 2) -> Tensor:
@@ -52,14 +60,6 @@ def test_every_image_is_moved_by_one_of_the_shifts(mode: str, most_down: int, mo
         assert any(torch.equal(found, shifted(image, *shift, mode, BACKGROUND)) for shift in shifts)
 
 
-def test_a_circular_shift_is_the_grids_roll():
-    images = make_images(num_images=1).expand(40, -1, -1, -1)
-    moved = RandomShift((1, 2), "circular")(images, seeded())
-    grid = Grid((HEIGHT, WIDTH))
-    rolled = [grid.roll(images[:1], (y, x))[0] for y in (-1, 0, 1) for x in (-2, -1, 0, 1, 2)]
-    assert all(any(torch.equal(image, other) for other in rolled) for image in moved)
-
-
 def test_all_shifts_come_up_about_equally_often():
     images = make_images(num_images=1, channels=1).expand(6000, -1, -1, -1)
     moved = RandomShift((1, 2), "circular")(images, seeded())
@@ -77,11 +77,6 @@ def test_the_padding_and_every_place_of_a_window_come_up_and_no_other():
     assert len(expected) == (HEIGHT + 2 - 3) * (WIDTH + 2 - 2)
     found = {tuple(window.flatten().tolist()) for window in windows}
     assert found == {tuple(window.flatten().tolist()) for window in expected}
-
-
-def test_a_window_of_everything_is_the_image():
-    images = make_images()
-    assert torch.equal(RandomCrop((HEIGHT, WIDTH))(images, seeded()), images)
 
 
 def test_mirrored_images_are_flipped_and_the_others_are_not():
@@ -124,7 +119,7 @@ def test_torchs_own_generator_and_the_argument_are_left_alone(transform):
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
 def test_the_type_stays_and_no_images_stay_no_images(transform, dtype: torch.dtype):
     images = make_images().clamp(max=1).to(dtype)
     assert transform(images, seeded()).dtype == dtype
@@ -159,3 +154,146 @@ def test_a_shift_or_a_window_beyond_the_images_is_an_error():
         RandomShift(6)(make_images(), seeded())
     with pytest.raises(ValueError, match=r"size is \(8, 5\), expected at most 7 × 9"):
         RandomCrop((8, 5), padding=1)(make_images(), seeded())
+
+
+def test_every_channel_of_its_own_images_has_mean_0_and_mean_square_1():
+    normalised = Normalize.of(COLOURED)(COLOURED)
+    torch.testing.assert_close(normalised.mean(dim=(0, 2, 3)), torch.zeros(3).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(normalised.square().mean(dim=(0, 2, 3)), torch.ones(3).double(), atol=1e-12, rtol=0)
+
+
+def test_it_is_the_same_line_for_every_pixel_of_a_channel():
+    normalize = Normalize(mean=(0.5, 0.25, 0.0), deviation=(0.5, 2.0, 1.0))
+    found = normalize(COLOURED)
+    torch.testing.assert_close(found[:, 0], 2 * COLOURED[:, 0] - 1)
+    torch.testing.assert_close(found[:, 1], COLOURED[:, 1] / 2 - 0.125)
+    torch.testing.assert_close(found[:, 2], COLOURED[:, 2])
+
+
+def test_other_images_do_not_matter():
+    normalize = Normalize.of(COLOURED)
+    assert torch.equal(normalize(COLOURED)[3:5], normalize(COLOURED[3:5]))
+    assert normalize(COLOURED[:0]).shape == (0, 3, 5, 7)
+
+
+def test_the_type_and_the_argument_stay():
+    images = COLOURED.float()
+    before = images.clone()
+    assert Normalize.of(images)(images).dtype == torch.float32
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "message"),
+    [
+        ((0.0, 0.0), (1.0,), "deviation is"),
+        ((), (), "deviation is"),
+        ((0.0,), (0.0,), "deviation is"),
+        ((0.0,), (float("inf"),), "deviation is"),
+        ((float("nan"),), (1.0,), "mean is"),
+    ],
+)
+def test_malformed_numbers_are_an_error(mean: tuple, deviation: tuple, message: str):
+    with pytest.raises(ValueError, match=message):
+        Normalize(mean, deviation)
+
+
+def test_malformed_images_are_an_error():
+    with pytest.raises(ValueError, match=r"images has shape \(11, 2, 5, 7\), expected \(images, 3, height, width\)"):
+        Normalize.of(COLOURED)(COLOURED[:, :2])
+    with pytest.raises(ValueError, match=r"images\.dtype is torch\.uint8"):
+        Normalize.of(COLOURED)(COLOURED.byte())
+    with pytest.raises(ValueError, match=r"images\.dtype is torch\.uint8"):
+        Normalize.of(COLOURED.byte())
+    with pytest.raises(ValueError, match=r"images has shape \(0, 3, 5, 7\)"):
+        Normalize.of(COLOURED[:0])
+    with pytest.raises(ValueError, match="deviation is"):
+        Normalize.of(torch.ones(2, 1, 3, 5))
+
+
+def images_from_columns(first: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
+    """Images of two channels, blank but for one faint pixel in the first column and one in the last, in other rows."""
+    index = torch.arange(len(first))
+    images = torch.zeros(len(first), 2, 5, width)
+    images[index, 0, index % 5, first.long()] = 1 / 255
+    images[index, 1, (index + 2) % 5, last.long()] = 1 / 255
+    return images
+
+
+def published_images(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    with np.load(EXTENTS, allow_pickle=False) as file:
+        first, last, labels = (torch.from_numpy(file[f"{name}/{part}"]) for part in ("first", "last", "label"))
+    return images_from_columns(first, last, width=32), labels.long()
+
+
+def test_blank_columns_are_counted_on_each_side_and_lessened_by_one():
+    first, last = torch.tensor([3, 0, 1, 12, 2]), torch.tensor([4, 12, 11, 12, 10])
+    left, right = blank_columns(images_from_columns(first, last, width=13))
+    assert left.tolist() == [2, 0, 0, 11, 1]
+    assert right.tolist() == [7, 0, 0, 0, 1]
+
+
+def test_an_image_by_hand():
+    image = torch.tensor([[0, 0, 0, 0.5, 0, 0, 0, 0], [0, 0, 0.1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]])
+    left, right = blank_columns(image[None, None])
+    assert (left.item(), right.item()) == (1, 3)
+
+
+def test_blank_rows_are_the_blank_columns_of_the_transposed_image():
+    image = torch.zeros(1, 1, 7, 5)
+    image[0, 0, 3:5, :] = 1
+    above, below = blank_columns(image.transpose(2, 3))
+    assert (above.item(), below.item()) == (2, 1)
+
+
+def test_an_image_without_content_is_blank_from_both_sides():
+    left, right = blank_columns(torch.zeros(1, 1, 3, 7))
+    assert (left.item(), right.item()) == (6, 6)
+
+
+@pytest.mark.parametrize(("name", "of_class", "selected"), COUNTS)
+def test_the_selection_has_the_papers_counts(name: str, of_class: int, selected: int):
+    images, labels = published_images(name)
+    assert len(labels) == 10_000
+    assert (labels == 1).sum() == of_class
+    mask = lossless_selection(images, labels)
+    assert mask.sum() == selected
+    assert (labels[mask] == 1).all()
+
+
+@pytest.mark.parametrize(("name", "of_class", "selected"), COUNTS)
+def test_only_zeros_wrap_when_a_selected_image_is_rolled(name: str, of_class: int, selected: int):
+    images, labels = published_images(name)
+    chosen = images[lossless_selection(images, labels)]
+    grid = Grid(tuple(chosen.shape[2:]))
+    for shift in range(-8, 9):
+        rolled = grid.roll(chosen, shift)
+        entered = rolled[..., :shift] if shift > 0 else rolled[..., 32 + shift :]
+        assert not entered.any()
+
+
+def test_all_classes_together_are_the_classes_one_by_one():
+    images, labels = published_images("fashion-mnist")
+    one_by_one = torch.stack([lossless_selection(images, labels, class_index=index, margin=3) for index in range(10)])
+    assert torch.equal(one_by_one.any(dim=0), lossless_selection(images, labels, class_index=None, margin=3))
+
+
+@pytest.mark.parametrize("margin", [0, 1, 5, 9])
+def test_a_margin_is_met_exactly_or_not_at_all(margin: int):
+    first = torch.tensor([margin, margin + 1, margin + 1])
+    last = 22 - torch.tensor([margin + 1, margin + 1, margin])
+    mask = lossless_selection(images_from_columns(first, last, 23), torch.ones(3, dtype=torch.long), margin=margin)
+    # A margin of 0 asks for no shift, which every image survives.
+    assert mask.tolist() == ([True] * 3 if margin == 0 else [False, True, False])
+
+
+def test_malformed_arguments_of_a_selection_are_errors():
+    images, labels = torch.zeros(3, 1, 5, 7), torch.ones(3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"labels has shape \(2,\), expected \(3,\)"):
+        lossless_selection(images, labels[:2])
+    with pytest.raises(ValueError, match=r"images has shape \(3, 5, 7\)"):
+        lossless_selection(images[:, 0], labels)
+    with pytest.raises(ValueError, match="margin is -1"):
+        lossless_selection(images, labels, margin=-1)
+    with pytest.raises(ValueError, match="class_index is -1"):
+        lossless_selection(images, labels, class_index=-1)

@@ -1,9 +1,13 @@
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 import torch
 
 from teka.data import Dataset, Split
+from teka.data.dataset import Levels, hold_out_test
+
+LEVELS = Levels(torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 2, 3), torch.arange(5), 4)
 
 
 def make_split(num_images: int = 5, channels: int = 2, height: int = 3, width: int = 7) -> Split:
@@ -13,14 +17,6 @@ def make_split(num_images: int = 5, channels: int = 2, height: int = 3, width: i
 def make_dataset(**parts: Split) -> Dataset:
     splits = {"train": make_split(5), "validation": make_split(0), "test": make_split(3)} | parts
     return Dataset("made up", splits["train"], splits["validation"], splits["test"], 5, (3, 7), 2)
-
-
-def test_the_length_of_a_split_is_its_number_of_images():
-    assert [len(make_split(number)) for number in (0, 1, 5)] == [0, 1, 5]
-
-
-def test_a_dataset_may_have_no_validation_images():
-    assert len(make_dataset().validation) == 0
 
 
 def test_splits_and_datasets_cannot_be_changed():
@@ -62,3 +58,33 @@ def test_a_label_that_is_no_class_is_an_error_that_names_the_part(part: str, lab
     split = Split(torch.zeros(2, 2, 3, 7), torch.tensor([0, label]))
     with pytest.raises(ValueError, match=rf"{part}\.labels is .*{label}.*classes from 0 to 4"):
         make_dataset(**{part: split})
+
+
+def test_taking_keeps_images_with_their_labels_in_the_order_asked_for():
+    for images in (LEVELS, LEVELS.to_split()):
+        taken = images.take(torch.tensor([3, 0, 4]))
+        assert taken.labels.tolist() == [3, 0, 4]
+        assert torch.equal(taken.images, images.images[[3, 0, 4]])
+        assert len(taken) == 3
+
+
+def test_intensities_are_levels_over_the_highest_in_memory_of_their_own():
+    before = LEVELS.images.clone()
+    split = LEVELS.to_split()
+    assert split.images.dtype == torch.float32
+    assert split.images[:, 0, 0, 0].tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert torch.equal(split.labels, LEVELS.labels)
+    split.images.zero_()
+    assert torch.equal(LEVELS.images, before)
+
+
+@pytest.mark.parametrize("num_images", [5, 9, 23])
+def test_the_last_fifth_of_an_order_that_stays_is_held_out(num_images: int):
+    train, test = hold_out_test(num_images)
+    assert len(test) == num_images // 5
+    assert [*train.tolist(), *test.tolist()] == np.random.default_rng(0).permutation(num_images).tolist()
+
+
+def test_too_few_images_are_an_error():
+    with pytest.raises(ValueError, match="images is '4 in all', expected at least 5"):
+        hold_out_test(4)

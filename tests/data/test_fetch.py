@@ -40,15 +40,9 @@ def test_the_file_arrives_unpacked_readable_and_alone(server, file: PublishedFil
 
 
 def test_a_packed_file_may_be_what_is_kept(server, file: PublishedFile, tmp_path: Path):
-    kept = replace(file, name="images.gz", known_hash=f"md5:{hashlib.md5(PACKED).hexdigest()}", packing="none")
+    kept = replace(file, name="images.gz", known_hash=f"md5:{hashlib.md5(PACKED).hexdigest()}", is_packed=False)
     assert FETCHER.fetch(kept, tmp_path).read_bytes() == PACKED
     assert names(tmp_path) == ["images.gz"]
-
-
-def test_a_second_call_asks_for_nothing(server, file: PublishedFile, tmp_path: Path):
-    for _ in range(2):
-        FETCHER.fetch(file, tmp_path)
-    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -83,17 +77,6 @@ def test_the_next_attempt_asks_only_for_what_is_lacking(server, file: PublishedF
     found = re.fullmatch(r"bytes=(\d+)-", second)
     assert found
     assert len(PACKED) // 4 < int(found[1]) <= len(PACKED) // 2
-
-
-def test_so_does_the_next_call_after_one_that_was_cut_off(server, file: PublishedFile, tmp_path: Path):
-    server.faults = ["truncates"]
-    with pytest.raises(ConnectionError):
-        ONCE.fetch(file, tmp_path)
-    [part] = tmp_path.iterdir()
-    size = part.stat().st_size
-    assert ONCE.fetch(file, tmp_path).read_bytes() == CONTENT
-    assert server.requests[1] == ("images.gz", f"bytes={size}-")
-    assert names(tmp_path) == ["images"]
 
 
 def test_bytes_that_arrived_whole_are_not_sent_again(server, file: PublishedFile, tmp_path: Path):
@@ -153,7 +136,7 @@ def test_the_next_address_is_asked_when_one_gives_up(
     assert [path for path, _ in server.requests] == ["images.gz"] * requests + ["mirror/images.gz"]
 
 
-def test_bytes_of_one_address_are_not_gone_on_with_at_another(server, file: PublishedFile, tmp_path: Path):
+def test_bytes_of_one_address_are_not_resumed_at_another(server, file: PublishedFile, tmp_path: Path):
     server.files["mirror/images.gz"] = gzip.compress(CONTENT, compresslevel=1, mtime=1)
     server.faults = ["truncates"]
     both = replace(file, addresses=(*file.addresses, f"{server.address}mirror/images.gz"))
@@ -188,7 +171,7 @@ def test_a_server_that_declares_the_packing_changes_nothing(server, file: Publis
     assert FETCHER.fetch(file, tmp_path).read_bytes() == CONTENT
 
 
-def test_an_interrupt_leaves_only_what_can_be_gone_on_with(
+def test_an_interrupt_leaves_only_what_can_be_resumed(
     server, file: PublishedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def interrupted(*_: object) -> None:
@@ -221,8 +204,3 @@ def test_without_pooch_the_error_says_how_to_get_it(file: PublishedFile, tmp_pat
 def test_patience_out_of_range_is_an_error(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         Fetcher(**options)
-
-
-def test_an_unknown_packing_is_an_error():
-    with pytest.raises(ValueError, match=r"packing is 'gzipp', .*did you mean 'gzip'"):
-        PublishedFile("images", (), "", "gzipp")

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from teka.data import NAMES, Dataset, load, resize_bilinear
-from teka.data.load import PUBLISHED_DATASETS
+from teka.data import Dataset, Fetcher, download, load, resize_bilinear
+from teka.data.catalogue import PUBLISHED_DATASETS
+from teka.data.load import class_names
+
+FETCHER = Fetcher(timeout=0.25, attempts=3, wait=0.01)
 
 
 @pytest.fixture
@@ -44,13 +47,6 @@ def test_the_image_size_of_digits_is_their_canvas():
     assert torch.equal(dataset.test.images[:, :, 1:9, 4:12], load("digits", image_size=8).test.images)
 
 
-def test_digits_of_two_calls_are_the_same():
-    first, second = load("digits"), load("digits")
-    for part in ("train", "validation", "test"):
-        assert torch.equal(getattr(first, part).images, getattr(second, part).images)
-        assert torch.equal(getattr(first, part).labels, getattr(second, part).labels)
-
-
 def test_images_are_published_levels_over_255(synthetic, synthetic_mnist):
     dataset = synthetic_mnist()
     assert torch.equal(dataset.test.images, synthetic.test_images[:, None].float() / 255)
@@ -65,10 +61,6 @@ def test_validation_images_are_the_end_of_the_seeded_order(synthetic, synthetic_
     assert indices(dataset.validation.images) == order[18:]
     assert torch.equal(dataset.train.labels, synthetic.train_labels[order[:18]])
     assert torch.equal(dataset.validation.labels, synthetic.train_labels[order[18:]])
-
-
-def test_the_seeded_order_stays():
-    assert np.random.default_rng(0).permutation(23)[:6].tolist() == [18, 4, 20, 10, 11, 2]
 
 
 def test_fewer_training_images_are_the_first_of_more_and_leave_the_rest_alone(synthetic_mnist):
@@ -144,10 +136,6 @@ def test_colour_images_are_parted_and_resized_as_grey_ones(
         assert torch.equal(getattr(dataset, part).labels, labels[chosen])
 
 
-def test_only_digits_need_no_files():
-    assert {"digits"} == set(NAMES) - set(PUBLISHED_DATASETS)
-
-
 def test_files_that_are_not_the_published_ones_are_an_error(synthetic, tmp_path: Path):
     for file, name in (
         ("train-images", "train-images-idx3-ubyte"),
@@ -167,12 +155,12 @@ def test_files_that_are_not_the_published_ones_are_an_error(synthetic, tmp_path:
         ({"image_size": 7}, "image_size is 7, .*each at least 8 pixels"),
         ({"image_size": (16, 7)}, r"image_size is \(16, 7\), .*each at least 8 pixels"),
         ({"image_size": (16, 16, 16)}, r"image_size is \(16, 16, 16\)"),
-        ({"validation_size": -1}, "validation_size is -1, expected a whole number from 0 to 1436"),
-        ({"validation_size": 1437}, "validation_size is 1437, expected a whole number from 0 to 1436"),
-        ({"train_size": 0}, "train_size is 0, expected a whole number from 1 to 1300"),
-        ({"train_size": 1301}, "train_size is 1301, expected a whole number from 1 to 1300"),
-        ({"train_size": 1001, "validation_size": 437}, "train_size is 1001, expected a whole number from 1 to 1000"),
-        ({"seed": -1}, "seed is -1, expected a whole number of at least 0"),
+        ({"validation_size": -1}, "validation_size is -1, expected at least 0"),
+        ({"validation_size": 1437}, "validation_size is 1437, expected a whole number up to 1436"),
+        ({"train_size": 0}, "train_size is 0, expected at least 1"),
+        ({"train_size": 1301}, "train_size is 1301, expected a whole number up to 1300"),
+        ({"train_size": 1001, "validation_size": 437}, "train_size is 1001, expected a whole number up to 1000"),
+        ({"seed": -1}, "seed is -1, expected at least 0"),
     ],
 )
 def test_a_size_that_does_not_fit_is_an_error(options: dict, message: str):
@@ -207,3 +195,149 @@ def test_the_name_of_a_data_set_is_not_a_path(tmp_path: Path, monkeypatch: pytes
 def test_a_path_to_nothing_is_an_error_that_names_every_place(tmp_path: Path):
     with pytest.raises(ValueError, match=r"no folder of images or \.npz file is at .*/some/pictures or pictures"):
         load("pictures", data_dir=tmp_path / "some")
+
+
+@pytest.fixture
+def mnist(server, synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Small files under the name of MNIST at a server."""
+    published = replace(synthetic.dataset(addresses=(f"{server.address}mnist/",)), name="mnist")
+    monkeypatch.setitem(PUBLISHED_DATASETS, "mnist", published)
+    packed = synthetic.write(tmp_path / "at the server")
+    server.files = {f"mnist/{path.name}": path.read_bytes() for path in packed.iterdir()}
+    return synthetic
+
+
+@pytest.fixture
+def cifar10(server, synthetic_records, monkeypatch: pytest.MonkeyPatch):
+    """Small files under the name of CIFAR-10 in an archive at a server."""
+    monkeypatch.setitem(PUBLISHED_DATASETS, "cifar10", synthetic_records.dataset((server.address,)))
+    server.files = {"synthetic.tar.gz": synthetic_records.archive()}
+    return synthetic_records
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def assert_is_mnist(mnist, data_dir: Path) -> None:
+    dataset = load("mnist", data_dir=data_dir, validation_size=0)
+    assert torch.equal(dataset.test.images, mnist.test_images[:, None].float() / 255)
+    assert torch.equal(dataset.test.labels, mnist.test_labels)
+
+
+def test_what_was_downloaded_is_loaded(mnist, tmp_path: Path):
+    folder = download("mnist", tmp_path / "new" / "data", fetcher=FETCHER)
+    assert folder == tmp_path / "new" / "data" / "mnist"
+    assert files_in(tmp_path / "new") == sorted(f"data/mnist/{file}" for file in mnist.contents)
+    assert_is_mnist(mnist, tmp_path / "new" / "data")
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_a_second_call_asks_for_nothing(server, tmp_path: Path, name: str, request: pytest.FixtureRequest):
+    request.getfixturevalue(name)
+    first = download(name, tmp_path, fetcher=FETCHER)
+    asked = len(server.requests)
+    assert download(name, tmp_path, fetcher=FETCHER) == first
+    assert len(server.requests) == asked
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
+@pytest.mark.parametrize("inside", ["mnist", "."])
+def test_whole_files_that_are_there_are_left_alone(mnist, server, tmp_path: Path, packed: bool, inside: str):
+    there = mnist.write(tmp_path / "data" / inside, packed=packed)
+    before = files_in(tmp_path)
+    assert download("mnist", tmp_path / "data", fetcher=FETCHER) == there
+    assert server.requests == []
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
+def test_only_what_is_missing_or_damaged_is_fetched(mnist, server, tmp_path: Path, packed: bool):
+    ending = ".gz" if packed else ""
+    there = mnist.write(tmp_path / "mnist", packed=packed)
+    (there / f"test-images{ending}").write_bytes(b"damaged")
+    (there / f"train-labels{ending}").unlink()
+    download("mnist", tmp_path, fetcher=FETCHER)
+    assert sorted(path for path, _ in server.requests) == ["mnist/test-images.gz", "mnist/train-labels.gz"]
+    assert_is_mnist(mnist, tmp_path)
+
+
+def test_damaged_files_that_would_be_read_first_are_replaced(mnist, cifar10, server, tmp_path: Path):
+    server.files |= {f"mnist/{path.name}": path.read_bytes() for path in (tmp_path / "at the server").iterdir()}
+    mnist.write(tmp_path / "mnist")
+    (mnist.write(tmp_path) / "mnist" / "test-images.gz").write_bytes(b"damaged")
+    assert download("mnist", tmp_path, fetcher=FETCHER) == tmp_path / "mnist"
+    assert_is_mnist(mnist, tmp_path)
+    cifar10.write(tmp_path / "synthetic-bin")
+    (cifar10.write(tmp_path) / "synthetic-bin" / "batch-2").write_bytes(b"")
+    assert download("cifar10", tmp_path, fetcher=FETCHER) == tmp_path / "synthetic-bin"
+    load("cifar10", data_dir=tmp_path, validation_size=0)
+
+
+def test_a_download_that_was_cut_off_is_resumed(mnist, server, tmp_path: Path):
+    server.faults = ["none", "500"]
+    with pytest.raises(ConnectionError, match="answers 500"):
+        download("mnist", tmp_path, fetcher=replace(FETCHER, attempts=1))
+    with pytest.raises(ValueError, match="the files of mnist were not found"):
+        load("mnist", data_dir=tmp_path)
+    download("mnist", tmp_path, fetcher=FETCHER)
+    assert len(server.requests) == 1 + 1 + 3
+    assert_is_mnist(mnist, tmp_path)
+
+
+def test_an_archive_is_unpacked_loaded_and_removed(cifar10, tmp_path: Path):
+    folder = download("cifar10", tmp_path / "data", fetcher=FETCHER)
+    assert folder == tmp_path / "data" / "synthetic-bin"
+    assert files_in(tmp_path) == sorted(f"data/synthetic-bin/{file}" for file in cifar10.contents)
+    dataset = load("cifar10", data_dir=tmp_path / "data", validation_size=0)
+    assert torch.equal(dataset.test.images, cifar10.test_images.float() / 255)
+
+
+def test_an_archive_that_is_there_is_used_and_kept(cifar10, server, tmp_path: Path):
+    (tmp_path / "synthetic.tar.gz").write_bytes(cifar10.archive())
+    download("cifar10", tmp_path, fetcher=FETCHER)
+    assert server.requests == []
+    assert files_in(tmp_path) == sorted(["synthetic.tar.gz", *(f"synthetic-bin/{file}" for file in cifar10.contents)])
+
+
+def test_an_archive_that_is_not_the_published_one_is_never_unpacked(cifar10, server, tmp_path: Path):
+    content = bytearray(cifar10.archive())
+    content[4] ^= 1  # the time of packing: what is inside stays sound
+    server.files = {"synthetic.tar.gz": bytes(content)}
+    with pytest.raises(ConnectionError, match="hash"):
+        download("cifar10", tmp_path, fetcher=FETCHER)
+    assert files_in(tmp_path) == []
+
+
+def test_a_damaged_file_of_records_is_replaced(cifar10, tmp_path: Path):
+    cifar10.write(tmp_path / "synthetic-bin")
+    (tmp_path / "synthetic-bin" / "batch-2").write_bytes(b"")
+    download("cifar10", tmp_path, fetcher=FETCHER)
+    assert (tmp_path / "synthetic-bin" / "batch-2").read_bytes() == cifar10.contents["batch-2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("digits", "come inside scikit-learn"), ("minst", "did you mean 'mnist'")]
+)
+def test_a_name_without_files_is_an_error(name: str, message: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=message):
+        download(name, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="data_dir"):
+        download("mnist", tmp_path / "file")
+
+
+@pytest.mark.parametrize("parts", [(".",), ("train", "test")], ids=["without parts", "with parts"])
+def test_classes_are_named_as_their_sub_folders_and_those_of_arrays_not_at_all(parts: tuple[str, ...], tmp_path: Path):
+    for part in parts:
+        for name in ("10", "2", ".hidden"):
+            (tmp_path / "pictures" / part / name).mkdir(parents=True)
+    (tmp_path / "mine.npz").write_bytes(b"")
+    assert class_names(str(tmp_path / "pictures")) == ("10", "2")
+    assert class_names("pictures", data_dir=tmp_path) == ("10", "2")
+    assert class_names("mine.npz", data_dir=tmp_path) is None
+    assert class_names("digits") == tuple("0123456789")
+    assert class_names("cifar10") == PUBLISHED_DATASETS["cifar10"].class_names

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from teka.data.augment import HorizontalFlip, RandomShift
+from teka.data import HorizontalFlip, RandomShift
 from teka.training import Run
 from teka.training.batches import TrainBatch
 from teka.training.classifier import (

@@ -4,8 +4,8 @@ import argparse
 
 from teka.cli.parser import Parser
 from teka.data import Fetcher, download
-from teka.data.download import published_dataset
-from teka.data.load import PUBLISHED_DATASETS
+from teka.data.catalogue import PUBLISHED_DATASETS
+from teka.data.load import published_dataset
 
 EXAMPLES = """\
   teka download mnist

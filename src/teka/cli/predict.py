@@ -4,11 +4,11 @@ import argparse
 import json
 
 from teka.cli.parser import Parser
+from teka.data.pictures import GROUNDS
 from teka.errors import wrong_value
 from teka.models import PRETRAINED
 from teka.prediction import Prediction, predict
 from teka.prediction.predict import DEFAULT_MODEL
-from teka.prediction.read_picture import GROUNDS
 
 EXAMPLES = """\
   teka predict seven.png photo.jpg

@@ -1,13 +1,20 @@
-"""What a data set is once loaded: images in [0, 1] and their labels, in three parts."""
+"""What a data set is once loaded, and the way there: whole levels as published are parted and become intensities."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from teka.data.sizes import height_and_width, whole_number
+from teka.checks import check_sizes, height_and_width
+from teka.data.pictures import resize_bilinear, to_intensities
 from teka.errors import wrong_shape, wrong_value
+from teka.memory import check_memory
+
+VALIDATION_SHARE, TEST_SHARE = 10, 5
+TEST_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,37 @@ class Split:
         """The images at these indices, in this order."""
         return Split(self.images[indices], self.labels[indices])
 
+    def to_split(self, image_size: int | Sequence[int] | None = None) -> "Split":
+        """Itself: intensities are not resized, `Levels` are."""
+        if image_size is not None:
+            raise wrong_value("image_size", image_size, "None: images of floating point are not resized")
+        return self
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Labelled images in whole levels 0 … highest, of which `highest` becomes intensity 1.
+
+    Everything that selects, places or resizes works on these, a quarter of the memory of float32, and rounds as the
+    published files do; only what is used becomes a `Split`.
+    """
+
+    images: UInt8[Tensor, "images channels height width"]
+    labels: Int[Tensor, " images"]
+    highest: int = 255
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: Int[Tensor, " chosen"]) -> "Levels":
+        """The images at these indices, in this order."""
+        return Levels(self.images[indices], self.labels[indices], self.highest)
+
+    def to_split(self, image_size: int | Sequence[int] | None = None) -> Split:
+        """Intensities, of another size if one is given."""
+        images = self.images if image_size is None else resize_bilinear(self.images, image_size)
+        return Split(to_intensities(images, self.highest), self.labels)
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -75,8 +113,7 @@ class Dataset:
     in_channels: int
 
     def __post_init__(self) -> None:
-        whole_number("num_classes", self.num_classes, smallest=1)
-        whole_number("in_channels", self.in_channels, smallest=1)
+        check_sizes({"num_classes": self.num_classes, "in_channels": self.in_channels})
         height, width = height_and_width("image_size", self.image_size)
         for part in ("train", "validation", "test"):
             split: Split = getattr(self, part)
@@ -86,3 +123,48 @@ class Dataset:
             if len(split) and not (split.labels.min() >= 0 and split.labels.max() < self.num_classes):
                 came = f"from {split.labels.min().item()} to {split.labels.max().item()}"
                 raise wrong_value(f"{part}.labels", came, f"classes from 0 to {self.num_classes - 1}")
+
+
+def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
+    """Indices for training and for test, the last fifth of `numpy.random.default_rng(0).permutation(N)`, rounded down.
+
+    The seed is that of this split alone: no option of a run changes it. With another number of images, which must be at
+    least five, it is another split.
+    """
+    if num_images < TEST_SHARE:
+        raise wrong_value("images", f"{num_images} in all", f"at least {TEST_SHARE}, a fifth of them for test")
+    order = torch.from_numpy(np.random.default_rng(TEST_SEED).permutation(num_images))
+    num_train = num_images - num_images // TEST_SHARE
+    return order[:num_train], order[num_train:]
+
+
+def assemble(
+    name: str,
+    train: Levels | Split,
+    test: Levels | Split,
+    num_classes: int,
+    *,
+    image_size: int | Sequence[int] | None,
+    validation_size: int | None,
+    train_size: int | None,
+    seed: int,
+) -> Dataset:
+    """Part training images into training and validation, and make intensities of them; every test image is kept.
+
+    In the order `numpy.random.default_rng(seed).permutation(N)` the last `validation_size` are for validation, by
+    default a tenth, and the first `train_size` of the others for training, by default all.
+    """
+    validation_size = len(train) // VALIDATION_SHARE if validation_size is None else validation_size
+    check_sizes({"seed": seed}, 0)
+    check_sizes({"validation_size": validation_size}, 0, len(train) - 1)
+    rest = len(train) - validation_size
+    check_sizes({"train_size": train_size}, most=rest, or_none=True)
+    if image_size is not None:
+        height, width = height_and_width("image_size", image_size)
+        num_bytes = 4 * (len(train) + len(test)) * train.images.shape[1] * height * width
+        check_memory("image_size", image_size, num_bytes, "images")
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(train)))
+    parts = (train.take(order[: rest if train_size is None else train_size]), train.take(order[rest:]), test)
+    learned, validation, held_out = (part.to_split(image_size) for part in parts)
+    channels, height, width = learned.images.shape[1:]
+    return Dataset(name, learned, validation, held_out, num_classes, (height, width), channels)

@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from teka.data.arrays import read_npz
-from teka.data.assemble import assemble
-from teka.data.cifar10 import CIFAR10
-from teka.data.dataset import Dataset
-from teka.data.digits import read_digits
-from teka.data.image_folder import read_image_folder
-from teka.data.mnist import FASHION_MNIST, MNIST
-from teka.data.sizes import height_and_width, whole_number
-from teka.errors import unknown_name
+import numpy as np
+from torch import Tensor
 
-PUBLISHED_DATASETS = {dataset.name: dataset for dataset in (MNIST, FASHION_MNIST, CIFAR10)}
+from teka.checks import check_name, check_sizes, height_and_width
+from teka.data.catalogue import DIGIT_NAMES, PUBLISHED_DATASETS, read_digits
+from teka.data.dataset import Dataset, assemble
+from teka.data.fetch import Fetcher
+from teka.data.own_images import find_classes, read_arrays, read_image_folder, read_npz
+from teka.data.published import PublishedDataset
+from teka.errors import unknown_name, wrong_value
+from teka.files import make_directory
+
 NAMES = ("digits", *PUBLISHED_DATASETS)
 
 
@@ -35,8 +36,8 @@ def load(
 
     Args:
         name: "digits" (needs scikit-learn and no files), "mnist", "fashion-mnist" or "cifar10"; or the path of a folder
-            with a sub-folder of pictures for each class (`teka.data.image_folder`), or of an .npz file
-            (`teka.data.arrays`). A folder that has the name of a data set is meant by `./mnist`.
+            with a sub-folder of pictures for each class, maybe within `train` and `test`, or of an .npz file with the
+            arrays of `teka.data.from_arrays`. A folder that has the name of a data set is meant by `./mnist`.
         data_dir: Folder with the published files, or with a folder of the data set's name that has them (for CIFAR-10
             also `cifar-10-batches-bin`, as its archive unpacks); digits need none, and Fashion-MNIST is found without
             it where Debian's package dataset-fashion-mnist is installed. A path that is not absolute is looked for in
@@ -51,24 +52,26 @@ def load(
             on the same split.
 
     Raises:
-        ImportError: digits without scikit-learn, or a folder of pictures without Pillow.
+        ImportError: digits without scikit-learn, or a folder of pictures or a resizing without Pillow.
         ValueError: An unknown name, a size that does not fit, or files that are missing, damaged, or not the
             published ones.
     """
     if image_size is not None:
         image_size = height_and_width("image_size", image_size, smallest=8 if name == "digits" else 1)
-    whole_number("seed", seed, smallest=0)
+    check_sizes({"seed": seed}, 0)
     default_validation_size = None
     if name == "digits":
         train, test = read_digits(16 if image_size is None else image_size)
-        num_classes, default_validation_size = 10, 137
+        num_classes, default_validation_size = len(DIGIT_NAMES), 137
         image_size = None
     elif name in PUBLISHED_DATASETS:
-        source = PUBLISHED_DATASETS[name]
-        train, test = source.read(data_dir)
-        num_classes, default_validation_size = source.num_classes, 5000
+        train, test = PUBLISHED_DATASETS[name].read(data_dir)
+        num_classes, default_validation_size = len(PUBLISHED_DATASETS[name].class_names), 5000
     else:
-        path = _find_path(name, data_dir)
+        path = find_path(name, data_dir)
+        if path is None:
+            looked = " or ".join(dict.fromkeys(map(str, _places(name, data_dir))))
+            raise ValueError(f"{unknown_name('name', name, NAMES)}; no folder of images or .npz file is at {looked}")
         if path.is_dir():
             train, test, num_classes = read_image_folder(path, image_size=image_size)
         else:
@@ -85,11 +88,106 @@ def load(
     )
 
 
-def _find_path(name: str, data_dir: str | Path | None) -> Path:
+def from_arrays(
+    images: np.ndarray | Tensor,
+    labels: np.ndarray | Tensor,
+    *,
+    test_images: np.ndarray | Tensor | None = None,
+    test_labels: np.ndarray | Tensor | None = None,
+    axes: str | None = None,
+    name: str = "arrays",
+    image_size: int | Sequence[int] | None = None,
+    validation_size: int | None = None,
+    train_size: int | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A data set from arrays or tensors, parted as `load` does it; they are copied.
+
+    Args:
+        images: Bytes, levels 0 … 255, or floating point intensities in [0, 1]; background, where there is one, is 0.
+        labels: Class of each image, whole numbers from 0, shape (N,).
+        test_images: Images for test, in the same axes; by default a fifth of `images`, the same whatever the seed.
+        test_labels: Their labels.
+        axes: Order of the axes: "NHW" (grey), "NHWC" or "NCHW". It may be left out for three axes, and for four if
+            just one of the second and the last has size 1 or 3.
+        name: What to call the data set.
+        image_size: One side or (height, width) in pixels to which bytes are resized bilinearly; None for floating
+            point, which is left as it is.
+        validation_size: Number of validation images, 0 for none; by default a tenth of the training images.
+        train_size: Number of training images; by default all that are not for validation.
+        seed: Seed of the split into training and validation.
+
+    Raises:
+        ValueError: A wrong shape or type, a value out of range, axes that are unknown or cannot be told, test images
+            without labels, or a size that does not fit.
+    """
+    if image_size is not None:
+        image_size = height_and_width("image_size", image_size)
+    train, test, num_classes = read_arrays(images, labels, test_images=test_images, test_labels=test_labels, axes=axes)
+    return assemble(
+        name,
+        train,
+        test,
+        num_classes,
+        image_size=image_size,
+        validation_size=validation_size,
+        train_size=train_size,
+        seed=seed,
+    )
+
+
+def download(name: str, data_dir: str | Path = "data", *, fetcher: Fetcher | None = None) -> Path:
+    """Make sure that a folder holds the files of a data set; `load(name, data_dir=data_dir)` then reads them.
+
+    Whole files that are there are left alone, and damaged ones replaced. A file arrives under a hidden name, is
+    unpacked, checked and only then put under its own; a call that was cut off is resumed by the next one. The
+    IDX files are checked by the SHA-256 of their unpacked content; CIFAR-10 by the MD5 of its archive, which is all
+    that its authors publish, and of a copy that is there already, only sizes and labels.
+
+    Args:
+        name: "mnist", "fashion-mnist" or "cifar10".
+        data_dir: The folder, made if it is missing; the files go into one of the data set's name within.
+        fetcher: How patient to be with servers.
+
+    Returns:
+        The folder that holds the files.
+
+    Raises:
+        ImportError: Something is to be fetched, and pooch is not installed.
+        ValueError: An unknown name, a folder that cannot be made, or an archive without the files.
+        ConnectionError: No address gave a file; what has arrived stays for the next call.
+    """
+    dataset = published_dataset(name)
+    folder = make_directory("data_dir", Path(data_dir).expanduser())
+    return dataset.download(folder, Fetcher() if fetcher is None else fetcher)
+
+
+def published_dataset(name: str) -> PublishedDataset:
+    """The data set of this name, if it has files on the web."""
+    if name == "digits":
+        raise wrong_value("name", name, "a data set with files; the digits come inside scikit-learn")
+    check_name("name", name, PUBLISHED_DATASETS)
+    return PUBLISHED_DATASETS[name]
+
+
+def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, ...] | None:
+    """A name for each class of what `load` takes, in the order of its labels; None for arrays, which have numbers only.
+
+    Those of a folder of pictures are its sub-folders.
+    """
+    if name == "digits":
+        return DIGIT_NAMES
+    if name in PUBLISHED_DATASETS:
+        return PUBLISHED_DATASETS[name].class_names
+    path = find_path(name, data_dir)
+    return tuple(find_classes(path)[1]) if path is not None and path.is_dir() else None
+
+
+def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:
+    """The folder or file that a path means, looked for in `data_dir` first; None if there is none."""
+    return next((place for place in _places(name, data_dir) if place.exists()), None)
+
+
+def _places(name: str, data_dir: str | Path | None) -> list[Path]:
     given = Path(name).expanduser()
-    places = [given] if data_dir is None else [Path(data_dir).expanduser() / given, given]
-    for place in places:
-        if place.exists():
-            return place
-    looked = " or ".join(dict.fromkeys(map(str, places)))
-    raise ValueError(f"{unknown_name('name', name, NAMES)}; no folder of images or .npz file is at {looked}")
+    return [given] if data_dir is None else [Path(data_dir).expanduser() / given, given]

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
+from teka.data.pictures import GROUNDS
 from teka.errors import unknown_name, wrong_value
 from teka.prediction.picture_settings import PictureSettings
-from teka.prediction.read_picture import GROUNDS
 
 # What counts as ink when it is cut out, over the strongest: an edge that resizing has blurred is then where it was.
 SHARE_OF_PEAK = 1 / 3

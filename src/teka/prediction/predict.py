@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.data.resize import resize_bilinear
+from teka.data import resize_bilinear
+from teka.data.pictures import read_picture
 from teka.errors import wrong_value
 from teka.models import ModelConfig, load, read_config
 from teka.prediction.fit_ink import fit_ink
 from teka.prediction.picture_settings import PictureSettings
-from teka.prediction.read_picture import read_picture
 
 DEFAULT_MODEL = "mnist"
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 
-from teka.data.augment import HorizontalFlip, RandomShift
+from teka.data import HorizontalFlip, RandomShift
 from teka.nn import redraw_projections
 from teka.nn.relative import RelativeModule
 from teka.training.batches import TrainBatch

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from teka.data.class_names import class_names
+from teka.data.load import class_names
 from teka.files import read_json
 from teka.models import ModelConfig, save
 from teka.models.model_config import option_names

@@ -16,7 +16,7 @@ from teka.audit.adapters.subject import Subject
 from teka.audit.adapters.teka_model import TEKA_KINDS
 from teka.audit.caveats import Caveat, resized
 from teka.audit.settings import AuditSettings
-from teka.data.sizes import height_and_width
+from teka.checks import height_and_width
 from teka.errors import wrong_value
 
 RESIZING = ("before", "after")

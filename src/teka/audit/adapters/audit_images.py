@@ -10,10 +10,9 @@ from torch import Tensor
 
 from teka.audit.adapters.picture_files import find_pictures, read_pictures
 from teka.audit.adapters.preprocessing import Preprocessing
+from teka.checks import check_sizes
 from teka.data import load
-from teka.data.class_names import class_names
-from teka.data.load import NAMES
-from teka.data.sizes import whole_number
+from teka.data.load import NAMES, class_names
 
 _IMAGES_AT_ONCE = 256
 
@@ -85,8 +84,8 @@ def load_images(
 
 
 def _choose(available: int, num_images: int | None, seed: int) -> list[int]:
-    whole_number("seed", seed, smallest=0)
+    check_sizes({"seed": seed}, 0)
     if num_images is None:
         return list(range(available))
-    whole_number("images", num_images, smallest=1)
+    check_sizes({"images": num_images})
     return sorted(np.random.default_rng(seed).permutation(available)[:num_images].tolist())

@@ -10,7 +10,7 @@ from torch import nn
 
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Subject, subject_of_module
-from teka.data.sizes import height_and_width
+from teka.checks import height_and_width
 from teka.errors import FOREIGN, wrong_value
 
 KIND = "factory"

@@ -15,7 +15,7 @@ from teka.audit.adapters.image_processor import PROCESSOR_FILE, read_processor_f
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.require import require
 from teka.audit.adapters.subject import Subject
-from teka.data.sizes import height_and_width
+from teka.checks import height_and_width
 from teka.errors import wrong_value
 from teka.files import read_json
 

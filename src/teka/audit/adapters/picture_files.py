@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.data.hold_out import hold_out_test
-from teka.data.image_folder import PARTS
-from teka.data.resize import resize_bilinear
+from teka.data import resize_bilinear
+from teka.data.dataset import hold_out_test
+from teka.data.own_images import PARTS
+from teka.data.pictures import read_picture
 from teka.errors import wrong_value
-from teka.prediction.read_picture import read_picture
 
 
 @dataclass(frozen=True)

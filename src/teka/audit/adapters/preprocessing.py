@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.adapters.resample import RESAMPLINGS, resample
+from teka.checks import check_sizes, height_and_width
 from teka.data import Normalize
-from teka.data.sizes import height_and_width, whole_number
 from teka.errors import unknown_name, wrong_shape, wrong_value
 
 # Luminance of ITU-R BT.601, as Pillow and torchvision make grey of colour.
@@ -51,7 +51,7 @@ class Preprocessing:
             if getattr(self, argument) is not None:
                 height_and_width(argument, getattr(self, argument))
         if self.in_channels is not None:
-            whole_number("in_channels", self.in_channels, smallest=1)
+            check_sizes({"in_channels": self.in_channels})
 
     def resized_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Size after the resize, before the crop.

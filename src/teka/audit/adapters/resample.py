@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.data.sizes import height_and_width
+from teka.checks import height_and_width
 from teka.errors import unknown_name, wrong_shape, wrong_value
 
 # Half the width of each kernel, in new pixels where the image shrinks.

@@ -10,8 +10,8 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.require import require
 from teka.audit.adapters.subject import Subject, subject_of_module
 from teka.audit.adapters.tensors_only import tensors_only
+from teka.checks import height_and_width
 from teka.data import Normalize
-from teka.data.sizes import height_and_width
 from teka.errors import wrong_value
 
 KIND = "timm"

@@ -15,7 +15,7 @@ from teka.audit.adapters.image_processor import STEPS, read_processor, read_proc
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.require import require
 from teka.audit.adapters.subject import Subject, subject_of_module
-from teka.data.sizes import height_and_width
+from teka.checks import height_and_width
 from teka.errors import FOREIGN, wrong_value
 
 KIND = "transformers"

@@ -1,3 +1,4 @@
+import math
 import sys
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from teka.data.digits import read_digits
+from teka.data.catalogue import CIFAR10, FASHION_MNIST, MNIST, PUBLISHED_DATASETS, read_digits
 
 
 def test_the_parts_hold_every_digit_once():
@@ -60,3 +61,29 @@ def test_without_scikit_learn_the_error_says_how_to_get_it(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
         read_digits()
+
+
+def test_every_idx_file_has_a_sha256_of_its_own():
+    hashes = [*MNIST.hashes.values(), *FASHION_MNIST.hashes.values()]
+    assert len(set(hashes)) == 8
+    assert all(len(bytes.fromhex(one)) == 32 for one in hashes)
+    assert list(MNIST.hashes) == list(FASHION_MNIST.hashes)
+    for address in (*MNIST.addresses, *FASHION_MNIST.addresses):
+        assert address.startswith(("http://", "https://"))
+        assert address.endswith("/")
+
+
+def test_cifar10_is_the_published_binary_version_and_no_pickle():
+    assert len(CIFAR10.train) * CIFAR10.images_per_file == 50_000
+    assert len(CIFAR10.test) * CIFAR10.images_per_file == 10_000
+    assert CIFAR10.file_size == CIFAR10.images_per_file * (1 + math.prod(CIFAR10.image_shape)) == 30_730_000
+    assert all(file.endswith(".bin") for file in CIFAR10.files)
+    assert CIFAR10.archive.addresses == ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)
+    assert CIFAR10.archive.known_hash == "md5:c32a1d4ab5d03f1284b67883e8d87530"
+
+
+@pytest.mark.parametrize("name", PUBLISHED_DATASETS)
+def test_every_published_data_set_has_ten_names_and_a_way_to_its_files_by_hand(name: str):
+    assert len(set(PUBLISHED_DATASETS[name].class_names)) == 10
+    assert "http" in PUBLISHED_DATASETS[name].remedy
+    assert "data_dir" in PUBLISHED_DATASETS[name].remedy

@@ -1,0 +1,215 @@
+"""Images of one's own: picture files in a folder for each class, or arrays with their labels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from teka.checks import LARGEST, check_name, height_and_width
+from teka.data.dataset import Levels, Split, hold_out_test
+from teka.data.pictures import open_picture, resize_bilinear
+from teka.errors import wrong_shape, wrong_value
+from teka.memory import check_memory
+
+PARTS = ("train", "test")
+AXES = ("NHW", "NHWC", "NCHW")
+KEYS = ("images", "labels", "test_images", "test_labels", "axes")
+GREY = ("1", "L", "LA")
+_BYTES = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
+
+
+def find_classes(folder: Path) -> tuple[list[Path], list[str]]:
+    """The folders of a folder's parts, `train` and `test` or itself alone, and the sorted names of its classes.
+
+    With exactly the two sub-folders `train` and `test`, each of them has the classes' sub-folders. Hidden files, and
+    files beside the classes' sub-folders, are not looked at.
+    """
+    names = [path.name for path in _visible(folder) if path.is_dir()]
+    if not set(PARTS) <= set(names):
+        return [folder], names
+    if others := sorted(set(names) - set(PARTS)):
+        raise wrong_value(f"the sub-folders of {folder}", names, f"only train and test, or only classes; not {others}")
+    return [folder / part for part in PARTS], [path.name for path in _visible(folder / PARTS[0]) if path.is_dir()]
+
+
+def find_pictures(folder: Path) -> tuple[list[list[tuple[Path, int]]], list[str]]:
+    """The picture files of each part of a folder (`find_classes`) with the indices of their classes, and the classes.
+
+    A class is the place of its name among the sorted names, so that "10" comes before "2".
+
+    Raises:
+        ValueError: Fewer than two classes, a class without pictures, a folder within one, or a class in `test` alone.
+    """
+    tops, classes = find_classes(folder)
+    if len(classes) < 2:
+        came = f"{len(classes)} ({', '.join(classes)})" if classes else "none"
+        raise wrong_value(f"the classes of {tops[0]}", came, "at least two sub-folders of pictures")
+    parts = []
+    for top in tops:
+        found: list[tuple[Path, int]] = []
+        for place in filter(Path.is_dir, _visible(top)):
+            if not (paths := _visible(place)):
+                raise wrong_value(f"the pictures in {place}", "none", "at least one")
+            for path in filter(Path.is_dir, paths):
+                raise wrong_value(f"the pictures in {place}", f"the folder {path.name}", "files only")
+            if place.name not in classes:
+                raise wrong_value(f"the classes of {top}", place.name, f"those of {tops[0]}: {', '.join(classes)}")
+            found += [(path, classes.index(place.name)) for path in paths]
+        parts.append(found)
+    return parts, classes
+
+
+def read_image_folder(folder: Path, *, image_size: int | Sequence[int] | None = None) -> tuple[Levels, Levels, int]:
+    """Training and test images of a folder that has a sub-folder for each class, with the pictures in it.
+
+    Without the parts of `find_classes` a fifth of the images is for test (`hold_out_test`). Any format that Pillow
+    reads with 8 bits a channel will do. The images are grey if every file is stored as grey, else RGB; a palette counts
+    as colour. Without an `image_size`, to which every image is resized whatever its shape, all must be of one size.
+
+    Returns:
+        Training and test images with levels 0 … 255, shapes (N, C, H, W), and the number of classes.
+
+    Raises:
+        ImportError: Pillow is not installed.
+        ValueError: What `find_pictures` raises, a file that is no picture or is damaged, one with transparency or with
+            more than 8 bits a channel, or one of another size than the first; the message names it.
+    """
+    parts, classes = find_pictures(folder)
+    pictures = [one for part in parts for one in part]
+    images = _read_all([path for path, _ in pictures], image_size)
+    levels = Levels(images, torch.tensor([label for _, label in pictures]))
+    counts = [len(part) for part in parts]
+    indices = hold_out_test(len(levels)) if len(parts) == 1 else torch.arange(len(levels)).split(counts)
+    train, test = (levels.take(part) for part in indices)
+    return train, test, len(classes)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
+
+
+def _read_all(paths: list[Path], image_size: int | Sequence[int] | None) -> UInt8[Tensor, "images channels h w"]:
+    images = []
+    for path in paths:
+        image = _read(path)
+        if not images:
+            size = image.shape[1:] if image_size is None else height_and_width("image_size", image_size)
+            check_memory("image_size", image_size, len(paths) * size[0] * size[1], "pictures")
+        images.append(image if image_size is None else resize_bilinear(image[None], image_size)[0])
+        if images[-1].shape[1:] != images[0].shape[1:]:
+            (height, width), (first_height, first_width) = images[-1].shape[1:], images[0].shape[1:]
+            raise ValueError(
+                f"{path} has {height} × {width} pixels, expected the {first_height} × {first_width} of {paths[0]}; "
+                "with image_size every image is resized"
+            )
+    channels = max(len(image) for image in images)
+    return torch.stack([image.expand(channels, -1, -1) for image in images])
+
+
+def _read(path: Path) -> UInt8[Tensor, "channels h w"]:
+    picture = open_picture(path)
+    if picture.mode not in _BYTES:
+        raise wrong_value(f"the pixel type of {path}", picture.mode, "8 bits a channel")
+    if picture.has_transparency_data:
+        lowest = np.asarray(picture.convert("RGBA"))[..., 3].min()
+        if lowest < 255:
+            raise wrong_value(f"the opacity of {path}", f"{lowest} of 255", "a picture without transparency")
+    levels = np.array(picture.convert("L" if picture.mode in GREY else "RGB"))
+    return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1)
+
+
+def read_arrays(
+    images: np.ndarray | Tensor,
+    labels: np.ndarray | Tensor,
+    *,
+    test_images: np.ndarray | Tensor | None = None,
+    test_labels: np.ndarray | Tensor | None = None,
+    axes: str | None = None,
+) -> tuple[Levels | Split, Levels | Split, int]:
+    """Training and test images from the arrays that `teka.data.from_arrays` takes, and the number of classes.
+
+    Raises:
+        ValueError: A wrong shape or type, a value out of range, axes that are unknown or cannot be told, or test
+            images without labels.
+    """
+    if (test_images is None) != (test_labels is None):
+        raise wrong_value("test_labels", None if test_labels is None else "given", "given just when test_images are")
+    known = _axes(np.shape(images)) if axes is None else axes
+    check_name("axes", known, AXES)
+    train = _part("images", images, "labels", labels, known)
+    if test_images is None or test_labels is None:
+        train, test = (train.take(indices) for indices in hold_out_test(len(train)))
+    else:
+        test = _part("test_images", test_images, "test_labels", test_labels, known)
+    return train, test, 1 + max(int(part.labels.max()) if len(part) else 0 for part in (train, test))
+
+
+def read_npz(path: Path) -> tuple[Levels | Split, Levels | Split, int]:
+    """Training and test images from an .npz file with the arguments of `read_arrays` as its keys; never unpickled.
+
+    Raises:
+        ValueError: Not an .npz file, a damaged one, a key that is missing or unknown, an array of objects, or arrays
+            that `read_arrays` does not take; the message names the file.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with loaded as file:
+            for key in file.files:
+                check_name("its key", key, KEYS)
+            arrays = {key: file[key] for key in file.files}
+        for key in KEYS[:2]:
+            if key not in arrays:
+                raise ValueError(f"it has no {key}, only {', '.join(arrays) or 'nothing'}")
+        axes = arrays.pop("axes", None)
+        return read_arrays(**arrays, axes=None if axes is None else str(axes))
+    except Exception as error:  # what a damaged or made-up header raises depends on where it is wrong
+        raise ValueError(f"{path} is not an .npz file of images and labels: {error}") from error
+
+
+def _axes(shape: Sequence[int]) -> str:
+    if len(shape) == 3:
+        return "NHW"
+    possible = [axes for axes in AXES if len(axes) == len(shape) and shape[axes.index("C")] in (1, 3)]
+    if len(possible) == 1:
+        return possible[0]
+    if len(shape) == 4:
+        raise wrong_value("axes", None, f"'NHWC' or 'NCHW': the shape of images, {tuple(shape)}, does not tell")
+    raise wrong_shape("images", shape, "(N, H, W), (N, H, W, C) or (N, C, H, W)")
+
+
+def _part(
+    images_argument: str,
+    images: np.ndarray | Tensor,
+    labels_argument: str,
+    labels: np.ndarray | Tensor,
+    axes: str,
+) -> Levels | Split:
+    images, labels = (
+        given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given) for given in (images, labels)
+    )
+    if images.ndim != len(axes):
+        raise wrong_shape(images_argument, images.shape, f"({', '.join(axes)})")
+    if labels.shape != images.shape[:1]:
+        raise wrong_shape(labels_argument, labels.shape, f"({len(images)},), one label for each image")
+    if labels.dtype.kind not in "iu":
+        raise wrong_value(f"{labels_argument}.dtype", str(labels.dtype), "a whole number type")
+    if labels.size and not 0 <= labels.min() <= labels.max() <= LARGEST:
+        raise wrong_value(labels_argument, f"from {labels.min()} to {labels.max()}", f"classes from 0 to {LARGEST}")
+    if images.dtype != np.uint8 and images.dtype.kind != "f":
+        expected = "uint8 for levels 0 … 255, or floating point for intensities from 0 to 1"
+        raise wrong_value(f"{images_argument}.dtype", str(images.dtype), expected)
+    ordered = images[:, None] if axes == "NHW" else images.transpose([axes.index(axis) for axis in "NCHW"])
+    # Copies, so that neither later changes of the arrays nor their strides or byte order matter.
+    classes = torch.from_numpy(labels.astype(np.int64))
+    if images.dtype == np.uint8:
+        return Levels(torch.from_numpy(np.array(ordered, order="C")), classes)
+    intensities = np.array(ordered, dtype=np.float32, order="C")
+    lowest, highest = (intensities.min(), intensities.max()) if intensities.size else (0, 0)
+    if not (lowest >= 0 and highest <= 1):
+        raise wrong_value(images_argument, f"from {lowest} to {highest}", "intensities from 0 to 1, or uint8 levels")
+    return Split(torch.from_numpy(intensities), classes)

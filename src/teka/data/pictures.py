@@ -1,0 +1,149 @@
+"""Picture files and whole levels: opening, reading and resizing them as Pillow does."""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from teka.checks import check_name, height_and_width
+from teka.errors import wrong_shape, wrong_value
+from teka.memory import LARGEST_IMAGE
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MISSING = "pictures need Pillow, which is missing: pip install teka[train]"
+GROUNDS = ("auto", "dark", "light")
+_CHANNELS = {1: "L", 3: "RGB"}
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
+
+
+def open_picture(path: str | Path) -> "Image":
+    """The pixels of a picture, upright as its camera noted it; of several frames the first.
+
+    Raises:
+        ImportError: Pillow is not installed.
+        ValueError: No such file, one that is no picture or is damaged, or one of more than 50 million pixels.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+    if not Path(path).is_file():
+        raise wrong_value("picture", str(path), "an existing file")
+    try:
+        with Image.open(path) as opened:
+            if opened.width * opened.height > LARGEST_IMAGE:
+                came = f"{opened.height:,} × {opened.width:,} pixels"
+                raise wrong_value(f"the size of {path}", came, f"at most {LARGEST_IMAGE:,} pixels")
+            return ImageOps.exif_transpose(opened)
+    except Image.DecompressionBombError as error:
+        raise wrong_value(f"the size of {path}", "a bomb", f"at most {LARGEST_IMAGE:,} pixels ({error})") from error
+    # What damaged files raise depends on their format.
+    except (OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, struct.error, OverflowError) as error:
+        raise ValueError(f"{path} is no picture that can be read: {error}") from error
+
+
+def read_picture(path: str | Path, *, in_channels: int = 1, ground: str = "auto") -> UInt8[Tensor, "channels h w"]:
+    """Levels 0 … 255 of a picture file of any kind, in grey or RGB.
+
+    Colour becomes grey by Pillow's luminance, and grey becomes colour by equal channels. Deeper levels than 8 bits are
+    rounded. What is transparent shows the ground: black if it is "dark", white if it is "light"; with "auto" the one
+    that the visible part is farther from.
+
+    Raises:
+        ImportError: Pillow is not installed.
+        ValueError: What `open_picture` raises, levels that are neither from 0 to 1 nor from 0 to 255, pixels that
+            Pillow turns into no grey or RGB, another number of channels, or an unknown ground.
+    """
+    check_name("ground", ground, GROUNDS)
+    if in_channels not in _CHANNELS:
+        raise wrong_value("in_channels", in_channels, "1 or 3: a picture is grey or has three colours")
+    picture = open_picture(path)
+    if picture.mode in _DEEP:
+        levels = _to_bytes(np.asarray(picture), path)[..., None].repeat(in_channels, axis=2)
+    else:
+        if picture.has_transparency_data:
+            picture = _over_ground(picture.convert("RGBA"), ground)
+        try:
+            levels = np.array(picture.convert(_CHANNELS[in_channels]))
+        except ValueError as error:
+            raise wrong_value(f"the pixel type of {path}", picture.mode, "one that becomes grey or RGB") from error
+    return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1).contiguous()
+
+
+def _to_bytes(levels: np.ndarray, path: str | Path) -> np.ndarray:
+    """Bytes of deeper levels: whole ones from 0 to 65,535, or floating point from 0 to 1 or to 255."""
+    lowest, highest = float(levels.min()), float(levels.max())
+    top = 65535.0 if levels.dtype.kind != "f" else 1.0 if highest <= 1 else 255.0
+    if not (lowest >= 0 and highest <= top):
+        raise wrong_value(f"the levels of {path}", f"from {lowest:g} to {highest:g}", f"levels from 0 to {top:g}")
+    return np.rint(levels.astype(np.float64) * (255 / top)).astype(np.uint8)
+
+
+def _over_ground(picture: "Image", ground: str) -> "Image":
+    from PIL import Image
+
+    if ground == "auto":
+        opacity = np.asarray(picture)[..., 3].astype(np.float64)
+        grey = np.asarray(picture.convert("RGB").convert("L")).astype(np.float64)
+        ground = "light" if (grey * opacity).sum() / max(opacity.sum(), 1) < 128 else "dark"
+    level = 255 if ground == "light" else 0
+    under = Image.new("RGBA", picture.size, (level, level, level, 255))
+    return Image.alpha_composite(under, picture).convert("RGB")
+
+
+def resize_bilinear(
+    images: Tensor, image_size: int | Sequence[int]
+) -> UInt8[Tensor, "images channels new_height new_width"]:
+    """Resize images bilinearly in whole levels by Pillow's `Image.resize(..., Resampling.BILINEAR)`, the width first.
+
+    Along one axis of S pixels, new pixel i of S' is a weighted mean with the triangle filter, which widens with the
+    reduction r = max(S / S', 1), so that shrinking averages:
+
+        w_ij ∝ max(1 − |j + ½ − (i + ½) S / S'| / r, 0),   Σ_j w_ij = 1
+
+    Levels are rounded after the width and again after the height. Pillow itself takes the height first where it shrinks
+    more than the width, which moves some pixels by one level; enlarging is the same. torchvision's `Resize` of a PIL
+    image is this function of Pillow; `torch.nn.functional.interpolate` on bytes is not (off by up to 2 levels).
+
+    Args:
+        images: Levels 0 … 255, shape (N, C, H, W).
+        image_size: New size in pixels, one side or (height, width).
+
+    Raises:
+        ImportError: Pillow is not installed.
+        ValueError: Images of another rank or not of bytes, or a size that is not one or two whole numbers from 1.
+
+    Source: Horn et al. 2021, section 3 (images resized to 32×32); Pillow, src/libImaging/Resample.c.
+    """
+    if images.ndim != 4:
+        raise wrong_shape("images", images.shape, "(images, channels, height, width)")
+    if images.dtype != torch.uint8:
+        raise wrong_value("images.dtype", images.dtype, "torch.uint8")
+    height, width = height_and_width("image_size", image_size)
+    narrowed = _resize_rows(images, width)
+    return _resize_rows(narrowed.transpose(2, 3), height).transpose(2, 3).contiguous()
+
+
+def _resize_rows(images: UInt8[Tensor, "n c h w"], side: int) -> UInt8[Tensor, "n c h side"]:
+    """Resize the last axis: all rows of all images are one picture of that width, which one call of Pillow resizes."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+    rows = images.flatten(0, 2)
+    if not len(rows):
+        return images.new_empty((*images.shape[:3], side))
+    resized = Image.fromarray(rows.cpu().numpy()).resize((side, len(rows)), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(resized)).to(images.device).unflatten(0, images.shape[:3])
+
+
+def to_intensities(levels: UInt8[Tensor, "*shape"], highest: int = 255) -> Float[Tensor, "*shape"]:
+    """Intensities in [0, 1]: level / highest, in float32."""
+    return levels.to(torch.float32).div_(highest)

@@ -1,0 +1,306 @@
+"""Data sets as they are published: where their files are looked for, fetched from and checked, and what they hold."""
+
+import gzip
+import hashlib
+import math
+import shlex
+import tarfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from teka.data.dataset import Levels
+from teka.data.fetch import Fetcher, PublishedFile
+from teka.files import make_directory, write_bytes
+
+DATA_DIR = "data"
+_UNSIGNED_BYTE = 0x08
+
+
+@dataclass(frozen=True)
+class PublishedDataset(ABC):
+    """A data set with files on the web; `remedy` tells the user how to get them without `teka download`."""
+
+    name: str
+    class_names: tuple[str, ...]
+    remedy: str
+
+    endings: ClassVar[tuple[str, ...]] = ("",)  # what may follow a file's name; the first that is there is taken
+
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[str]:
+        """Names of the files."""
+
+    def folders(self, data_dir: Path) -> list[Path]:
+        """Where the files may lie, the folder that they are downloaded to first."""
+        return [data_dir / self.name, data_dir]
+
+    def system_folders(self) -> list[Path]:
+        """Where else they may lie."""
+        return []
+
+    @abstractmethod
+    def is_whole(self, file: str, path: Path) -> bool:
+        """Whether a file is the published one, as far as that can be told."""
+
+    @abstractmethod
+    def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
+        """Training and test images."""
+
+    @abstractmethod
+    def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
+        """Put the files that are lacking into the first folder."""
+
+    def read(self, data_dir: str | Path | None = None) -> tuple[Levels, Levels]:
+        """Training and test images with levels 0 … 255, shapes (N, C, H, W), from the first folder that has all files.
+
+        Raises:
+            ValueError: No folder has all files (the message names every folder, what it lacks and what to do), or a
+                file is damaged or is not the published one.
+        """
+        folders = [] if data_dir is None else self.folders(Path(data_dir).expanduser())
+        looked = []
+        for folder in [*folders, *self.system_folders()]:
+            found = self._find(folder)
+            absent = [file for file in self.files if file not in found]
+            if not absent:
+                return self.read_files(found)
+            looked.append(f"{folder} (no {', no '.join(absent)})")
+        places = "; looked in " + " and ".join(looked) if looked else ": no data_dir was given"
+        target = shlex.quote(str(DATA_DIR if data_dir is None else data_dir))
+        told = f" and give {target} as data_dir" if data_dir is None else ""
+        advice = f"Run `teka download {self.name} --data-dir {target}`{told}. {self.remedy}"
+        raise ValueError(f"the files of {self.name} were not found{places}. {advice}")
+
+    def download(self, data_dir: Path, fetcher: Fetcher) -> Path:
+        """The folder in `data_dir` that has all files whole; if none has, the first, into which they are fetched."""
+        for folder in self.folders(data_dir):
+            if not self.lacking(folder):
+                return folder
+            if len(self._find(folder)) == len(self.files):
+                break  # damaged, but it would be read before a later one
+        self.fetch(data_dir, fetcher)
+        return self.folders(data_dir)[0]
+
+    def lacking(self, folder: Path) -> list[str]:
+        """The files that are not in a folder, or are damaged as they would be read."""
+        found = self._find(folder)
+        return [file for file in self.files if file not in found or not self.is_whole(file, found[file])]
+
+    def _find(self, folder: Path) -> dict[str, Path]:
+        paths = [(file, folder / f"{file}{ending}") for file in self.files for ending in reversed(self.endings)]
+        return {file: path for file, path in paths if path.is_file()}
+
+
+@dataclass(frozen=True)
+class IdxDataset(PublishedDataset):
+    """Grey images published as four IDX files: images and labels for training, images and labels for test.
+
+    `hashes` has the SHA-256 of each file's *unpacked* content, by its name without `.gz`; `addresses` the web folders,
+    each with a trailing slash, that have them packed; `system_folder` is where a system package puts them.
+    """
+
+    hashes: Mapping[str, str]
+    addresses: tuple[str, ...] = ()
+    system_folder: Path | None = None
+
+    endings = ("", ".gz")
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Names of the files, without `.gz`."""
+        return list(self.hashes)
+
+    def system_folders(self) -> list[Path]:
+        """Where a system package puts the files."""
+        return [] if self.system_folder is None else [self.system_folder]
+
+    def is_whole(self, file: str, path: Path) -> bool:
+        """Whether the unpacked content has its hash."""
+        try:
+            return hashlib.sha256(_unpack(path)).hexdigest() == self.hashes[file]
+        except ValueError:
+            return False
+
+    def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
+        """Training and test images, every file checked by its hash."""
+        train_images, train_labels, test_images, test_labels = self.files
+        return self._read_part(paths, train_images, train_labels), self._read_part(paths, test_images, test_labels)
+
+    def _read_part(self, paths: Mapping[str, Path], images_file: str, labels_file: str) -> Levels:
+        images = read_idx(paths[images_file], num_axes=3, sha256=self.hashes[images_file])
+        labels = read_idx(paths[labels_file], num_axes=1, sha256=self.hashes[labels_file])
+        if len(images) != len(labels):
+            raise ValueError(
+                f"{paths[images_file]} has {len(images)} images, but {paths[labels_file]} has {len(labels)} labels"
+            )
+        return Levels(images[:, None], labels.to(torch.int64))
+
+    def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
+        """Fetch what is lacking, file by file."""
+        folder = self.folders(data_dir)[0]
+        for file in self.lacking(folder):
+            addresses = tuple(f"{address}{file}.gz" for address in self.addresses)
+            fetcher.fetch(PublishedFile(file, addresses, f"sha256:{self.hashes[file]}"), folder)
+
+
+def read_idx(path: Path, *, num_axes: int, sha256: str | None = None) -> UInt8[Tensor, "..."]:
+    """Read an IDX file of unsigned bytes, packed by gzip or not (its content tells, not its name).
+
+    The file is two zero bytes, the type of the values (8: unsigned byte), the number of axes n, then n sizes, each
+    a big-endian 32-bit number, then the values. The hash, if one is given, is that of the *unpacked* content.
+
+    Raises:
+        ValueError: Damaged gzip data, a wrong magic number, fewer or more bytes than the sizes ask for, or a wrong
+            hash; the message names the file.
+
+    Source: Y. LeCun, C. Cortes, C. Burges, The MNIST database of handwritten digits, "File formats".
+    """
+    content = _unpack(path)
+    magic = bytes([0, 0, _UNSIGNED_BYTE, num_axes])
+    start = len(magic) + 4 * num_axes
+    if content[: len(magic)] != magic:
+        found = content[: len(magic)].hex() or "nothing"
+        raise ValueError(f"{path} starts with {found}, expected the IDX magic number {magic.hex()}")
+    if len(content) < start:
+        raise ValueError(f"{path} is truncated: it unpacks to {len(content)} bytes, expected a header of {start}")
+    sizes = [int.from_bytes(content[place : place + 4], "big") for place in range(len(magic), start, 4)]
+    expected = start + math.prod(sizes)
+    if len(content) != expected:
+        state = "truncated" if len(content) < expected else "too long"
+        raise ValueError(
+            f"{path} is {state}: it unpacks to {len(content)} bytes, expected {expected} for the sizes {tuple(sizes)}"
+        )
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 not in (None, found):
+        raise ValueError(
+            f"{path} is not the published file: the SHA-256 of its unpacked content is {found}, expected {sha256}"
+        )
+    # A bytearray, because torch warns of memory that cannot be written.
+    return torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8, offset=start).reshape(sizes))
+
+
+def _unpack(path: Path) -> bytes:
+    content = path.read_bytes()
+    try:
+        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is truncated or damaged gzip data: {error}") from error
+
+
+@dataclass(frozen=True)
+class RecordDataset(PublishedDataset):
+    """Images published as binary files of records, in an archive that unpacks to `published_folder`.
+
+    A record is one byte, the label, then C · H · W bytes, the levels: channel by channel, each row by row. A file has
+    nothing else, so that its size is known: images_per_file · (1 + C · H · W) bytes. The size of every file and the
+    range of every label are checked, no hash: a level that was changed goes unseen.
+    """
+
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    images_per_file: int
+    image_shape: tuple[int, int, int]
+    archive: PublishedFile
+    published_folder: str
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Names of the files, those for training first."""
+        return [*self.train, *self.test]
+
+    def folders(self, data_dir: Path) -> list[Path]:
+        """Where the files may lie, the archive's own folder first."""
+        return [data_dir / self.published_folder, *super().folders(data_dir)]
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of every file."""
+        return self.images_per_file * (1 + math.prod(self.image_shape))
+
+    def is_whole(self, file: str, path: Path) -> bool:
+        """Whether the file has its size and no label that is not a class."""
+        try:
+            self._read_records(path)
+        except ValueError:
+            return False
+        return True
+
+    def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
+        """Training and test images."""
+        train, test = (self._read_part([paths[file] for file in part]) for part in (self.train, self.test))
+        return train, test
+
+    def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
+        """Fetch the archive and unpack its files; it is removed again, unless it was there before."""
+        kept = (data_dir / self.archive.name).is_file()
+        archive = fetcher.fetch(self.archive, data_dir)
+        folder = make_directory("data_dir", data_dir / self.published_folder)
+        places = {f"{self.published_folder}/{file}": folder / file for file in self.files}
+        take_files(archive, places, num_bytes=self.file_size)
+        if not kept:
+            archive.unlink()
+
+    def _read_part(self, paths: Sequence[Path]) -> Levels:
+        num_images = len(paths) * self.images_per_file
+        images = torch.empty(num_images, *self.image_shape, dtype=torch.uint8)
+        labels = torch.empty(num_images, dtype=torch.int64)
+        parts = zip(paths, images.split(self.images_per_file), labels.split(self.images_per_file), strict=True)
+        for path, some_images, some_labels in parts:
+            records = self._read_records(path)
+            some_labels.copy_(records[:, 0])
+            some_images.copy_(records[:, 1:].unflatten(1, self.image_shape))
+        return Levels(images, labels)
+
+    def _read_records(self, path: Path) -> UInt8[Tensor, "images bytes"]:
+        size, expected = path.stat().st_size, self.file_size
+        if size != expected:
+            state = "truncated" if size < expected else "too long"
+            raise ValueError(
+                f"{path} is {state}: it has {size} bytes, expected {expected} for {self.images_per_file} images of one "
+                f"label byte and {' × '.join(map(str, self.image_shape))} levels; "
+                f"`teka download {self.name}` replaces it"
+            )
+        records = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).view(self.images_per_file, -1)
+        outside = records[:, 0] >= len(self.class_names)
+        if outside.any():
+            index = int(outside.int().argmax())
+            raise ValueError(
+                f"{path} is not the published file: the label of its image {index} is {records[index, 0]}, "
+                f"expected a class from 0 to {len(self.class_names) - 1}"
+            )
+        return records
+
+
+def take_files(archive: Path, files: Mapping[str, Path], *, num_bytes: int) -> None:
+    """Copy members of a tar archive, by their whole names, to given places; no path in it decides where anything goes.
+
+    Raises:
+        ValueError: A damaged archive, one that lacks a member, or a member that is no plain file of that size.
+    """
+    missing = set(files)
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if member.name not in missing:
+                    continue
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is None or member.size != num_bytes:
+                    raise ValueError(
+                        f"{archive}: {member.name} is no plain file of {num_bytes} bytes; it has {member.size}"
+                    )
+                write_bytes(files[member.name], content.read())
+                missing.remove(member.name)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise ValueError(f"{archive} is no tar archive, or damaged: {error}") from error
+    if missing:
+        raise ValueError(f"{archive} lacks {', '.join(sorted(missing))}")

@@ -1,0 +1,176 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from teka.data import resize_bilinear
+from teka.data.pictures import open_picture, read_picture
+
+GREY = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
+COLOUR = np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8)
+SIZES = [(28, 28, 32, 32), (28, 28, 14, 14), (7, 11, 13, 5), (5, 3, 2, 17), (31, 29, 1, 1)]
+
+
+def put(folder: Path, picture: Image.Image, name: str = "picture.png", **options: Any) -> Path:
+    picture.save(folder / name, **options)
+    return folder / name
+
+
+def test_the_orientation_that_a_camera_noted_is_applied(tmp_path: Path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = put(tmp_path, Image.fromarray(GREY), exif=exif)
+    assert np.array_equal(np.asarray(open_picture(path)), np.rot90(GREY, -1))
+
+
+def test_of_several_frames_the_first_is_taken(tmp_path: Path):
+    frames = [Image.fromarray(levels) for levels in (GREY, 255 - GREY)]
+    path = put(tmp_path, frames[0], "picture.tif", save_all=True, append_images=frames[1:])
+    assert np.array_equal(np.asarray(open_picture(path)), GREY)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [7_100, 20_000])
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path):
+    Image.new("1", (side, side)).save(tmp_path / "large.png")
+    with pytest.raises(ValueError, match=r"the size of .*large\.png is .*, expected at most 50,000,000 pixels"):
+        open_picture(tmp_path / "large.png")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("format_", ["png", "jpeg", "bmp", "gif", "tiff", "webp"])
+def test_a_picture_that_is_cut_off_anywhere_is_an_error_that_names_it(format_: str, tmp_path: Path):
+    file = io.BytesIO()
+    Image.fromarray(np.stack([GREY, GREY.T.reshape(23, 31), 255 - GREY], axis=2)).save(file, format_)
+    content, path = file.getvalue(), tmp_path / "cut"
+    for kept in range(0, len(content) // 2, 1 + len(content) // 60):
+        path.write_bytes(content[:kept])
+        with pytest.raises(ValueError, match=f"{path} is no picture that can be read"):
+            open_picture(path)
+
+
+@pytest.mark.parametrize("name", ["none.png", "."], ids=["no file", "a folder"])
+def test_what_is_no_file_is_an_error(name: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"picture is '.*', expected an existing file"):
+        open_picture(tmp_path / name)
+
+
+def test_grey_becomes_equal_channels_and_colour_its_luminance(tmp_path: Path):
+    path = put(tmp_path, Image.fromarray(GREY))
+    for channels in (1, 3):
+        assert torch.equal(read_picture(path, in_channels=channels), torch.from_numpy(GREY).expand(channels, -1, -1))
+    path = put(tmp_path, Image.fromarray(COLOUR))
+    assert torch.equal(read_picture(path, in_channels=3), torch.from_numpy(COLOUR).permute(2, 0, 1))
+    expected = torch.from_numpy(COLOUR).double() @ torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
+    assert (read_picture(path)[0].double() - expected).abs().max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "CMYK", "LA", "RGBA"])
+def test_other_kinds_of_pixels_are_read(mode: str, tmp_path: Path):
+    picture = Image.fromarray(np.where(GREY > 127, 255, 0).astype(np.uint8))
+    path = put(tmp_path, picture.convert(mode), "picture.tif" if mode == "CMYK" else "picture.png")
+    assert torch.equal(read_picture(path)[0], torch.from_numpy(np.array(picture)))
+
+
+def test_deep_levels_are_rounded_to_bytes(tmp_path: Path):
+    deep = put(tmp_path, Image.fromarray(GREY.astype(np.uint16) * 257))
+    assert torch.equal(read_picture(deep)[0], torch.from_numpy(GREY))
+    assert torch.equal(read_picture(deep, in_channels=3), torch.from_numpy(GREY).expand(3, *GREY.shape))
+    for top in (1, 255):
+        floating = put(tmp_path, Image.fromarray((GREY * (top / 255)).astype(np.float32)), "picture.tif")
+        assert torch.equal(read_picture(floating)[0], torch.from_numpy(GREY))
+    with pytest.raises(ValueError, match=r"the levels of .*picture\.tif is 'from -1 to 1'"):
+        read_picture(put(tmp_path, Image.fromarray(np.array([[-1, 1]], dtype=np.float32)), "picture.tif"))
+
+
+@pytest.mark.parametrize(("level", "ground"), [(0, 255), (255, 0)], ids=["dark ink", "light ink"])
+@pytest.mark.parametrize("kind", ["alpha", "palette"])
+def test_what_is_transparent_shows_a_ground_that_the_visible_stands_out_from(
+    kind: str, level: int, ground: int, tmp_path: Path
+):
+    opaque = np.zeros((5, 7), dtype=bool)
+    opaque[2, 1:4] = True
+    if kind == "alpha":
+        levels = np.full((5, 7, 4), 77, dtype=np.uint8)
+        levels[opaque], levels[..., 3] = level, 255 * opaque
+        path = put(tmp_path, Image.fromarray(levels))
+    else:
+        picture = Image.fromarray(opaque.astype(np.uint8), mode="P")
+        picture.putpalette([77, 77, 77, level, level, level])
+        path = put(tmp_path, picture, transparency=0)
+    for name, under in {"auto": ground, "dark": 0, "light": 255}.items():
+        found = read_picture(path, ground=name)[0]
+        assert torch.equal(found, torch.from_numpy(np.where(opaque, level, under)).byte())
+
+
+def test_pixels_channels_and_grounds_that_are_none_are_an_error(tmp_path: Path):
+    path = put(tmp_path, Image.new("LAB", (7, 5)), "picture.tif")
+    with pytest.raises(ValueError, match=r"the pixel type of .*picture\.tif is 'LAB'"):
+        read_picture(path)
+    with pytest.raises(ValueError, match="in_channels is 2, expected 1 or 3"):
+        read_picture(tmp_path, in_channels=2)
+    with pytest.raises(ValueError, match=r"ground is 'drak', .*did you mean 'dark'"):
+        read_picture(tmp_path, ground="drak")
+
+
+def make_images(height: int, width: int, channels: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(height * 100 + width)
+    return torch.randint(0, 256, (19, channels, height, width), generator=generator, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(("height", "width", "new_height", "new_width"), SIZES)
+def test_every_pixel_is_pillows_of_the_image_alone(height: int, width: int, new_height: int, new_width: int):
+    images = make_images(height, width, channels=3)
+    planes = [Image.fromarray(plane) for plane in images.flatten(0, 1).numpy()]
+    # Two calls, because the order of the axes depends on the version of Pillow.
+    narrowed = [plane.resize((new_width, height), Image.Resampling.BILINEAR) for plane in planes]
+    resized = [plane.resize((new_width, new_height), Image.Resampling.BILINEAR) for plane in narrowed]
+    expected = torch.from_numpy(np.stack([np.asarray(plane) for plane in resized])).unflatten(0, (19, 3))
+    found = resize_bilinear(images, (new_height, new_width))
+    assert torch.equal(found, expected)
+    assert found.is_contiguous()
+
+
+def test_levels_are_those_by_which_the_packaged_models_were_trained():
+    """By the definition: weights in multiples of 2⁻²², levels rounded half up after the width and after the height."""
+    images, (height, width) = make_images(7, 11), (13, 4)
+    for axis, side in ((3, width), (2, height)):
+        old = torch.arange(images.shape[axis], dtype=torch.float64) + 0.5
+        ratio = images.shape[axis] / side
+        distance = (old - ((torch.arange(side, dtype=torch.float64) + 0.5) * ratio)[:, None]).abs()
+        weights = (1 - distance / max(ratio, 1)).clamp(min=0)
+        weights = (weights / weights.sum(dim=1, keepdim=True) * 2**22 + 0.5).floor()
+        sums = (images.transpose(axis, 3).double() @ weights.T).transpose(axis, 3)
+        images = ((sums + 2**21) / 2**22).floor().clamp(0, 255)
+    assert torch.equal(resize_bilinear(make_images(7, 11), (height, width)), images.byte())
+
+
+def test_it_is_the_bilinear_filter_to_the_rounding_of_both_axes():
+    images = make_images(7, 11)
+    exact = interpolate(images.double(), size=(13, 17), mode="bilinear", align_corners=False, antialias=True)
+    assert (resize_bilinear(images, (13, 17)).double() - exact).abs().max() <= 1
+
+
+def test_the_same_size_changes_nothing_one_number_is_a_square_and_no_images_stay_none():
+    images = make_images(7, 11)
+    assert torch.equal(resize_bilinear(images, (7, 11)), images)
+    assert torch.equal(resize_bilinear(images, 13), resize_bilinear(images, (13, 13)))
+    assert resize_bilinear(images[:0], (13, 17)).shape == (0, 1, 13, 17)
+
+
+@pytest.mark.parametrize("image_size", [0, -1, (5, 0), (5,), (5, 5, 5)])
+def test_a_size_that_is_none_is_an_error(image_size: int | tuple[int, ...]):
+    with pytest.raises(ValueError, match="image_size is"):
+        resize_bilinear(make_images(7, 11), image_size)
+
+
+def test_images_of_another_rank_or_type_are_an_error():
+    with pytest.raises(ValueError, match=r"images has shape \(1, 7, 11\)"):
+        resize_bilinear(make_images(7, 11)[0], 13)
+    with pytest.raises(ValueError, match=r"images\.dtype is torch\.float32, expected torch\.uint8"):
+        resize_bilinear(make_images(7, 11).float(), 13)
