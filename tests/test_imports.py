@@ -10,7 +10,7 @@ import teka
 PACKAGE = Path(teka.__file__).parent
 # A module imports from its own group and from groups before it.
 ORDER = (
-    ("checks", "errors", "files", "flops", "grid", "memory", "provenance"),
+    ("checks", "codec", "errors", "files", "flops", "grid", "memory", "provenance"),
     ("data",),
     ("audit",),
     ("functional",),
