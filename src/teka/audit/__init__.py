@@ -27,20 +27,18 @@ from teka.audit.permutation import (
     permutation_error,
 )
 from teka.audit.permutations import random_permutations
-from teka.audit.phase import PhaseTable, StrideChoice, best_stride, error_by_phase
 from teka.audit.presets import PRESETS, PresetResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shift_accuracy import ShiftAccuracy, accuracy_by_shift
 from teka.audit.shifts import axis_shifts, square_shifts
-from teka.audit.statistics.compare_responses import compare_responses
-from teka.audit.statistics.comparison import Comparison
+from teka.audit.statistics.comparison import Comparison, compare_responses
 from teka.audit.statistics.estimate import Curve, Estimate
+from teka.audit.statistics.intervals import wilson_interval
 from teka.audit.statistics.metrics import Metrics
-from teka.audit.statistics.summarize import summarize
-from teka.audit.statistics.summarize_seeds import summarize_seeds
+from teka.audit.statistics.phase import PhaseTable, StrideChoice, best_stride, error_by_phase
+from teka.audit.statistics.summarize import summarize, summarize_seeds
 from teka.audit.translate import TRANSLATION_MODES, translate
-from teka.audit.wilson import wilson_interval
 
 __all__ = [
     "PARTS",

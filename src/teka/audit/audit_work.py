@@ -29,11 +29,11 @@ from teka.audit.measure.noise_floor import NoiseFloor, noise_floor
 from teka.audit.measure.outputs import ModelError
 from teka.audit.measure.responses import Responses
 from teka.audit.measure.sensitivity_map import SensitivityMap, sensitivity_map
-from teka.audit.phase import PhaseTable, best_stride, error_by_phase
 from teka.audit.presets import PRESETS, PresetResult
 from teka.audit.report import Failure
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.phase import PhaseTable, best_stride, error_by_phase
 from teka.audit.statistics.summarize import summarize
 from teka.errors import FOREIGN, wrong_value
 

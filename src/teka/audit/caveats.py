@@ -12,7 +12,7 @@ from teka.audit.background import background_value
 from teka.audit.comparison import evaluate, relative_difference
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
-from teka.audit.wilson import wilson_interval
+from teka.audit.statistics.intervals import wilson_interval
 from teka.errors import unknown_name, wrong_value
 
 SEVERITIES = ("invalidates", "limits", "note")

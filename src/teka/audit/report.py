@@ -17,9 +17,9 @@ from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.measure.responses import Responses
 from teka.audit.measure.sensitivity_map import SensitivityMap
 from teka.audit.movement import Movement
-from teka.audit.phase import PhaseTable
 from teka.audit.presets import PresetResult
 from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.phase import PhaseTable
 from teka.codec import decode, encode
 from teka.errors import wrong_value
 from teka.files import read_json, write_json

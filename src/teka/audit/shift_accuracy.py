@@ -10,8 +10,8 @@ from torch import Tensor
 from teka.audit.background import blank_margins, check_lossless
 from teka.audit.evaluation_mode import check_evaluation_mode
 from teka.audit.shifts import Shift, check_shifts
+from teka.audit.statistics.intervals import wilson_interval
 from teka.audit.translate import place, translate
-from teka.audit.wilson import wilson_interval
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 

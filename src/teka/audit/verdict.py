@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from teka.audit.caveats import Caveat
 from teka.audit.layers import LayerFindings
 from teka.audit.measure.noise_floor import NoiseFloor
-from teka.audit.phase import PhaseTable
 from teka.audit.presets import PresetResult
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.phase import PhaseTable
 
 EXACT = 1e-5
 """An error up to which an output counts as not moved, by rounding of single precision alone."""

@@ -14,8 +14,7 @@ from teka.audit.page.number import NUMBER_NAMES, SHARES, write_size
 from teka.audit.page.text import audit_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
-from teka.audit.statistics.compare_responses import compare_responses
-from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
+from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison, compare_responses
 from teka.cli.audit import add_options, check_files, make_settings, model_help, read_case, run_audit, write_results
 from teka.cli.parser import Parser
 from teka.errors import wrong_value

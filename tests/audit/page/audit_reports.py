@@ -14,10 +14,10 @@ from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.measure.sensitivity_map import SensitivityMap
 from teka.audit.movement import Movement
-from teka.audit.phase import PhaseTable
 from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Curve, Estimate
 from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.phase import PhaseTable
 
 LARGEST = 4
 SQUARE = tuple(itertools.product(range(-LARGEST, LARGEST + 1), repeat=2))

@@ -4,7 +4,7 @@ import pytest
 from tests.audit.page.audit_reports import make_phases
 
 from teka.audit.page.phase import NUMBERS, phase_map
-from teka.audit.phase import PHASE_VALUES
+from teka.audit.statistics.phase import PHASE_VALUES
 
 
 def test_every_phase_has_its_cell():

@@ -1,11 +1,15 @@
 import itertools
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
 from teka.audit import wilson_interval
+from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings
-from teka.audit.statistics.image_average import average
 from teka.audit.statistics.intervals import (
     BOOTSTRAP,
     NO_INTERVAL,
@@ -13,13 +17,117 @@ from teka.audit.statistics.intervals import (
     estimate_magnitude,
     estimate_mean_share,
     estimate_share,
+    exact_interval,
     highest_of,
     lowest_of,
     magnitude_curve,
     share_curve,
+    two_level_curve,
     wilson_of_mean,
 )
-from teka.audit.statistics.resampling import ImageResamples
+
+
+# R. G. Newcombe, "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17 (1998), table I,
+# method 3.
+@pytest.mark.parametrize(
+    ("successes", "trials", "lower", "upper"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_the_published_intervals_come_out(successes, trials, lower, upper):
+    assert wilson_interval(successes, trials) == pytest.approx((lower, upper), abs=5e-5)
+
+
+def test_no_success_and_no_failure_give_closed_forms():
+    square = 1.959963984540054**2
+    lower, upper = wilson_interval(0, 10)
+    assert lower == 0.0
+    assert upper == pytest.approx(square / (10 + square), abs=1e-14)
+    lower, upper = wilson_interval(10, 10)
+    assert lower == pytest.approx(10 / (10 + square), abs=1e-14)
+    assert upper == 1.0
+
+
+counts = st.integers(1, 10**7).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(counts, st.floats(0.01, 0.9999))
+def test_both_ends_solve_the_equation_of_the_score_test(count, confidence):
+    successes, trials = count
+    share = successes / trials
+    ends = wilson_interval(successes, trials, confidence)
+    assert 0.0 <= ends[0] <= share <= ends[1] <= 1.0
+    quantile = torch.special.ndtri(torch.tensor((1 + confidence) / 2, dtype=torch.float64)).item()
+    for end in ends:
+        assert abs(share - end) == pytest.approx(quantile * math.sqrt(end * (1 - end) / trials), abs=1e-8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(counts)
+def test_failures_mirror_successes(count):
+    successes, trials = count
+    lower, upper = wilson_interval(successes, trials)
+    assert wilson_interval(trials - successes, trials) == pytest.approx((1 - upper, 1 - lower), abs=1e-14)
+
+
+def test_tensors_are_taken_entry_by_entry_and_broadcast():
+    successes = torch.tensor([[0], [3], [5]])
+    trials = torch.tensor([5, 7])
+    lower, upper = wilson_interval(successes, trials)
+    assert lower.shape == upper.shape == (3, 2)
+    assert lower.dtype == upper.dtype == torch.float64
+    for row, success in enumerate((0, 3, 5)):
+        for column, trial in enumerate((5, 7)):
+            assert (lower[row, column].item(), upper[row, column].item()) == wilson_interval(success, trial)
+
+
+def test_a_tensor_meets_an_int():
+    lower, upper = wilson_interval(torch.tensor([1, 2]), 7)
+    assert lower.shape == upper.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "confidence", "argument"),
+    [
+        (-1, 5, 0.95, "successes"),
+        (6, 5, 0.95, "successes"),
+        (0, 0, 0.95, "trials"),
+        (torch.tensor([1, 9]), 5, 0.95, "successes"),
+        (torch.tensor([1, 2]), torch.tensor([5, 6, 7]), 0.95, "trials"),
+        (1, 5, 0.0, "confidence"),
+        (1, 5, 1.0, "confidence"),
+        (1, 5, math.nan, "confidence"),
+    ],
+)
+def test_counts_and_confidences_that_make_no_sense_are_refused(successes, trials, confidence, argument):
+    with pytest.raises(ValueError, match=f"^{argument} "):
+        wilson_interval(successes, trials, confidence)
+
+
+@pytest.mark.parametrize("trials", [1, 7, 100, 10007])
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 1 - 1e-7])
+def test_it_is_that_of_scipy(trials, confidence):
+    successes = torch.tensor(sorted({0, 1, trials // 3, trials // 2, trials - 1, trials}))
+    lower, upper = exact_interval(successes, trials, confidence)
+    for row, count in enumerate(successes.tolist()):
+        reference = stats.binomtest(count, trials).proportion_ci(confidence, method="exact")
+        assert (lower[row].item(), upper[row].item()) == pytest.approx((reference.low, reference.high), abs=1e-9)
+
+
+def test_repeated_counts_keep_their_places():
+    lower, upper = exact_interval(torch.tensor([3, 0, 3, 5]), 5, 0.9)
+    assert lower[0] == lower[2] > lower[1] == 0
+    assert upper[0] == upper[2] < upper[3] == 1
+
+
+def test_it_covers_no_less_often_than_it_says():
+    trials, confidence = 37, 0.9
+    counts = torch.arange(trials + 1)
+    lower, upper = exact_interval(counts, trials, confidence)
+    for share in (0.003, 0.05, 0.31, 0.5, 0.92):
+        covered = (lower <= share) & (share <= upper)
+        assert stats.binom.pmf(counts[covered].numpy(), trials, share).sum() >= confidence
+
 
 FEW = BootstrapSettings(num_resamples=200)
 TRIALS = 150
@@ -149,3 +257,50 @@ def test_one_share_has_wilson():
     number = estimate_share(torch.tensor([True, True, False, True, False]), 0.9)
     assert (number.lower, number.upper) == wilson_interval(3, 5, 0.9)
     assert (number.value, number.method) == (0.6, "wilson")
+
+
+MANY = BootstrapSettings(num_resamples=4000)
+
+
+def seeds_of(values, image_deviation=0.0, num_images=100):
+    """Seeds with the given values; images move all of them together."""
+    draws = image_deviation * torch.randn(4000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return [
+        ImageAverage(torch.tensor([value], dtype=torch.float64), torch.zeros(1, num_images), value + draws)
+        for value in values
+    ]
+
+
+def test_without_any_doubt_from_images_it_is_the_interval_of_student():
+    values = [0.4, 0.5, 0.45, 0.55, 0.3]
+    curve = two_level_curve(seeds_of(values), MANY)
+    lower, upper = stats.t.interval(0.95, 4, loc=0.44, scale=stats.sem(values))
+    assert (curve.lower[0], curve.upper[0]) == pytest.approx((lower, upper))
+    # A band of one row is its interval, up to the draws.
+    assert curve.band_upper[0] - 0.44 == pytest.approx(upper - 0.44, rel=0.05)
+
+
+def test_with_equal_seeds_it_is_the_normal_interval_of_the_images():
+    curve = two_level_curve(seeds_of([0.5] * 4, 0.02), MANY)
+    assert curve.upper[0] - 0.5 == pytest.approx(1.96 * 0.02, rel=0.05)
+
+
+def test_both_levels_add_up_and_the_larger_one_sets_the_degrees_of_freedom():
+    values = [0.48, 0.5, 0.52]
+    seeds, images = stats.sem(values) ** 2, 0.03**2
+    curve = two_level_curve(seeds_of(values, 0.03), MANY)
+    degrees = 2 * (1 + images / seeds) ** 2
+    expected = stats.t.ppf(0.975, degrees) * (seeds + images) ** 0.5
+    assert curve.upper[0] - 0.5 == pytest.approx(expected, rel=0.05)
+
+
+def test_ends_stay_within_the_range_of_the_number():
+    curve = two_level_curve(seeds_of([0.9, 1.0, 0.7]), MANY, largest=1.0)
+    assert curve.upper == curve.band_upper == (1.0,)
+    assert two_level_curve(seeds_of([0.0, 0.1, 0.4]), MANY).lower == (0.0,)
+
+
+def test_magnitudes_of_few_images_have_no_interval():
+    curve = two_level_curve(seeds_of([0.1, 0.4, 0.3], num_images=9), MANY)
+    assert curve.method == NO_INTERVAL
+    assert curve.lower == curve.upper == curve.values

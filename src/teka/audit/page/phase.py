@@ -1,10 +1,10 @@
 """The map of a number by the phase of the shift in a model's grid."""
 
 from teka.audit.page.heat_map import HeatMap
-from teka.audit.phase import PhaseTable
+from teka.audit.statistics.phase import PhaseTable
 
 NUMBERS = ("accuracy", "agreement", "error")
-"""Of `teka.audit.phase.PHASE_VALUES`, the first that is defined is drawn."""
+"""Of `teka.audit.statistics.phase.PHASE_VALUES`, the first that is defined is drawn."""
 
 
 def phase_map(table: PhaseTable) -> HeatMap | None:

@@ -3,10 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from teka.audit.statistics.bootstrap import ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate
-from teka.audit.statistics.image_average import average
 from teka.audit.statistics.intervals import estimate_mean_share
-from teka.audit.statistics.resampling import ImageResamples
 
 
 def mean_share(shares: Float[Tensor, " images"], *, confidence: float, seed: int) -> Estimate:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 from types import ModuleType
 from typing import Any
 
@@ -98,6 +98,11 @@ class BootstrapSettings:
         needed = round(2 / (1 - self.confidence))
         if self.num_resamples < needed:
             raise wrong_value("num_resamples", self.num_resamples, f"at least 2 / (1 − confidence) = {needed}")
+
+    @property
+    def normal_quantile(self) -> float:
+        """z, the normal quantile at (1 + confidence) / 2."""
+        return NormalDist().inv_cdf((1 + self.confidence) / 2)
 
 
 def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:

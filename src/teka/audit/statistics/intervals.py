@@ -1,23 +1,36 @@
-"""The interval that fits each kind of number: shares, averages of shares, and magnitudes."""
+"""The interval that fits each kind of number: shares, averages of shares, magnitudes, and averages over seeds."""
 
+import math
 import sys
+from collections.abc import Sequence
 from statistics import NormalDist
+from typing import overload
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.statistics.bca import bca_interval
-from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
-from teka.audit.statistics.exact_interval import exact_interval
-from teka.audit.statistics.image_average import ImageAverage
-from teka.audit.statistics.logarithmic_t import critical_values
-from teka.audit.statistics.resampling import ImageResamples
-from teka.audit.statistics.simultaneous import simultaneous_critical_value
-from teka.audit.wilson import wilson_interval
+from teka.audit.statistics.bootstrap import (
+    ImageAverage,
+    ImageResamples,
+    bca_interval,
+    logarithmic_critical_values,
+    simultaneous_critical_value,
+)
+from teka.audit.statistics.estimate import (
+    BootstrapSettings,
+    Curve,
+    Estimate,
+    check_confidence,
+    scipy_special,
+    student_quantile,
+)
+from teka.errors import wrong_shape, wrong_value
 
 MINIMUM_IMAGES = 10
 """Images that a bootstrap needs; and images that must stand apart from the commonest value of an average of shares."""
+MINIMUM_SEEDS = 3
+"""With two seeds the quantile of Student's t is 12.7: an interval that says nothing."""
 
 NO_INTERVAL = f"none, fewer than {MINIMUM_IMAGES} images"
 WILSON = "wilson"
@@ -25,51 +38,146 @@ EXACT_SIMULTANEOUS = "exact, simultaneous over shifts"
 WILSON_IMAGES = "wilson, an image one trial"
 BOOTSTRAP = "bootstrap over images"
 BOOTSTRAP_SIMULTANEOUS = "bootstrap over images, simultaneous over shifts"
+SEEDS_AND_IMAGES = "bootstrap over seeds and images"
+
+
+@overload
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]: ...
+@overload
+def wilson_interval(
+    successes: Int[Tensor, "..."], trials: int | Int[Tensor, "..."], confidence: float = 0.95
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]: ...
+@overload
+def wilson_interval(
+    successes: int, trials: Int[Tensor, "..."], confidence: float = 0.95
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]: ...
+def wilson_interval(
+    successes: int | Int[Tensor, "..."], trials: int | Int[Tensor, "..."], confidence: float = 0.95
+) -> tuple[float, float] | tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Wilson's score interval for the probability of success, from k successes in n trials.
+
+    The ends are the roots π of (k/n − π)² = z² π (1 − π) / n, where z is the normal quantile at (1 + confidence) / 2.
+    They never leave [0, 1], and the interval does not vanish at k = 0 or k = n.
+
+    Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal of the
+    American Statistical Association 22 (1927), 209–212. No continuity correction.
+
+    Args:
+        successes: Successes k, an int or a tensor of ints of any shape.
+        trials: Trials n, an int or a tensor that broadcasts with `successes`.
+        confidence: Probability that the interval covers, between 0 and 1.
+
+    Returns:
+        Lower and upper end: floats for ints, float64 tensors of the broadcast shape if either is a tensor.
+
+    Raises:
+        ValueError: Trials below 1, successes below 0 or above trials, shapes that do not broadcast, or a confidence
+            outside (0, 1).
+    """
+    check_confidence(confidence)
+    device = next((given.device for given in (successes, trials) if isinstance(given, Tensor)), None)
+    count, total = (torch.as_tensor(given, dtype=torch.float64, device=device) for given in (successes, trials))
+    try:
+        count, total = torch.broadcast_tensors(count, total)
+    except RuntimeError as error:
+        raise wrong_shape("trials", total.shape, f"one that broadcasts with successes, {tuple(count.shape)}") from error
+    if (total < 1).any():
+        raise wrong_value("trials", trials, "at least 1")
+    if (count < 0).any() or (count > total).any():
+        raise wrong_value("successes", successes, f"from 0 to trials, {trials!r}")
+    half = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / (2 * total)
+    # Smaller roots of the successes and of the failures, so that 0 and 1 come out exactly; from the product of the
+    # roots, without a difference of nearly equal numbers.
+    lower, mirrored = (
+        share**2 / (share + half + torch.sqrt(half**2 + 2 * half * share * (1 - share)))
+        for share in (count / total, (total - count) / total)
+    )
+    if isinstance(successes, Tensor) or isinstance(trials, Tensor):
+        return lower, 1 - mirrored
+    return lower.item(), (1 - mirrored).item()
+
+
+def exact_interval(
+    successes: Int[Tensor, " shares"], trials: int, confidence: float
+) -> tuple[Float[Tensor, " shares"], Float[Tensor, " shares"]]:
+    """Clopper's and Pearson's interval for the probability of success, from k successes in n trials.
+
+    The lower end π solves P[X ≥ k] = (1 − confidence) / 2 for X binomial with n and π, the upper end mirrors the lower
+    one of the failures. Never covers less often than it says, also far out in the tails, where Wilson's interval does.
+
+    Source: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial",
+    Biometrika 26 (1934), 404–413.
+    """
+    tail, ends = (1 - confidence) / 2, []
+    for count in (successes.numpy(), trials - successes.numpy()):
+        # P[X ≥ k] = I_π(k, n − k + 1).
+        end = scipy_special().betaincinv(count.clip(min=1), trials - count + 1, tail)
+        # No success is never too few.
+        ends.append(torch.from_numpy(end).where(torch.from_numpy(count) > 0, 0.0))
+    return ends[0], 1 - ends[1]
 
 
 def estimate_share(outcomes: Bool[Tensor, " images"], confidence: float) -> Estimate:
-    """The share of images that succeed, with Wilson's interval.
-
-    Args:
-        outcomes: Whether each image succeeds.
-        confidence: Of the interval.
-    """
+    """The share of images that succeed, with Wilson's interval."""
     successes = int(outcomes.sum())
     lower, upper = wilson_interval(successes, len(outcomes), confidence)
     return Estimate(successes / len(outcomes), lower, upper, confidence, WILSON)
 
 
+def estimate_magnitude(average: ImageAverage, confidence: float) -> Estimate:
+    """An average of one row that is not a share, with its BCa interval."""
+    value = average.values.item()
+    if average.influence.shape[1] < MINIMUM_IMAGES:
+        return Estimate(value, value, value, confidence, NO_INTERVAL)
+    lower, upper = bca_interval(average, confidence)
+    return Estimate(value, min(value, lower.item()), max(value, upper.item()), confidence, BOOTSTRAP)
+
+
+def estimate_mean_share(average: ImageAverage, confidence: float) -> Estimate:
+    """A mean over images of shares within [0, 1], of one row, such as of the shifts at which an image is as unshifted.
+
+    The interval is BCa if at least `MINIMUM_IMAGES` images stand apart from the commonest share. Else resamples hardly
+    differ, and would say that next to nothing is unknown; it is then Wilson's with an image as one trial, which is too
+    wide if anything: of all variables in [0, 1] with the same mean, one of zeros and ones varies most.
+    """
+    value, num_images = average.values.item(), average.influence.shape[1]
+    if num_images - int(average.influence.unique(return_counts=True)[1].max()) >= MINIMUM_IMAGES:
+        return estimate_magnitude(average, confidence)
+    lower, upper = wilson_of_mean(value, num_images, confidence)
+    return Estimate(value, lower, upper, confidence, WILSON_IMAGES)
+
+
+def wilson_of_mean(mean: float, num_images: int, confidence: float) -> tuple[float, float]:
+    """Wilson's interval for a mean within [0, 1] with an image as one trial; counts are rounded outwards."""
+    # Rounding of the mean must not turn a whole count into the next one.
+    successes = round(mean * num_images, 9)
+    counts = torch.tensor([math.floor(successes), math.ceil(successes)])
+    lower, upper = wilson_interval(counts, num_images, confidence)
+    return lower[0].item(), upper[1].item()
+
+
 def share_curve(
     outcomes: Bool[Tensor, "shifts images"], settings: BootstrapSettings, *, known: int | None = None
 ) -> Curve:
-    """The share of images that succeed at each shift.
+    """The share of images that succeed at each shift; at the shift `known`, all succeed by definition.
 
     Intervals are Wilson's. The band is made of exact intervals, each with the confidence of ± c standard errors of a
     normal variable, where c is the simultaneous critical value: so it stays within [0, 1], and has a width where all
     images succeed. Such shifts count as independent ones for c. It contains the intervals.
-
-    Args:
-        outcomes: Whether each image succeeds at each shift.
-        settings: Confidence of each interval and of the band, and draws for its critical value.
-        known: A shift at which all images succeed by definition.
     """
     num_images = outcomes.shape[1]
     count = outcomes.sum(dim=1)
     shares = count.to(torch.float64) / num_images
     num_constant = int(((count == 0) | (count == num_images)).sum()) - (known is not None)
-    critical = simultaneous_critical_value(
-        outcomes.to(torch.float64) - shares[:, None],
-        settings,
-        num_constant=num_constant,
-    )
+    influence = outcomes.to(torch.float64) - shares[:, None]
+    critical = simultaneous_critical_value(influence, settings, num_constant=num_constant)
     lower, upper = wilson_interval(count, num_images, settings.confidence)
     band_lower, band_upper = exact_interval(count, num_images, 2 * NormalDist().cdf(critical) - 1)
     band_lower, band_upper = band_lower.minimum(lower), band_upper.maximum(upper)
     if known is not None:
         lower[known] = band_lower[known] = shares[known]
-    return _curve(
-        shares, lower, upper, band_lower, band_upper, f"{WILSON}; band: exact at {critical:.2f} standard errors"
-    )
+    method = f"{WILSON}; band: exact at {critical:.2f} standard errors"
+    return make_curve((shares, lower, upper, band_lower, band_upper), method)
 
 
 def magnitude_curve(
@@ -80,75 +188,31 @@ def magnitude_curve(
     power: float = 1.0,
     largest: float = sys.float_info.max,
 ) -> Curve:
-    """Averages θ_s ≥ 0, such as losses and errors, at each shift.
+    """Averages θ_s ≥ 0, such as losses and errors, at each shift, which cannot exceed `largest`.
 
     Intervals and band are θ_s · exp(± c σ_s / θ_s), with the critical value of bootstrap-t for each shift, and with
-    that for all shifts together. Where images do not differ, all ends are the value.
-
-    Args:
-        average: The averages over images.
-        resamples: The resamples that they were drawn from.
-        confidence: Of each interval, and of the band.
-        power: Power to which values and ends are raised: ½ for the norm of a mean square.
-        largest: What the averages cannot exceed.
+    that for all shifts together; values and ends are raised to the power, ½ for the norm of a mean square. Where images
+    do not differ, all ends are the value.
     """
     values = average.values.pow(power)
     if average.influence.shape[1] < MINIMUM_IMAGES:
-        return _curve(values, values, values, values, values, NO_INTERVAL)
-    alone, together = critical_values(average, resamples, confidence)
+        return make_curve((values,) * 5, NO_INTERVAL)
+    alone, together = logarithmic_critical_values(average, resamples, confidence)
     error = average.standard_error
     relative = power * torch.where(error > 0, error / average.values, 0.0)
-    ends = (
+    ends = [
         # A value of which next to nothing is known would overflow.
         (values * (sign * critical * relative).exp()).clamp(max=largest)
         for critical in (alone, together)
         for sign in (-1, 1)
-    )
-    return _curve(values, *ends, method=f"{BOOTSTRAP}; band: {together:.2f} standard errors")
+    ]
+    return make_curve((values, *ends), f"{BOOTSTRAP}; band: {together:.2f} standard errors")
 
 
-def estimate_magnitude(average: ImageAverage, confidence: float) -> Estimate:
-    """An average that is not a share, with its BCa interval.
-
-    Args:
-        average: The average over images, one row.
-        confidence: Of the interval.
-    """
-    value = average.values.item()
-    if average.influence.shape[1] < MINIMUM_IMAGES:
-        return Estimate(value, value, value, confidence, NO_INTERVAL)
-    lower, upper = bca_interval(average, confidence)
-    return Estimate(value, min(value, lower.item()), max(value, upper.item()), confidence, BOOTSTRAP)
-
-
-def estimate_mean_share(average: ImageAverage, confidence: float) -> Estimate:
-    """A mean over images of shares within [0, 1], such as of the shifts at which an image is answered as unmoved.
-
-    The interval is BCa if at least `MINIMUM_IMAGES` images stand apart from the commonest share. Else resamples hardly
-    differ, and would say that next to nothing is unknown; it is then Wilson's with an image as one trial, which is too
-    wide if anything: of all variables in [0, 1] with the same mean, one of zeros and ones varies most.
-
-    Args:
-        average: The mean over images, one row.
-        confidence: Of the interval.
-    """
-    value = average.values.item()
-    num_images = average.influence.shape[1]
-    commonest = int(average.influence.unique(return_counts=True)[1].max())
-    if num_images - commonest >= MINIMUM_IMAGES:
-        lower, upper = (end.item() for end in bca_interval(average, confidence))
-        return Estimate(value, min(value, lower), max(value, upper), confidence, BOOTSTRAP)
-    lower, upper = wilson_of_mean(value, num_images, confidence)
-    return Estimate(value, lower, upper, confidence, WILSON_IMAGES)
-
-
-def wilson_of_mean(mean: float, num_images: int, confidence: float) -> tuple[float, float]:
-    """Wilson's interval for a mean within [0, 1] with an image as one trial; counts are rounded outwards."""
-    # Rounding of the mean must not turn a whole count into the next one.
-    successes = round(mean * num_images, 9)
-    lower, _ = wilson_interval(int(successes // 1), num_images, confidence)
-    _, upper = wilson_interval(int(-(-successes // 1)), num_images, confidence)
-    return lower, upper
+def make_curve(ends: Sequence[Float[Tensor, " shifts"]], method: str) -> Curve:
+    """A curve of tensors in the order of its fields."""
+    values, lower, upper, band_lower, band_upper = (tuple(end.tolist()) for end in ends)
+    return Curve(values, lower, upper, band_lower, band_upper, method)
 
 
 def lowest_of(curve: Curve, confidence: float) -> Estimate:
@@ -162,13 +226,62 @@ def highest_of(curve: Curve, confidence: float) -> Estimate:
     return Estimate(max(curve.values), max(curve.band_lower), max(curve.band_upper), confidence, method)
 
 
-def _curve(
-    values: Float[Tensor, " shifts"],
-    lower: Float[Tensor, " shifts"],
-    upper: Float[Tensor, " shifts"],
-    band_lower: Float[Tensor, " shifts"],
-    band_upper: Float[Tensor, " shifts"],
-    method: str,
+def two_level_curve(
+    seeds: Sequence[ImageAverage],
+    settings: BootstrapSettings,
+    *,
+    largest: float = sys.float_info.max,
+    known: int | None = None,
 ) -> Curve:
-    ends = (tuple(end.tolist()) for end in (values, lower, upper, band_lower, band_upper))
-    return Curve(*ends, method=method)
+    """Averages over seeds, with intervals for other seeds and other images, and a band for all rows together.
+
+    The seeds' models answered the same images, so seeds and images cross: a resample draws images once for all seeds.
+    With θ_k the value of seed k and θ their average, the variance is A + B: A = Σ_k (θ_k − θ)² / (K (K − 1)) from the
+    seeds, B that of θ over resamples of the images. Intervals are θ ± t √(A + B), with Student's t at
+    (K − 1) (1 + B / A)² degrees of freedom. A band takes the quantile of the largest studentised deviation over the
+    rows, of Σ_k g_k (θ_k − θ) / √(K (K − 1)) with normal g_k plus the deviation of a resample of the images, times t
+    over the normal quantile z. With fewer than `MINIMUM_SEEDS` seeds A counts as 0. Where nothing varies, ends of
+    numbers within [0, 1], but for the row `known`, are Wilson's, with an image as one trial. Values are never negative,
+    and none exceeds `largest`, 1 for shares.
+
+    Source: Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1 (2007), 386–411, for crossed levels;
+    Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 2 (1946),
+    110–114, for the degrees of freedom.
+    """
+    num_seeds, num_images = len(seeds), seeds[0].influence.shape[1]
+    values = torch.stack([seed.values for seed in seeds])
+    mean = values.mean(dim=0)
+    if num_images < MINIMUM_IMAGES and largest > 1:
+        return make_curve((mean,) * 5, NO_INTERVAL)
+    deviation = torch.stack([seed.draws for seed in seeds]).mean(dim=0) - mean
+    from_images = deviation.square().mean(dim=0)
+    from_seeds = torch.zeros_like(mean)
+    if num_seeds >= MINIMUM_SEEDS:
+        apart = (values - mean) / math.sqrt(num_seeds * (num_seeds - 1))
+        from_seeds = apart.square().sum(dim=0)
+        generator = torch.Generator().manual_seed(settings.seed)
+        deviation = deviation + torch.randn(len(deviation), num_seeds, generator=generator, dtype=torch.float64) @ apart
+    error = (from_images + from_seeds).sqrt()
+    # Deviations of rounding are none.
+    error = torch.where(error > 1e-9 * mean.abs(), error, 0.0)
+    normal = settings.normal_quantile
+    student = torch.full_like(mean, normal)
+    for row in from_seeds.nonzero().flatten().tolist():
+        degrees = (num_seeds - 1) * (1 + (from_images[row] / from_seeds[row]).item()) ** 2
+        student[row] = student_quantile((1 + settings.confidence) / 2, degrees)
+    largest_deviation = torch.where(error > 0, deviation.abs() / error, 0.0).amax(dim=1)
+    rank = min(math.ceil(settings.confidence * (len(deviation) + 1)), len(deviation))
+    critical = max(normal, largest_deviation.kthvalue(rank).values.item())
+    ends = []
+    for half in (student * error, student * error * critical / normal):
+        ends += [(mean - half).clamp(min=0.0), (mean + half).clamp(max=largest)]
+    method = SEEDS_AND_IMAGES if num_seeds >= MINIMUM_SEEDS else BOOTSTRAP
+    if largest == 1:
+        of_band = 2 * NormalDist().cdf(critical) - 1
+        for row in (error == 0).nonzero().flatten().tolist():
+            if row != known:
+                ends[0][row], ends[1][row] = wilson_of_mean(mean[row].item(), num_images, settings.confidence)
+                ends[2][row], ends[3][row] = wilson_of_mean(mean[row].item(), num_images, of_band)
+        if not bool(error.any()):
+            method = WILSON_IMAGES
+    return make_curve((mean, *ends), method)

@@ -1,28 +1,223 @@
-"""Every number that an audit gives of one mode."""
+"""Every number of an audit, defined once: what it is, what to call it, and how it follows from the responses."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
-from teka.audit.statistics.estimate import Curve, Estimate
+from teka.audit.statistics.estimate import Curve, Estimate, Saved
 
-CURVES = ("accuracy", "loss", "agreement", "probability_change", "divergence", "error")
-NUMBERS = (
-    "accuracy",
-    "minimum_accuracy",
-    "worst_shift_accuracy",
-    "consistency",
-    "consistency_when_right",
-    "flip_rate",
-    "probability_change",
-    "divergence",
-    "mean_error",
-    "maximum_error",
-)
+Table = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Metrics:
+class CurveMetric:
+    """A number at every shift: a mean over images, or a ratio of sums over images.
+
+    Args:
+        label: What to call it.
+        unit: "%" of a share, "nats", or "".
+        better: "higher" or "lower".
+        meaning: What it is, in words.
+        of: The value of each image at each shift, (S, N), or None where the responses do not define it.
+        is_ratio: Whether `of` gives two tables, of ‖·‖² and of what it is divided by, whose ratio's root is meant.
+        known_at_zero: Whether it is 1 at the zero shift by definition.
+        largest: What it cannot exceed.
+    """
+
+    label: str
+    unit: str
+    better: str
+    meaning: str
+    of: Callable[[Responses], Any]
+    is_ratio: bool = False
+    known_at_zero: bool = False
+    largest: float = sys.float_info.max
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share of images, written in percent."""
+        return self.unit == "%"
+
+    @property
+    def power(self) -> float:
+        """The power of the mean, or of the ratio of sums, that it is."""
+        return 0.5 if self.is_ratio else 1.0
+
+    def table(self, responses: Responses) -> Table | None:
+        """Value, and norm of a ratio, of each image at each shift, (S, N); None where it is not defined."""
+        found = self.of(responses)
+        return found if found is None or self.is_ratio else (found, None)
+
+    def values(self, responses: Responses) -> Float[Tensor, " shifts"] | None:
+        """The number at each shift; None where the responses, complete at every shift, do not define it."""
+        table = self.table(responses)
+        if table is None:
+            return None
+        sums = table[0].to(torch.float64).sum(dim=1)
+        return (sums / (responses.num_images if table[1] is None else table[1].sum(dim=1))) ** self.power
+
+
+@dataclass(frozen=True)
+class NumberMetric:
+    """A number made of a curve.
+
+    Args:
+        label: What to call it.
+        better: "higher" or "lower".
+        meaning: What it is, in words.
+        curve: Name of the curve.
+        over: What of the curve it is: at the shift "zero"; the "lowest" or the "highest"; the share of images that
+            succeed at "every" shift; the "mean" over all shifts but zero, or one less the mean, "rest"; or the "mean of
+            correct", of the images that are answered correctly unshifted.
+        is_compared: Whether two models are compared in it.
+    """
+
+    label: str
+    better: str
+    meaning: str
+    curve: str
+    over: str
+    is_compared: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The unit of its curve."""
+        return CURVES[self.curve].unit
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share, written in percent."""
+        return CURVES[self.curve].is_share
+
+    @property
+    def is_extreme(self) -> bool:
+        """Whether it is the lowest or the highest of its curve."""
+        return self.over in ("lowest", "highest")
+
+    def has_cases(self, responses: Responses) -> bool:
+        """Whether there are shifts and images for it among the responses, of which some define its curve."""
+        if self.over == "mean of correct" and (
+            responses.correct is None or not responses.correct[responses.zero].any()
+        ):
+            return False
+        return bool(responses.moved) or self.over in ("zero", "lowest", "every")
+
+    def of_images(self, responses: Responses) -> tuple[Shaped[Tensor, " images"], Float[Tensor, " images"] | None]:
+        """The value of each image, of which the number is the mean, and the images' weights where they have any.
+
+        For what the responses define, and what is no extreme and no ratio.
+        """
+        if self.over == "every":
+            everywhere = responses.correct_at_every_shift
+            assert everywhere is not None
+            return everywhere, None
+        table = CURVES[self.curve].of(responses)
+        if self.over == "zero":
+            return table[responses.zero], None
+        mean = table[responses.moved].to(torch.float64).mean(dim=0)
+        if self.over == "mean of correct":
+            assert responses.correct is not None
+            return mean, responses.correct[responses.zero].to(torch.float64)
+        return 1 - mean if self.over == "rest" else mean, None
+
+    def value(self, responses: Responses) -> float | None:
+        """The number; None where the responses, complete at every shift, do not define it."""
+        curve = CURVES[self.curve].values(responses)
+        if curve is None or not self.has_cases(responses):
+            return None
+        if self.is_extreme or CURVES[self.curve].is_ratio:
+            if self.over == "mean":
+                return curve[responses.moved].mean().item()
+            return (curve.min() if self.over == "lowest" else curve.max()).item()
+        values, weights = self.of_images(responses)
+        values = values.to(torch.float64)
+        return (values.mean() if weights is None else (values * weights).sum() / weights.sum()).item()
+
+
+_PROBABILITY = "change of the probability of the class answered for the unshifted image, |pₛ(c) − p₀(c)|"
+_DIVERGENCE = "Kullback–Leibler divergence KL(p₀ ‖ pₛ) of the answers, in nats"
+_ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all images; for classes Tₛf(x) = f(x)"
+
+CURVES = {
+    "accuracy": CurveMetric(
+        "correct (%)", "%", "higher", "share of the images answered correctly", lambda r: r.correct, largest=1.0
+    ),
+    "loss": CurveMetric(
+        "cross-entropy (nats)", "nats", "lower", "mean cross-entropy of the label, in nats", lambda r: r.loss
+    ),
+    "agreement": CurveMetric(
+        "answered as unshifted (%)",
+        "%",
+        "higher",
+        "share of the images answered as the unshifted image",
+        lambda r: r.agreement,
+        known_at_zero=True,
+        largest=1.0,
+    ),
+    "probability_change": CurveMetric(
+        "mean |Δp| of the class answered",
+        "",
+        "lower",
+        f"mean {_PROBABILITY}",
+        lambda r: r.probability_change,
+        largest=1.0,
+    ),
+    "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", "nats", "lower", f"mean {_DIVERGENCE}", lambda r: r.divergence),
+    "error": CurveMetric("relative error", "", "lower", _ERROR, lambda r: r.errors, is_ratio=True),
+}
+"""The numbers at every shift, by the name under which they are saved."""
+
+NUMBERS = {
+    "accuracy": NumberMetric(
+        "unshifted", "higher", "share of the images answered correctly, unshifted", "accuracy", "zero", True
+    ),
+    "minimum_accuracy": NumberMetric(
+        "worst shift", "higher", "share answered correctly at the one shift where it is lowest", "accuracy", "lowest"
+    ),
+    "worst_shift_accuracy": NumberMetric(
+        "every shift", "higher", "share answered correctly at every shift", "accuracy", "every", True
+    ),
+    "consistency": NumberMetric(
+        "consistency",
+        "higher",
+        "share of images and shifts, but zero, answered as the unshifted image",
+        "agreement",
+        "mean",
+        True,
+    ),
+    "consistency_when_right": NumberMetric(
+        "consistency when correct",
+        "higher",
+        "the same of images that are answered correctly when unshifted",
+        "agreement",
+        "mean of correct",
+    ),
+    "flip_rate": NumberMetric(
+        "flip rate", "lower", "share of images and shifts answered otherwise: 1 − consistency", "agreement", "rest"
+    ),
+    "probability_change": NumberMetric(
+        "mean |Δp|", "lower", f"mean over the shifts of the {_PROBABILITY}", "probability_change", "mean", True
+    ),
+    "divergence": NumberMetric(
+        "KL (nats)", "lower", f"mean over the shifts of the {_DIVERGENCE}", "divergence", "mean", True
+    ),
+    "mean_error": NumberMetric("mean error", "lower", f"mean over the shifts of {_ERROR}", "error", "mean", True),
+    "maximum_error": NumberMetric(
+        "largest error", "lower", "the same at the shift where it is largest", "error", "highest"
+    ),
+}
+"""The numbers of a set of shifts, by the name under which they are saved; means are over all shifts but zero."""
+
+
+@dataclass(frozen=True)
+class Metrics(Saved):
     """Every number that an audit gives of one mode; those that are not defined are left out.
 
     Args:
@@ -31,13 +226,9 @@ class Metrics:
         num_images: Number of images N.
         shifts: The shifts at which every image was evaluated; of images, (dy, dx).
         skipped_shifts: Those at which not, because time ran out or a search had no need of them.
-        curves: Of `CURVES`, the number at each shift: share right; mean cross-entropy in nats; share that is answered
-            as unmoved; mean |p_s(c) − p_0(c)|; mean KL(p_0 ‖ p_s) in nats; ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖, with
-            norms over all images.
-        numbers: Of `NUMBERS`: accuracy unmoved; lowest accuracy of a shift; share right at every shift; P[answer as
-            unmoved] over images and shifts but zero; the same of images that are right unmoved; 1 − consistency; means
-            over images and shifts but zero; error, mean over shifts but zero, and maximum. The share right at every
-            shift speaks of the skipped ones too, where the answers at hand decide every image.
+        curves: The numbers at each shift that `CURVES` defines.
+        numbers: The numbers that `NUMBERS` defines. The share correct at every shift speaks of the skipped ones too,
+            where the answers at hand decide every image.
         confidence: Confidence of the intervals.
     """
 
@@ -50,27 +241,21 @@ class Metrics:
     numbers: dict[str, Estimate]
     confidence: float
 
-    def to_dict(self) -> dict[str, object]:
-        """The numbers, ready for JSON."""
-        return {
-            "movement": self.movement.to_dict(),
-            "output": self.output,
-            "num_images": self.num_images,
-            "shifts": [list(shift) for shift in self.shifts],
-            "skipped_shifts": [list(shift) for shift in self.skipped_shifts],
-            "curves": {name: curve.to_dict() for name, curve in self.curves.items()},
-            "numbers": {name: number.to_dict() for name, number in self.numbers.items()},
-            "confidence": self.confidence,
-        }
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> "Metrics":
-        """What `to_dict` wrote."""
-        fields = dict(content)
-        fields["movement"] = Movement.from_dict(fields["movement"])  # pyright: ignore[reportArgumentType]
-        for name in ("shifts", "skipped_shifts"):
-            fields[name] = tuple(map(tuple, fields[name]))  # pyright: ignore[reportArgumentType]
-        for name, kind in (("curves", Curve), ("numbers", Estimate)):
-            made = {key: kind.from_dict(value) for key, value in fields[name].items()}  # pyright: ignore
-            fields[name] = made
-        return cls(**fields)  # pyright: ignore[reportArgumentType]
+@dataclass(frozen=True)
+class SeedMetrics(Saved):
+    """Averages over seeds, and how far the seeds are apart.
+
+    Args:
+        num_seeds: Number of seeds K.
+        metrics: The averages over seeds of what `Metrics` describes, with intervals for other seeds and other images.
+        by_seed: Each number of each seed, in the order given.
+        deviations: Standard deviation over seeds of each number, with K − 1 in the denominator; of K > 1 seeds.
+        warning: Why the intervals do not speak of other seeds, if they do not.
+    """
+
+    num_seeds: int
+    metrics: Metrics
+    by_seed: dict[str, tuple[float, ...]]
+    deviations: dict[str, float]
+    warning: str | None = None

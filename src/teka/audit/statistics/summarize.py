@@ -1,15 +1,15 @@
-"""From what a model answered to every number of an audit, with intervals."""
+"""From what models answered to every number of an audit, with intervals: of one model, and over seeds."""
 
-import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from statistics import stdev
 
 import torch
 
-from teka.audit.measure.responses import Responses
+from teka.audit.measure.responses import Responses, check_same_images, take_common
+from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
-from teka.audit.statistics.image_average import average, average_ratio, square_root
-from teka.audit.statistics.image_values import agreement, errors, moved_rows, right_at_every_shift
 from teka.audit.statistics.intervals import (
+    MINIMUM_SEEDS,
     estimate_magnitude,
     estimate_mean_share,
     estimate_share,
@@ -17,11 +17,10 @@ from teka.audit.statistics.intervals import (
     lowest_of,
     magnitude_curve,
     share_curve,
+    two_level_curve,
 )
-from teka.audit.statistics.metrics import Metrics
-from teka.audit.statistics.resampling import ImageResamples
-
-_Parts = tuple[dict[str, Curve], dict[str, Estimate]]
+from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics, NumberMetric, SeedMetrics
+from teka.errors import wrong_value
 
 
 def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0) -> Metrics:
@@ -45,89 +44,133 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
     complete = responses.take_complete()
     resamples = ImageResamples(complete.num_images, settings)
     curves: dict[str, Curve] = {}
+    averages: dict[str, ImageAverage] = {}
+    for name, metric in CURVES.items():
+        table = metric.table(complete)
+        if table is None:
+            continue
+        if metric.is_share:
+            curves[name] = share_curve(table[0], settings, known=complete.zero if metric.known_at_zero else None)
+        else:
+            found = average(table[0], resamples, table[1])
+            curves[name] = magnitude_curve(found, resamples, confidence, power=metric.power, largest=metric.largest)
+            averages[name] = found.square_root() if metric.is_ratio else found
+
+    def estimated(metric: NumberMetric) -> Estimate:
+        if metric.is_extreme:
+            return (lowest_of if metric.over == "lowest" else highest_of)(curves[metric.curve], confidence)
+        if not metric.is_share:
+            return estimate_magnitude(_mean_over_shifts(complete, averages[metric.curve]), confidence)
+        values, weights = metric.of_images(responses if metric.over == "every" else complete)
+        if values.dtype == torch.bool:
+            return estimate_share(values, confidence)
+        if weights is None:
+            return estimate_mean_share(average(values[None], resamples), confidence)
+        # Images that are correct unshifted are a sample of all such images, and are resampled among themselves.
+        chosen = values[weights > 0]
+        return estimate_mean_share(average(chosen[None], ImageResamples(len(chosen), settings)), confidence)
+
+    numbers = {
+        name: estimated(metric)
+        for name, metric in NUMBERS.items()
+        if metric.curve in curves and metric.has_cases(complete)
+    }
+    return _metrics(responses, complete, curves, numbers, confidence)
+
+
+def summarize_seeds(
+    responses: Sequence[Responses], *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
+) -> SeedMetrics:
+    """Average every number over seeds, with intervals for what other seeds and other images would give.
+
+    `teka.audit.statistics.intervals.two_level_curve` has the formulae. With fewer than 3 seeds the intervals are for
+    these seeds and other images, and a warning says so.
+
+    Args:
+        responses: What the model of each seed answered to the same images at the same shifts.
+        confidence: Of every interval and every band, between 0 and 1.
+        num_resamples: Resamples of the bootstrap.
+        seed: Their seed.
+
+    Raises:
+        ValueError: No responses; other images, labels, shifts, movement or kind of output for one seed than for the
+            first; a zero shift that is not complete; a confidence outside (0, 1); or too few resamples for it.
+    """
+    settings = BootstrapSettings(confidence, num_resamples, seed)
+    if not responses:
+        raise wrong_value("responses", "no seed", "the responses of one seed or more")
+    for index, other in enumerate(responses):
+        check_same_images(f"responses[{index}]", responses[0], other)
+        if other.output != responses[0].output:
+            raise wrong_value(f"responses[{index}].output", other.output, f"that of the first, {responses[0].output!r}")
+    common = take_common(responses)
+    resamples = ImageResamples(common[0].num_images, settings)
+    curves: dict[str, Curve] = {}
+    averages: dict[str, list[ImageAverage]] = {}
+    for name, metric in CURVES.items():
+        tables = [table for each in common if (table := metric.table(each)) is not None]
+        if len(tables) == len(common):
+            found = [average(values, resamples, norms) for values, norms in tables]
+            averages[name] = found = [each.square_root() for each in found] if metric.is_ratio else found
+            known = common[0].zero if metric.known_at_zero else None
+            curves[name] = two_level_curve(found, settings, largest=metric.largest, known=known)
     numbers: dict[str, Estimate] = {}
-    for more_curves, more_numbers in (
-        _rightness(responses, complete, resamples, settings),
-        _stability(complete, resamples, settings),
-        _error(complete, resamples, settings),
-    ):
-        curves.update(more_curves)
-        numbers.update(more_numbers)
-    skipped = (shift for shift, done in zip(responses.shifts, responses.complete.tolist(), strict=True) if not done)
+    by_seed: dict[str, tuple[float, ...]] = {}
+    for name, metric in NUMBERS.items():
+        if metric.curve in curves and all(metric.has_cases(each) for each in common):
+            pairs = zip(common, averages[metric.curve], strict=True)
+            found = [number_average(metric, each, resamples, curve) for each, curve in pairs]
+            line = two_level_curve(found, settings, largest=CURVES[metric.curve].largest)
+            numbers[name] = Estimate(line.values[0], line.lower[0], line.upper[0], confidence, line.method)
+            by_seed[name] = tuple(each.values.item() for each in found)
+    deviations = {name: stdev(values) for name, values in by_seed.items() if len(values) > 1}
+    warning = None
+    if len(responses) < MINIMUM_SEEDS:
+        warning = f"{len(responses)} of at least {MINIMUM_SEEDS} seeds: intervals are for these seeds and other images"
+    metrics = _metrics(responses[0], common[0], curves, numbers, confidence)
+    return SeedMetrics(len(responses), metrics, by_seed, deviations, warning)
+
+
+def number_average(
+    metric: NumberMetric, responses: Responses, resamples: ImageResamples, curve: ImageAverage
+) -> ImageAverage:
+    """A number that the responses define, of one row, with its draws; `curve` is the average that it is made of."""
+    if metric.is_extreme:
+        ends = torch.aminmax(curve.values[None], dim=1), torch.aminmax(curve.draws, dim=1)
+        value, draws = (end.min if metric.over == "lowest" else end.max for end in ends)
+        row = int((curve.values == value).nonzero()[0])
+        return ImageAverage(value, curve.influence[row][None], draws[:, None])
+    if not metric.is_share:
+        return _mean_over_shifts(responses, curve)
+    values, weights = metric.of_images(responses)
+    if weights is None:
+        return average(values[None], resamples)
+    return average((values * weights)[None], resamples, weights[None])
+
+
+def _mean_over_shifts(responses: Responses, curve: ImageAverage) -> ImageAverage:
+    """The mean of a curve over all shifts but zero."""
+    weights = torch.zeros(1, len(responses.shifts), dtype=torch.float64)
+    weights[0, responses.moved] = 1 / len(responses.moved)
+    return curve.combine(weights)
+
+
+def _metrics(
+    responses: Responses,
+    complete: Responses,
+    curves: dict[str, Curve],
+    numbers: dict[str, Estimate],
+    confidence: float,
+) -> Metrics:
+    done = set(complete.shifts)
+    skipped = tuple(shift for shift in responses.shifts if shift not in done)
     return Metrics(
         responses.movement,
         responses.output,
         responses.num_images,
         complete.shifts,
-        tuple(skipped),
+        skipped,
         curves,
         numbers,
         confidence,
     )
-
-
-def _rightness(
-    responses: Responses, complete: Responses, resamples: ImageResamples, settings: BootstrapSettings
-) -> _Parts:
-    """What needs labels: accuracy and loss."""
-    curves: dict[str, Curve] = {}
-    numbers: dict[str, Estimate] = {}
-    if complete.correct is not None:
-        curves["accuracy"] = share_curve(complete.correct, settings)
-        numbers["accuracy"] = estimate_share(complete.correct[complete.zero], settings.confidence)
-        numbers["minimum_accuracy"] = lowest_of(curves["accuracy"], settings.confidence)
-        numbers["worst_shift_accuracy"] = estimate_share(right_at_every_shift(responses), settings.confidence)
-    if complete.loss is not None:
-        curves["loss"] = magnitude_curve(
-            average(complete.loss.to(torch.float64), resamples), resamples, settings.confidence
-        )
-    return curves, numbers
-
-
-def _stability(complete: Responses, resamples: ImageResamples, settings: BootstrapSettings) -> _Parts:
-    """What compares the answers at a shift with those without."""
-    curves: dict[str, Curve] = {}
-    numbers: dict[str, Estimate] = {}
-    moved = moved_rows(complete)
-    if complete.predictions is not None:
-        agrees = agreement(complete)
-        curves["agreement"] = share_curve(agrees, settings, known=complete.zero)
-        if moved:
-            shares = agrees[moved].to(torch.float64).mean(dim=0)
-            consistency = estimate_mean_share(average(shares[None], resamples), settings.confidence)
-            numbers["consistency"] = consistency
-            numbers["flip_rate"] = replace(
-                consistency, value=1 - consistency.value, lower=1 - consistency.upper, upper=1 - consistency.lower
-            )
-            right = complete.correct[complete.zero] if complete.correct is not None else None
-            if right is not None and bool(right.any()):
-                # Images that are right unmoved are a sample of all such images, and are resampled among themselves.
-                of_right = average(shares[right][None], ImageResamples(int(right.sum()), settings))
-                numbers["consistency_when_right"] = estimate_mean_share(of_right, settings.confidence)
-    for name, table, largest in (
-        ("probability_change", complete.probability_change, 1.0),
-        ("divergence", complete.divergence, sys.float_info.max),
-    ):
-        if table is not None:
-            values = table.to(torch.float64)
-            curves[name] = magnitude_curve(average(values, resamples), resamples, settings.confidence, largest=largest)
-            if moved:
-                mean = average(values[moved].mean(dim=0)[None], resamples)
-                numbers[name] = estimate_magnitude(mean, settings.confidence)
-    return curves, numbers
-
-
-def _error(complete: Responses, resamples: ImageResamples, settings: BootstrapSettings) -> _Parts:
-    """How far the outputs are from moving along, or from staying."""
-    squares = errors(complete)
-    if squares is None:
-        return {}, {}
-    square = average_ratio(*squares, resamples)
-    curve = magnitude_curve(square, resamples, settings.confidence, power=0.5)
-    moved = moved_rows(complete)
-    if not moved:
-        return {"error": curve}, {}
-    weights = torch.zeros(1, len(complete.shifts), dtype=torch.float64)
-    weights[0, moved] = 1 / len(moved)
-    mean = estimate_magnitude(square_root(square).combine(weights), settings.confidence)
-    return {"error": curve}, {"mean_error": mean, "maximum_error": highest_of(curve, settings.confidence)}

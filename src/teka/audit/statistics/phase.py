@@ -1,7 +1,7 @@
-"""Which stride explains how a number varies over the shifts."""
+"""Error by phase: does a model answer otherwise at shifts that are no multiples of its stride?"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,16 +9,37 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.measure.responses import Responses
-from teka.audit.statistics.image_values import agreement, errors, moved_rows
-from teka.audit.statistics.phases import PHASE_VALUES, sort_by_phase
+from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
+from teka.audit.statistics.estimate import BootstrapSettings, Estimate, Saved
+from teka.audit.statistics.intervals import estimate_magnitude, estimate_mean_share
+from teka.audit.statistics.metrics import CURVES
 from teka.errors import unknown_name, wrong_value
 
+PHASE_VALUES = ("error", "accuracy", "agreement")
+"""Curves of which the values are told apart by phase."""
 # Strides that explain nearly as much as the best are multiples of what is sought, or it.
 _NEARLY = 0.9
 
 
 @dataclass(frozen=True)
-class StrideChoice:
+class PhaseTable(Saved):
+    """Means over the shifts of each phase, (dy mod stride, dx mod stride), without the zero shift.
+
+    Args:
+        stride: The stride along each axis.
+        phases: The phases of the shifts, in ascending order.
+        num_shifts: Number of shifts of each phase.
+        values: Of `PHASE_VALUES`, those that are defined: the mean over the shifts of each phase.
+    """
+
+    stride: tuple[int, ...]
+    phases: tuple[tuple[int | float, ...], ...]
+    num_shifts: tuple[int, ...]
+    values: dict[str, tuple[Estimate, ...]]
+
+
+@dataclass(frozen=True)
+class StrideChoice(Saved):
     """Which stride explains how a number varies over the shifts.
 
     Args:
@@ -35,14 +56,79 @@ class StrideChoice:
     number: str
     shares: dict[int, float]
 
-    def to_dict(self) -> dict[str, object]:
-        """The choice, ready for JSON, which has no whole numbers as keys."""
-        return {**vars(self), "shares": [[stride, share] for stride, share in self.shares.items()]}
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> "StrideChoice":
-        """What `to_dict` wrote."""
-        return cls(**{**content, "shares": dict(map(tuple, content["shares"]))})  # pyright: ignore
+def error_by_phase(
+    responses: Responses,
+    stride: int | Sequence[int],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> PhaseTable:
+    """Means of error, accuracy and agreement over the shifts of each phase, with intervals by bootstrap over images.
+
+    A model of stride r, such as one of r × r patches, sees an image moved by a multiple of r on the same grid, and any
+    other shift on a grid that lies otherwise over the content: what it gets wrong depends on (dy mod r, dx mod r).
+
+    Args:
+        responses: What the model answered. Shifts that are not complete are left out, and so is the zero shift, at
+            which error and agreement are known.
+        stride: The stride r, one for all axes or one for each.
+        confidence: Of every interval, between 0 and 1.
+        num_resamples: Resamples of the bootstrap.
+        seed: Their seed.
+
+    Raises:
+        ValueError: A stride below 1, or not one for each axis; no shift but zero that is complete; a confidence outside
+            (0, 1); or too few resamples for it.
+    """
+    settings = BootstrapSettings(confidence, num_resamples, seed)
+    complete = responses.take_complete()
+    shifts = [complete.shifts[row] for row in complete.moved]
+    num_axes = len(complete.shifts[0])
+    strides = (stride,) * num_axes if isinstance(stride, int) else tuple(stride)
+    if len(strides) != num_axes or min(strides) < 1:
+        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
+    if not shifts:
+        raise wrong_value("responses", "complete at the zero shift only", "other shifts, to be sorted by phase")
+    phases, members = sort_by_phase(shifts, strides)
+    weights = members / members.sum(dim=1, keepdim=True)
+    resamples = ImageResamples(complete.num_images, settings)
+    values: dict[str, tuple[Estimate, ...]] = {}
+    for name in PHASE_VALUES:
+        table = CURVES[name].table(complete)
+        if table is None:
+            continue
+        found = table[0][complete.moved].to(torch.float64)
+        if table[1] is not None:
+            by_phase = average(found, resamples, table[1][complete.moved]).square_root().combine(weights)
+        else:
+            by_phase = average(weights @ found, resamples)
+        estimate = estimate_mean_share if CURVES[name].is_share else estimate_magnitude
+        values[name] = tuple(estimate(row, confidence) for row in _rows(by_phase))
+    return PhaseTable(strides, phases, tuple(int(count) for count in members.sum(dim=1)), values)
+
+
+def _rows(average: ImageAverage) -> list[ImageAverage]:
+    columns = zip(average.values, average.influence, average.draws.T, strict=True)
+    return [ImageAverage(value[None], influence[None], draws[:, None]) for value, influence, draws in columns]
+
+
+def sort_by_phase(
+    shifts: Sequence[tuple[int | float, ...]], strides: tuple[int, ...]
+) -> tuple[tuple[tuple[int | float, ...], ...], Float[Tensor, "phases shifts"]]:
+    """The phases (dy mod stride, dx mod stride) in ascending order; and 1 where a shift has a phase, else 0."""
+
+    def phase(step: int | float, stride: int) -> int | float:
+        # Fractions such as 0.1 and 1.1 have one phase, but for rounding.
+        return step % stride if isinstance(step, int) else round(step % stride, 9) % stride
+
+    of_shifts = [tuple(phase(step, stride) for step, stride in zip(shift, strides, strict=True)) for shift in shifts]
+    phases = tuple(sorted(set(of_shifts)))
+    members = torch.zeros(len(phases), len(shifts), dtype=torch.float64)
+    for column, each in enumerate(of_shifts):
+        members[phases.index(each), column] = 1.0
+    return phases, members
 
 
 def best_stride(
@@ -83,10 +169,14 @@ def best_stride(
         raise wrong_value("candidates", candidates, "strides of at least 2")
     if num_permutations < 1:
         raise wrong_value("num_permutations", num_permutations, "at least 1")
+    if number not in PHASE_VALUES:
+        raise unknown_name("number", number, PHASE_VALUES)
     complete = responses.take_complete()
-    moved = moved_rows(complete)
-    values = _by_shift(complete, number)[moved]
-    shifts = [complete.shifts[row] for row in moved]
+    by_shift = CURVES[number].values(complete)
+    if by_shift is None:
+        raise wrong_value("number", number, "one that the responses define")
+    values = by_shift[complete.moved]
+    shifts = [complete.shifts[row] for row in complete.moved]
     nothing = StrideChoice(None, 0.0, 1.0, number, {})
     if len(shifts) < 2:
         return nothing
@@ -117,21 +207,6 @@ def best_stride(
         return StrideChoice(None, 0.0, p_value, number, observed)
     stride = next(stride for stride, share in observed.items() if share >= _NEARLY * largest[0].item())
     return StrideChoice(stride, observed[stride], p_value, number, observed)
-
-
-def _by_shift(complete: Responses, number: str) -> Float[Tensor, " shifts"]:
-    if number not in PHASE_VALUES:
-        raise unknown_name("number", number, PHASE_VALUES)
-    if number == "error":
-        squares = errors(complete)
-        values = None if squares is None else (squares[0].sum(dim=1) / squares[1].sum(dim=1)).sqrt()
-    elif number == "accuracy":
-        values = None if complete.correct is None else complete.correct.to(torch.float64).mean(dim=1)
-    else:
-        values = None if complete.predictions is None else agreement(complete).to(torch.float64).mean(dim=1)
-    if values is None:
-        raise wrong_value("number", number, "one that the responses define")
-    return values
 
 
 def _trend(shifts: Sequence[tuple[int | float, ...]]) -> Float[Tensor, "shifts terms"]:

@@ -1,13 +1,24 @@
 import dataclasses
+import itertools
 import json
 
 import pytest
 import torch
 from scipy import stats
 
-from teka.audit.statistics.compare_responses import BONETT_PRICE_IMAGES, compare_responses
-from teka.audit.statistics.comparison import COMPARED_CURVES, COMPARED_NUMBERS, Comparison
+from teka.audit.statistics.comparison import (
+    BONETT_PRICE_IMAGES,
+    COMPARED_CURVES,
+    COMPARED_NUMBERS,
+    Comparison,
+    compare_responses,
+    holm_adjust,
+    mcnemar_test,
+    paired_interval,
+    sign_flip_test,
+)
 from teka.audit.statistics.summarize import summarize
+from teka.codec import decode, encode
 
 SHIFTS = tuple((0, step) for step in range(-2, 3))
 
@@ -129,4 +140,88 @@ def test_other_images_and_no_flips_are_refused(pair):
 
 def test_the_comparison_survives_json(pair):
     comparison = compare_responses(*pair, num_resamples=100, num_flips=99)
-    assert Comparison.from_dict(json.loads(json.dumps(comparison.to_dict(), allow_nan=False))) == comparison
+    assert decode(Comparison, json.loads(json.dumps(encode(comparison), allow_nan=False))) == comparison
+
+
+def test_the_p_value_is_that_of_the_binomial_test():
+    first, second = torch.tensor([0, 1, 5, 9, 3000]), torch.tensor([0, 7, 5, 0, 3141])
+    p_values = mcnemar_test(first, second).tolist()
+    assert p_values[0] == 1.0
+    for p_value, ours, theirs in list(zip(p_values, first.tolist(), second.tolist(), strict=True))[1:]:
+        assert p_value == pytest.approx(stats.binomtest(ours, ours + theirs).pvalue, rel=1e-9)
+
+
+def test_the_interval_is_the_formula_worked_out_by_hand():
+    # a = 9/102, b = 4/102, d = 5/102, half = 1.96 √((13/102 − 25/102²) / 102)
+    lower, upper = paired_interval(torch.tensor([8]), torch.tensor([3]), 100, 1.96)
+    half = 1.96 * ((13 / 102 - (5 / 102) ** 2) / 102) ** 0.5
+    assert lower.item() == pytest.approx(5 / 102 - half)
+    assert upper.item() == pytest.approx(5 / 102 + half)
+
+
+def test_swapping_the_two_mirrors_the_interval_and_keeps_the_p_value():
+    first, second = torch.tensor([0, 4, 20]), torch.tensor([0, 13, 1])
+    lower, upper = paired_interval(first, second, 50, 2.0)
+    torch.testing.assert_close(paired_interval(second, first, 50, 2.0), (-upper, -lower))
+    torch.testing.assert_close(mcnemar_test(first, second), mcnemar_test(second, first))
+
+
+@pytest.mark.parametrize("quantile", [0.1, 1.96, 4.0])
+def test_the_interval_holds_what_was_observed_and_never_leaves_its_range(quantile):
+    first, second = torch.tensor([0, 10, 0, 5]), torch.tensor([0, 0, 10, 5])
+    lower, upper = paired_interval(first, second, 10, quantile)
+    observed = (first - second) / 10
+    assert (lower >= -1).all()
+    assert (lower <= observed).all()
+    assert (observed <= upper).all()
+    assert (upper <= 1).all()
+    assert (lower < upper).all()
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    generator = torch.Generator().manual_seed(0)
+    for share_first, share_second in ((0.1, 0.1), (0.05, 0.01), (0.3, 0.15)):
+        cell = torch.rand(4000, 60, generator=generator)
+        first, second = (cell < share_first).sum(dim=1), (cell > 1 - share_second).sum(dim=1)
+        lower, upper = paired_interval(first, second, 60, 1.96)
+        truth = share_first - share_second
+        covered = ((lower <= truth) & (truth <= upper)).double().mean().item()
+        assert 0.935 < covered < 0.99
+
+
+def test_an_example_by_hand():
+    adjusted = holm_adjust(torch.tensor([0.01, 0.04, 0.03, 0.005], dtype=torch.float64))
+    # Sorted: 0.005 · 4, 0.01 · 3, 0.03 · 2, then 0.04 · 1, which may not be below the one before.
+    assert adjusted.tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_one_test_is_left_as_it_is_and_none_exceeds_one():
+    assert holm_adjust(torch.tensor([0.3])).tolist() == pytest.approx([0.3])
+    assert holm_adjust(torch.full((7,), 0.5)).tolist() == [1.0] * 7
+
+
+def test_it_tends_to_the_share_of_all_flips():
+    differences = torch.randn(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 0.4
+    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=9)), dtype=torch.float64)
+    sums = (signs @ differences.T).abs()
+    exact = (sums >= differences.sum(dim=1).abs() - 1e-9).double().mean(dim=0)
+    torch.testing.assert_close(sign_flip_test(differences, num_flips=40000, seed=0), exact, rtol=0, atol=0.01)
+
+
+def test_no_difference_has_p_one_and_a_clear_one_the_smallest_there_is():
+    assert sign_flip_test(torch.zeros(1, 20, dtype=torch.float64), num_flips=99, seed=0).item() == 1.0
+    assert sign_flip_test(torch.ones(1, 50, dtype=torch.float64), num_flips=99, seed=0).item() == pytest.approx(0.01)
+
+
+def test_the_scale_does_not_matter_nor_the_direction():
+    differences = torch.rand(1, 31, dtype=torch.float64) - 0.4
+    p_values = [sign_flip_test(factor * differences, num_flips=500, seed=3).item() for factor in (1.0, -1e-9, 1e6)]
+    assert p_values[0] == p_values[1] == p_values[2]
+
+
+def test_without_a_difference_p_values_are_uniform():
+    differences = torch.randn(300, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    p_values = sign_flip_test(differences, num_flips=999, seed=1)
+    for level in (0.05, 0.5):
+        # Three standard deviations of the share of 300 tests.
+        assert abs((p_values <= level).double().mean().item() - level) < 3 * (level * (1 - level) / 300) ** 0.5

@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import torch
 
+from teka.audit.measure.responses import check_same_images, take_common
 from teka.audit.movement import Movement
-from teka.audit.statistics.image_values import check_same_images, errors, is_decided, right_at_every_shift, take_common
 
 SHIFTS = ((0, 0), (0, 1), (1, 0))
 
@@ -46,16 +46,16 @@ def test_another_number_of_images_is_refused(plain, respond):
 
 
 def test_an_image_is_decided_by_one_wrong_answer(plain):
-    assert is_decided(without(plain, 1, 2))
-    assert not is_decided(without(plain, 1, 0))
-    assert right_at_every_shift(without(plain, 1, 2)).tolist() == [True, True, False, True]
+    assert without(plain, 1, 2).is_decided
+    assert not without(plain, 1, 0).is_decided
+    assert without(plain, 1, 2).correct_at_every_shift.tolist() == [True, True, False, True]
 
 
 def test_errors_without_a_norm_are_none_and_nothing_against_nothing_is_no_error(plain):
     norm = torch.ones(3, 4)
     norm[1] = 0
-    squares = errors(dataclasses.replace(plain, norm_squared=norm))
+    squares = dataclasses.replace(plain, norm_squared=norm).errors
     assert squares is not None
     assert not squares[0].any()
     assert squares[1][1].tolist() == [1.0] * 4
-    assert errors(dataclasses.replace(plain, norm_squared=norm, error_squared=torch.ones(3, 4))) is None
+    assert dataclasses.replace(plain, norm_squared=norm, error_squared=torch.ones(3, 4)).errors is None
