@@ -20,6 +20,7 @@ from teka.audit.presets import PRESETS
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shifts import axis_shifts, square_shifts
+from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Parser
 from teka.errors import unknown_name, wrong_value
 from teka.files import check_output, make_directory, write_json
@@ -63,7 +64,8 @@ def make_parser() -> Parser:
 
 def model_help() -> str:
     """What names a model, and that a file of one's own is executed."""
-    return f"One of: {'; '.join(FORMS)}. Nothing is unpickled; module.py is executed, with all your rights."
+    forms = (*(one.form for one in OWN_LOADERS), *FORMS)
+    return f"One of: {'; '.join(forms)}. Nothing is unpickled; module.py is executed, with all your rights."
 
 
 def add_options(parser: Parser) -> None:
@@ -292,7 +294,13 @@ def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) 
     Raises:
         ValueError: A model or data that cannot be read or do not fit each other.
     """
-    subject = load(model, input_size=options.input_size, device=options.device, data_dir=options.data_dir)
+    subject = load(
+        model,
+        input_size=options.input_size,
+        device=options.device,
+        data_dir=options.data_dir,
+        loaders=OWN_LOADERS,
+    )
     return make_case(
         subject,
         options.data,

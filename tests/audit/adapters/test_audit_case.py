@@ -8,6 +8,7 @@ from torch import nn
 from teka.audit.adapters import Preprocessing, Subject, load
 from teka.audit.adapters.audit_case import make_case, place_for_modes
 from teka.audit.settings import AuditSettings
+from teka.cli.own_models import OWN_LOADERS
 from teka.data import load as load_data
 
 SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
@@ -37,10 +38,10 @@ def arrays(tmp_path):
 
 
 def test_a_model_of_this_library_gets_data_as_its_training_did():
-    case = make_case(load("mnist"), "digits", SETTINGS, num_images=7)
+    case = make_case(load("mnist", loaders=OWN_LOADERS), "digits", SETTINGS, num_images=7)
     assert case.images.shape == (7, 1, 16, 16)
     assert case.caveats == ()
-    every = make_case(load("digits"), "digits", SETTINGS)
+    every = make_case(load("digits", loaders=OWN_LOADERS), "digits", SETTINGS)
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
     assert every.class_names == tuple("0123456789")
     assert "360 of 360 test images of digits, 16 × 16" in every.description

@@ -1,59 +1,111 @@
 import shutil
+import sys
 
 import pytest
 import torch
+from torch import nn
 
-from teka.audit.adapters import FORMS, load
-from teka.models import ModelConfig, save
+from teka.audit.adapters import FORMS, Loader, Subject, load
+from teka.audit.adapters.load import load_factory
+
+SOURCE = """
+import torch
+from torch import nn
+from beside import WIDTH
+from teka.audit.adapters import Preprocessing, Subject
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, WIDTH)).train()
+
+def function():
+    return lambda images: images.sum(dim=(2, 3))
+
+def subject():
+    return Subject("mine", "factory", lambda images: images, transform=Preprocessing(1, (3, 3)))
+
+def number():
+    return 7
+
+def fails():
+    raise KeyError("weights")
+"""
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (tmp_path / "beside.py").write_text("WIDTH = 4\n")
+    (tmp_path / "mine.py").write_text(SOURCE)
+    yield tmp_path / "mine.py"
+    sys.modules.pop("beside", None)
 
 
-def test_every_form_is_told_by_its_look(vit_folder, here):
-    shutil.copytree(vit_folder, here / "vit")
-    (here / "mine.py").write_text("import torch\n\ndef make():\n    return torch.nn.Flatten().eval()\n")
-    config = ModelConfig("resnet18", (8, 8), 1, 3)
-    save(config.make_model(), here / "digits", config)
-    kinds = {spec: load(spec).kind for spec in ("digits", "./digits", "vit", "transformers:vit", "mine.py:make")}
-    assert list(kinds.values()) == ["teka model file", "teka model file", "transformers", "transformers", "factory"]
-    assert load("digits").num_classes == 10
-    assert load("./digits").num_classes == 3
+def test_every_form_is_told_by_its_look(vit_folder, file):
+    shutil.copytree(vit_folder, file.parent / "vit")
+    kinds = [load(spec).kind for spec in ("vit", "transformers:vit", "mine.py:network")]
+    assert kinds == ["transformers", "transformers", "factory"]
 
 
-def test_the_number_of_classes_is_held():
-    assert load("digits", num_classes=10).num_classes == 10
-    with pytest.raises(ValueError, match="a model of 4 classes, as the data have; it has 10"):
-        load("digits", num_classes=4)
+def test_further_loaders_are_asked_first_and_the_number_of_classes_is_held(file):
+    made = Subject("seven", "mine", lambda images: images, num_classes=7)
+    loader = Loader("a number", str.isdigit, lambda spec, size, device, data_dir: made)
+    assert load("7", num_classes=7, loaders=[loader]) is made
+    with pytest.raises(ValueError, match="a model of 4 classes, as the data have; it has 7"):
+        load("7", num_classes=4, loaders=[loader])
+    with pytest.raises(ValueError, match="one of: a number;") as caught:
+        load("seven", loaders=[loader])
+    assert all(form in str(caught.value) for form in FORMS)
 
 
-@pytest.mark.parametrize("size", [16, (16, 16)])
-def test_the_size_that_a_model_was_made_for_may_be_said(size):
-    assert load("digits", input_size=size).input_size == (16, 16)
-
-
-def test_another_size_is_refused():
-    with pytest.raises(ValueError, match=r"input_size is 20, expected \(16, 16\)"):
-        load("digits", input_size=20)
-
-
-def test_an_impossible_device_is_one_line():
-    for device in ("warp", "cuda:99"):
+def test_an_impossible_device_is_one_line(file):
+    for device in ("warp", "cuda:99", "meta"):
         with pytest.raises(ValueError, match=f"device is '{device}'") as caught:
-            load("digits", device=device)
+            load("mine.py:function", device=device)
         assert "\n" not in str(caught.value)
 
 
-def test_a_file_of_weights_alone_is_refused_and_not_opened(here):
-    torch.save({"weights": torch.ones(1)}, here / "model.pt")
+def test_a_file_of_weights_alone_is_refused_and_not_opened(tmp_path):
+    torch.save({"weights": torch.ones(1)}, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="a file of weights alone"):
-        load("model.pt")
+        load(str(tmp_path / "model.pt"))
 
 
-def test_anything_else_gets_the_list_of_forms():
-    with pytest.raises(ValueError, match="one of") as caught:
-        load("dgits")
-    assert all(form in str(caught.value) for form in FORMS)
+def test_a_module_of_a_function_is_taken_in_the_mode_it_comes_in_and_the_import_path_left(file):
+    before = list(sys.path)
+    subject = load_factory(f"{file}:network", input_size=(2, 3))
+    assert sys.path == before
+    assert subject.name == "mine:network"
+    assert isinstance(subject.module, nn.Sequential)
+    assert subject.module.training
+    assert (subject.input_size, subject.in_channels) == ((2, 3), None)
+    answer = subject.function(torch.rand(5, 1, 2, 3))
+    assert isinstance(answer, torch.Tensor)
+    assert tuple(answer.shape) == (5, 4)
+
+
+def test_a_callable_and_a_subject_will_do(file):
+    assert load_factory(f"{file}:function").module is None
+    subject = load_factory(f"{file}:subject")
+    assert (subject.name, subject.transform.resize) == ("mine", (3, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("number", "not int"),
+        ("fails", "raised KeyError"),
+        ("netwrok", "it has .*network"),
+        ("", "path/module.py:function"),
+    ],
+)
+def test_what_makes_no_model_is_an_error(file, name, said):
+    with pytest.raises(ValueError, match=said):
+        load_factory(f"{file}:{name}")
+
+
+def test_a_file_that_does_not_run_or_is_not_there_is_an_error(tmp_path):
+    (tmp_path / "bad.py").write_text("import no_such_package_as_this")
+    with pytest.raises(ValueError, match="raised ModuleNotFoundError"):
+        load_factory(f"{tmp_path / 'bad.py'}:model")
+    with pytest.raises(ValueError, match="an existing file"):
+        load_factory(f"{tmp_path / 'absent.py'}:model")

@@ -13,7 +13,6 @@ from teka.audit.adapters.audit_images import AuditImages, load_images
 from teka.audit.adapters.match_labels import match_labels
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Subject
-from teka.audit.adapters.teka_model import TEKA_KINDS
 from teka.audit.caveats import Caveat, resized
 from teka.audit.settings import AuditSettings
 from teka.checks import height_and_width
@@ -87,7 +86,7 @@ def make_case(
     """
     if shift not in RESIZING:
         raise wrong_value("shift", shift, f"one of {', '.join(RESIZING)}")
-    if image_size is None and subject.kind in TEKA_KINDS and not data.endswith(".npz"):
+    if image_size is None and subject.loads_at_input_size and not data.endswith(".npz"):
         image_size = subject.input_size
     if shift == "before":
         transform, settings = Preprocessing(subject.transform.in_channels), settings

@@ -1,103 +1,128 @@
 """Any model by a name or a path."""
 
+import importlib.util
 import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from teka.audit.adapters.subject import Subject
-from teka.errors import wrong_value
-from teka.files import read_json
-from teka.models import PRETRAINED
+from teka.audit.adapters.onnx_model import load_onnx
+from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.subject import Size, Subject, subject_of_module
+from teka.audit.adapters.timm_and_torchvision import load_timm, load_torchvision
+from teka.audit.adapters.transformers_model import load_transformers
+from teka.checks import height_and_width
+from teka.errors import FOREIGN, wrong_value
 
-FORMS = (
-    "the folder of a teka run or of a model file",
-    f"a model that comes with teka ({', '.join(PRETRAINED)})",
-    "a folder or hub id (owner/name, or transformers:ID) of transformers",
-    "timm:NAME",
-    "torchvision:NAME",
-    "a file.onnx",
-    "path/module.py:function",
-)
 _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz")
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A family of models that `load` knows.
+
+    Args:
+        form: How they are named, in words.
+        fits: Whether a name is one of them.
+        read: The model of a name, of an input size and on a device that may be None, with the folder of its data set's
+            files or None.
+    """
+
+    form: str
+    fits: Callable[[str], bool]
+    read: Callable[[str, Size, torch.device | str | None, str | None], Subject]
 
 
 def load(
     spec: str,
     *,
-    input_size: int | tuple[int, int] | None = None,
+    input_size: Size = None,
     num_classes: int | None = None,
     device: torch.device | str | None = None,
     data_dir: str | None = None,
+    loaders: Sequence[Loader] = (),
 ) -> Subject:
     """The model that a name or a path stands for, ready to be audited.
 
     Nothing is unpickled. Only "path/module.py:function" runs code that is not of an installed library.
 
     Args:
-        spec: One of `FORMS`. A path that exists is meant before anything else, except that the models that come with
-            teka go before folders of their names: write ./mnist for those.
+        spec: One of `FORMS`, or what a further loader takes. A path that exists is meant before anything else.
         input_size: Size of the model's images, one side or (height, width), for models that take any.
         num_classes: Number of classes that the model must have; None takes any.
         device: Where it runs; None is the CPU.
-        data_dir: Folder with the data set's files of a teka run, if it has moved.
+        data_dir: Folder with the data set's files, for loaders of models that know their data.
+        loaders: Loaders that are asked before those of this library.
 
     Raises:
         ImportError: A library that is needed is not installed; the message says what to install.
         ValueError: No such model, one that cannot be read, or one of another size or number of classes.
     """
     _check_device(device)
-    subject = _load(spec, input_size, device, data_dir)
+    known = (*loaders, *LOADERS)
+    loader = next((one for one in known if one.fits(spec)), None)
+    if loader is None:
+        expected = f"one of: {'; '.join(one.form for one in known)}"
+        if Path(spec).suffix in _WEIGHTS:
+            expected = "a model: a file of weights alone does not say what they are for; write path/module.py:function"
+        raise wrong_value("model", spec, expected)
+    subject = loader.read(spec, input_size, device, data_dir)
     if num_classes is not None and subject.num_classes not in (None, num_classes):
         expected = f"a model of {num_classes} classes, as the data have; it has {subject.num_classes}"
         raise wrong_value("model", spec, expected)
     return subject
 
 
-def _load(
-    spec: str, input_size: int | tuple[int, int] | None, device: torch.device | str | None, data_dir: str | None
-) -> Subject:
-    # Each reader is imported when it is needed: together they need nearly every extra.
-    prefix, _, rest = spec.partition(":")
-    if prefix == "timm" and rest:
-        from teka.audit.adapters.timm_model import load_timm
+def load_factory(spec: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
+    """What a function in a Python file makes, "path/module.py:function". The file is executed, with all rights.
 
-        return load_timm(rest, input_size=input_size, device=device)
-    if prefix == "torchvision" and rest:
-        from teka.audit.adapters.torchvision_model import load_torchvision
+    The function is called without arguments, with the file's folder importable as when the file is run. It returns a
+    `torch.nn.Module`, which is left in the mode it comes in, or any callable of images (B, C, H, W) in [0, 1], or a
+    `Subject` for full say over preprocessing.
+    """
+    path, _, name = spec.rpartition(":")
+    file = Path(path).expanduser()
+    if not (path.endswith(".py") and file.is_file() and name):
+        raise wrong_value("model", spec, "path/module.py:function, an existing file")
+    made = _make(file, name)
+    if isinstance(made, Subject):
+        return made
+    size = None if input_size is None else height_and_width("input_size", input_size)
+    transform, label = Preprocessing(resize=size), f"{file.stem}:{name}"
+    if isinstance(made, nn.Module):
+        return subject_of_module(made, label, "factory", transform, size, device)
+    if not callable(made):
+        raise wrong_value("model", spec, f"a function that returns a module or a callable, not {type(made).__name__}")
+    return Subject(label, "factory", made, input_size=size, transform=transform)
 
-        return load_torchvision(rest, input_size=input_size, device=device)
-    if re.search(r"\.py:[^/]*$", spec):
-        from teka.audit.adapters.factory import load_factory
 
-        return load_factory(spec, input_size=input_size, device=device)
-    if spec.endswith(".onnx"):
-        from teka.audit.adapters.onnx_model import load_onnx
-
-        return load_onnx(spec, input_size=input_size, device=device)
-    folder = Path(spec).expanduser()
-    if spec in PRETRAINED or _is_model_file(folder):
-        from teka.audit.adapters.teka_model import load_model_file
-
-        return _of_size(load_model_file(spec, device=device), input_size)
-    if (folder / "run.json").is_file():
-        from teka.audit.adapters.teka_model import load_run
-
-        return _of_size(load_run(folder, data_dir=data_dir, device=device), input_size)
-    if prefix == "transformers" or (folder / "config.json").is_file() or _is_hub_id(spec):
-        from teka.audit.adapters.transformers_model import load_transformers
-
-        source = rest if prefix == "transformers" else str(folder) if folder.is_dir() else spec
-        return load_transformers(source, input_size=input_size, device=device)
-    if folder.suffix in _WEIGHTS:
-        expected = "a model: a file of weights alone does not say what they are for; write path/module.py:function"
-        raise wrong_value("model", spec, expected)
-    raise wrong_value("model", spec, f"one of: {'; '.join(FORMS)}")
+def _make(file: Path, name: str) -> object:
+    described = importlib.util.spec_from_file_location(f"teka_audited_{file.stem}", file)
+    if described is None or described.loader is None:
+        raise wrong_value("model", str(file), "a Python file")
+    module = importlib.util.module_from_spec(described)
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    sys.modules[described.name] = module  # as dataclasses and pickles of the file look there
+    try:
+        described.loader.exec_module(module)
+        factory: Callable[[], object] | None = getattr(module, name, None)
+        if callable(factory):
+            return factory()
+    # Whatever the user's code raises is named with the file; an interrupt goes through.
+    except FOREIGN as error:
+        raise ValueError(f"{file}:{name} raised {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(folder)
+    defined = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+    raise wrong_value("model", f"{file}:{name}", f"a function of the file; it has {', '.join(defined) or 'none'}")
 
 
 def _check_device(device: torch.device | str | None) -> None:
-    if device is None:
-        return
     if str(device).startswith("meta"):
         raise wrong_value("device", str(device), "a device that computes")
     try:
@@ -108,18 +133,39 @@ def _check_device(device: torch.device | str | None) -> None:
         raise wrong_value("device", str(device), f"a device that torch can use ({reason})") from error
 
 
-def _is_model_file(folder: Path) -> bool:
-    config = folder / "config.json"
-    return config.is_file() and "format_version" in read_json(config)
+def _is_transformers(spec: str) -> bool:
+    is_id = not Path(spec).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", spec) is not None and not spec.startswith(".")
+    return spec.startswith("transformers:") or (Path(spec).expanduser() / "config.json").is_file() or is_id
 
 
-def _is_hub_id(spec: str) -> bool:
-    return not Path(spec).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", spec) is not None and not spec.startswith(".")
+def _read_transformers(
+    spec: str, input_size: Size, device: torch.device | str | None, _data_dir: str | None
+) -> Subject:
+    source, folder = spec.removeprefix("transformers:"), Path(spec).expanduser()
+    return load_transformers(str(folder) if folder.is_dir() else source, input_size=input_size, device=device)
 
 
-def _of_size(subject: Subject, input_size: int | tuple[int, int] | None) -> Subject:
-    sizes = (None, subject.input_size)
-    wanted = (input_size, input_size) if isinstance(input_size, int) else input_size
-    if wanted not in sizes:
-        raise wrong_value("input_size", input_size, f"{subject.input_size}, the size that {subject.name} was made for")
-    return subject
+def _after_prefix(prefix: str, read: Callable[..., Subject]) -> Loader:
+    return Loader(
+        f"{prefix}:NAME",
+        lambda spec: spec.startswith(f"{prefix}:") and spec != f"{prefix}:",
+        lambda spec, size, device, _: read(spec.removeprefix(f"{prefix}:"), input_size=size, device=device),
+    )
+
+
+LOADERS = (
+    _after_prefix("timm", load_timm),
+    _after_prefix("torchvision", load_torchvision),
+    Loader(
+        "path/module.py:function",
+        lambda spec: re.search(r"\.py:[^/]*$", spec) is not None,
+        lambda spec, size, device, _: load_factory(spec, input_size=size, device=device),
+    ),
+    Loader(
+        "a file.onnx",
+        lambda spec: spec.endswith(".onnx"),
+        lambda spec, size, device, _: load_onnx(spec, input_size=size, device=device),
+    ),
+    Loader("a folder or hub id (owner/name, or transformers:ID) of transformers", _is_transformers, _read_transformers),
+)
+FORMS = tuple(one.form for one in LOADERS)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from teka.audit.adapters.image_processor import PROCESSOR_FILE, read_processor_file
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.require import require
-from teka.audit.adapters.subject import Subject
+from teka.audit.adapters.subject import Subject, require
 from teka.checks import height_and_width
 from teka.errors import wrong_value
 from teka.files import read_json

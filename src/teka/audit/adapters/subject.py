@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from jaxtyping import Float
@@ -10,6 +12,9 @@ from torch import Tensor, nn
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.measure.checkpoint import weights_hash
 
+# One side or (height, width); None leaves it to the model.
+Size = int | tuple[int, int] | None
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -17,8 +22,7 @@ class Subject:
 
     Args:
         name: What to call it.
-        kind: What it was read from: "teka run", "teka model file", "transformers", "timm", "torchvision", "onnx" or
-            "factory".
+        kind: What it was read from, such as "transformers", "timm", "torchvision", "onnx" or "factory".
         function: Takes images in [0, 1] of the model's channels and size, (B, C, H, W), normalises them, and returns
             what the model says; a `torch.nn.Module` wherever `module` is one.
         module: The model's module; None if it is none.
@@ -29,6 +33,7 @@ class Subject:
         transform: What is done to images before the function sees them, and, as part of it, after.
         weights_hash: SHA-256 of its weights, if they can be read.
         note: What else a reader should know of how it was read, a sentence or "".
+        loads_at_input_size: Whether data sets are loaded at its input size, in whole levels, as its training had them.
     """
 
     name: str
@@ -42,11 +47,14 @@ class Subject:
     transform: Preprocessing = field(default_factory=Preprocessing)
     weights_hash: str | None = None
     note: str = ""
+    loads_at_input_size: bool = False
 
     def taking_unplaced_images(self) -> "Subject":
         """The same model as a function of images as the data have them: `transform.place` becomes a part of it."""
-        function = self.function
-        placing = Placing(self.transform, function) if isinstance(function, nn.Module) else _placing(self)
+        function, place = self.function, self.transform.place
+        # Layers can be looked into only if the function is a module.
+        is_module = isinstance(function, nn.Module)
+        placing = Wrapped(place, function) if is_module else lambda images: function(place(images))
         return replace(self, function=placing, input_size=None, in_channels=None)
 
     def describe(self) -> dict[str, object]:
@@ -64,89 +72,56 @@ class Subject:
         }
 
 
-class Normalized(nn.Module):
-    """A module with the normalisation of its images before it, and its logits taken out of what it returns.
+class Wrapped(nn.Module):
+    """A model with a step before it, and the logits taken out of what it returns."""
 
-    Args:
-        model: The module.
-        transform: Its `normalize` is used.
-    """
-
-    def __init__(self, model: nn.Module, transform: Preprocessing) -> None:
+    def __init__(self, before: Callable[[Tensor], Tensor], model: nn.Module) -> None:
         super().__init__()
-        self.model, self.transform = model, transform
+        self.before, self.model = before, model
         # The mode is the model's own: a wrapper must not hide that it was left in training mode.
         self.training = model.training
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
         """What the model says of images in [0, 1]."""
-        answer = self.model(self.transform.normalize(images))
+        answer = self.model(self.before(images))
         return getattr(answer, "logits", answer)
-
-
-class Placing(nn.Module):
-    """A function of placed images as one of images as the data have them.
-
-    Args:
-        transform: Its `place` is used.
-        function: The function, a module.
-    """
-
-    def __init__(self, transform: Preprocessing, function: nn.Module) -> None:
-        super().__init__()
-        self.transform, self.function = transform, function
-        self.training = function.training
-
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
-        """What the model says of images of any size in [0, 1]."""
-        return self.function(self.transform.place(images))
-
-
-def _placing(subject: Subject) -> Callable[[Tensor], object]:
-    def function(images: Tensor) -> object:
-        return subject.function(subject.transform.place(images))
-
-    return function
 
 
 def subject_of_module(
     module: nn.Module,
-    *,
     name: str,
     kind: str,
     transform: Preprocessing,
     input_size: tuple[int, int] | None,
     device: torch.device | str | None,
+    *,
     class_names: tuple[str, ...] | None = None,
     num_classes: int | None = None,
     note: str = "",
+    loads_at_input_size: bool = False,
 ) -> Subject:
-    """The subject of a module.
-
-    Args:
-        module: The module; it is moved to the device.
-        name: What to call it.
-        kind: What it was read from.
-        transform: What is done to its images.
-        input_size: Height and width of its images; None if it takes any.
-        device: Where it runs; None leaves it.
-        class_names: A name for each class.
-        num_classes: Number of its classes.
-        note: What else a reader should know.
-    """
+    """The subject of a module, which is moved to the device, with the normalisation of its images before it."""
     if device is not None:
         module = module.to(device)
-    function = Normalized(module, transform)
     return Subject(
         name,
         kind,
-        function,
+        Wrapped(transform.normalize, module),
         module,
         input_size,
         transform.in_channels,
         class_names,
-        num_classes,
+        len(class_names) if num_classes is None and class_names is not None else num_classes,
         transform,
         weights_hash(module),
         note,
+        loads_at_input_size,
     )
+
+
+def require(package: str, extra: str) -> ModuleType:
+    """A library that a model comes from, or an error that says what to install."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ImportError(f"this model needs {package}, which cannot be imported: pip install {extra}") from error

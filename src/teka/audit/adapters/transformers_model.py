@@ -13,8 +13,7 @@ import torch
 
 from teka.audit.adapters.image_processor import STEPS, read_processor, read_processor_file
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.require import require
-from teka.audit.adapters.subject import Subject, subject_of_module
+from teka.audit.adapters.subject import Subject, require, subject_of_module
 from teka.checks import height_and_width
 from teka.errors import FOREIGN, wrong_value
 
@@ -68,11 +67,11 @@ def load_transformers(
     size, transform = _input_size(module.config, transform, input_size)
     return subject_of_module(
         module.eval(),
-        name=Path(source).name if Path(source).is_dir() else source,
-        kind=KIND,
-        transform=transform,
-        input_size=size,
-        device=device,
+        Path(source).name if Path(source).is_dir() else source,
+        KIND,
+        transform,
+        size,
+        device,
         class_names=_class_names(module.config),
         num_classes=module.config.num_labels,
         note=note,
