@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from teka.errors import wrong_value
+from teka.errors import nearest, wrong_value
 
 T = TypeVar("T")
 
@@ -91,7 +91,8 @@ def _decode_fields(kind: Any, content: object, where: str) -> Any:
     known = {field.name: field for field in fields(kind) if field.init}
     unknown = [key for key in found if key not in known]
     if unknown:
-        raise wrong_value(where, sorted(map(str, found)), f"no field {unknown[0]!r}: there are {', '.join(known)}")
+        expected = f"no field {unknown[0]!r}: there are {', '.join(known)}{nearest(unknown[0], known)}"
+        raise wrong_value(where, sorted(map(str, found)), expected)
     for name, field in known.items():
         if name not in found and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}.{name} is missing")

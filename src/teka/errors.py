@@ -9,9 +9,13 @@ FOREIGN = (Exception, SystemExit)  # what another's code may raise; only an inte
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
     """Error for a name that is not one of the known ones; it offers the nearest."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return ValueError(f"{argument} is {name!r}, expected one of {', '.join(map(repr, names))}{hint}")
+    return ValueError(f"{argument} is {name!r}, expected one of {', '.join(map(repr, names))}{nearest(name, names)}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The question, at the end of a message, whether one of the known names was meant; empty if none is near."""
+    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def wrong_value(argument: str, came: object, expected: str) -> ValueError:

@@ -9,7 +9,7 @@ from teka.data import load as load_data
 from teka.models import ModelConfig, read_config, save
 from teka.models.resnet18 import ResNet18
 from teka.prediction import predict
-from teka.prediction.predict import read_images
+from teka.prediction.pictures import read_images
 
 
 def right(pictures: list[Path], labels: list[int]) -> float:

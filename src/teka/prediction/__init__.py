@@ -1,6 +1,6 @@
 """What trained models say of pictures."""
 
-from teka.prediction.picture_settings import PictureSettings
+from teka.prediction.pictures import PictureSettings
 from teka.prediction.predict import Prediction, predict
 
 __all__ = ["PictureSettings", "Prediction", "predict"]

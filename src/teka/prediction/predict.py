@@ -5,15 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from teka.data import resize_bilinear
-from teka.data.pictures import read_picture
+from teka.checks import check_sizes
 from teka.errors import wrong_value
-from teka.models import ModelConfig, load, read_config
-from teka.prediction.fit_ink import fit_ink
-from teka.prediction.picture_settings import PictureSettings
+from teka.models import load, read_config
+from teka.prediction.pictures import read_images
 
 DEFAULT_MODEL = "mnist"
 
@@ -56,8 +52,7 @@ def predict(
         ImportError: Pillow or safetensors is not installed.
         ValueError: A file that is no picture, a picture without ink, or a model file that cannot be read.
     """
-    if batch_size < 1:
-        raise wrong_value("batch_size", batch_size, "at least 1")
+    check_sizes({"batch_size": batch_size})
     if not pictures:
         raise wrong_value("pictures", list(pictures), "at least one")
     config = read_config(model)
@@ -74,32 +69,3 @@ def predict(
         ranked = tuple(names[label] for label in classes.tolist())
         predictions.append(Prediction(str(picture), ranked, tuple(highest.tolist())))
     return predictions
-
-
-def read_images(
-    pictures: Sequence[str | Path], config: ModelConfig, *, ground: str = "auto"
-) -> Float[Tensor, "pictures channels height width"]:
-    """Picture files as the images that a model was trained on, intensities in [0, 1].
-
-    Args:
-        pictures: The files.
-        config: Of the model; its `pictures` says how, and without it they are taken whole.
-        ground: As for `predict`.
-
-    Raises:
-        ValueError: A file that is no picture, a picture without ink, or settings that are none.
-    """
-    settings = PictureSettings() if config.pictures is None else PictureSettings.from_dict(config.pictures)
-    images = []
-    for picture in pictures:
-        if settings.fit == "whole":
-            levels = read_picture(picture, in_channels=config.in_channels, ground=ground)
-        else:
-            levels = read_picture(picture, ground=ground)[0]
-            try:
-                canvas = fit_ink(levels, settings, ground=ground)
-            except ValueError as error:
-                raise ValueError(f"{picture}: {error}") from error
-            levels = canvas.expand(config.in_channels, -1, -1)
-        images.append(resize_bilinear(levels[None], config.image_size))
-    return torch.cat(images).to(torch.float32) / 255

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from teka.codec import encode
 from teka.data.load import class_names
 from teka.files import read_json
 from teka.models import ModelConfig, save
 from teka.models.model_config import option_names
-from teka.prediction.picture_settings import settings_for
+from teka.prediction.pictures import settings_for
 from teka.training.evaluate import EVALUATION_FILE
 from teka.training.restore import TrainedRun
 
@@ -62,7 +63,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
         dataset.num_classes,
         options,
         class_names(run.data, data_dir=data_dir if isinstance(data_dir, str) else None),
-        settings_for(run.data, dataset.image_size).to_dict(),
+        encode(settings_for(run.data, dataset.image_size)),
         facts,
     )
     return save(trained.model, out, config, dtype=dtype)

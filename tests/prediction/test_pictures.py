@@ -1,10 +1,14 @@
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from teka.codec import decode, encode
 from teka.prediction import PictureSettings
-from teka.prediction.fit_ink import fit_ink, stroke_width
+from teka.prediction.pictures import fit_ink, settings_for, stroke_width
 
 SETTINGS = PictureSettings("ink", (28, 28), (20, 20))
 
@@ -110,3 +114,29 @@ def test_a_picture_without_ink_is_an_error(levels: np.ndarray):
 def test_settings_without_a_box_are_an_error():
     with pytest.raises(ValueError, match="fit is 'whole', expected 'ink'"):
         fit(draw(), PictureSettings())
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "fashion-mnist", "cifar10", "pictures"])
+def test_the_settings_of_a_data_set_are_read_back_from_json(data: str):
+    settings = settings_for(data, (16, 20))
+    assert decode(PictureSettings, json.loads(json.dumps(encode(settings)))) == settings
+    assert settings.fit == ("whole" if data in ("cifar10", "pictures") else "ink")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"fit": "inc"}, "fit is 'inc', .*did you mean 'ink'"),
+        ({"fit": "ink", "canvas": [28, 28]}, "box is None"),
+        ({"fit": "ink", "canvas": [28, 28], "box": [20]}, "pictures.box is"),
+        ({"fit": "ink", "canvas": [0, 28], "box": [20, 20]}, r"canvas\[0\] is 0, expected at least 1"),
+        ({"fit": "ink", "canvas": [28, 28], "box": [20, 29]}, "box is .* fits the canvas"),
+        ({"fit": "ink", "canvas": [28, 28], "box": [20, 20], "stroke": -1}, "stroke is -1"),
+        ({"fit": "whole", "box": [20, 20]}, "box is .* None with fit='whole'"),
+        ({"fitt": "ink"}, "pictures is .*no field 'fitt': .*did you mean 'fit'"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_an_error(fields: dict[str, Any], message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        decode(PictureSettings, fields, "pictures")

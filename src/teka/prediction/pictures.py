@@ -1,22 +1,107 @@
-"""The ink on a picture, put on a canvas as the authors of MNIST put theirs."""
+"""How picture files become the images that a model was trained on: whole, or their ink as MNIST's authors put it."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from teka.data.pictures import GROUNDS
-from teka.errors import unknown_name, wrong_value
-from teka.prediction.picture_settings import PictureSettings
+from teka.checks import check_name, check_sizes
+from teka.codec import decode
+from teka.data import resize_bilinear
+from teka.data.pictures import GROUNDS, read_picture, to_intensities
+from teka.errors import wrong_value
+from teka.models import ModelConfig
 
+FITS = ("whole", "ink")
+# The width in pixels that about 95 of 100 training images of MNIST exceed.
+THINNEST_STROKE = 1.6
 # What counts as ink when it is cut out, over the strongest: an edge that resizing has blurred is then where it was.
 SHARE_OF_PEAK = 1 / 3
 # Levels that a border without ink strays from its median, in multiples of the median stray.
 NOISE = 6
 # Strokes are measured and thickened at this multiple of the canvas.
 FINENESS = 4
+
+
+@dataclass(frozen=True)
+class PictureSettings:
+    """Whether a picture is taken whole, or the ink on it; a model file keeps it under `pictures`.
+
+    With "whole" the picture is resized to the model's images, its shape not kept, as `teka.data.load` does it. With
+    "ink" what stands out from the ground is cut out, made to fit a box with its shape kept, and put in the middle of a
+    canvas, bright on a ground of 0; the canvas is then resized to the model's images.
+
+    Args:
+        fit: "whole" or "ink".
+        canvas: Height and width of the canvas in pixels, for "ink".
+        box: Height and width of the box in pixels, for "ink".
+        stroke: Least width of the strokes in pixels of the canvas; thinner ones are thickened. 0 leaves them alone.
+
+    Raises:
+        ValueError: An unknown fit, sizes that are missing or do not fit, or a stroke below 0.
+    """
+
+    fit: str = "whole"
+    canvas: tuple[int, int] | None = None
+    box: tuple[int, int] | None = None
+    stroke: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_name("fit", self.fit, FITS)
+        for argument in ("canvas", "box"):
+            size = getattr(self, argument)
+            if self.fit == "whole" and size is not None:
+                raise wrong_value(argument, size, "None with fit='whole'")
+            if self.fit == "ink" and size is None:
+                raise wrong_value(argument, size, "height and width with fit='ink'")
+            check_sizes({f"{argument}[{axis}]": side for axis, side in enumerate(size or ())})
+        if self.canvas is not None and self.box is not None and any(map(int.__gt__, self.box, self.canvas)):
+            raise wrong_value("box", self.box, f"a box that fits the canvas, {self.canvas}")
+        if not 0 <= self.stroke < 100:
+            raise wrong_value("stroke", self.stroke, "a width in pixels of at least 0 and below 100")
+
+
+def settings_for(data: str, image_size: tuple[int, int]) -> PictureSettings:
+    """How pictures become images of this size like those of a data set, `teka.data.load`'s name.
+
+    MNIST's authors made the ink fit 20 × 20 pixels and put it in the middle of 28 × 28 by its centre of mass;
+    Fashion-MNIST's made it fill the 28 × 28; digits are 8 × 8, and the model's image is their canvas. Pictures of any
+    other data set are taken whole.
+    """
+    if data == "digits":
+        return PictureSettings("ink", image_size, (8, 8))
+    if data == "mnist":
+        return PictureSettings("ink", (28, 28), (20, 20), THINNEST_STROKE)
+    return PictureSettings("ink", (28, 28), (28, 28)) if data == "fashion-mnist" else PictureSettings()
+
+
+def read_images(
+    pictures: Sequence[str | Path], config: ModelConfig, *, ground: str = "auto"
+) -> Float[Tensor, "pictures channels height width"]:
+    """Picture files as the images that a model was trained on, intensities in [0, 1], as `config.pictures` says.
+
+    Raises:
+        ValueError: A file that is no picture, a picture without ink, or settings that are none.
+    """
+    settings = decode(PictureSettings, config.pictures or {}, "pictures")
+    images = []
+    for picture in pictures:
+        if settings.fit == "whole":
+            levels = read_picture(picture, in_channels=config.in_channels, ground=ground)
+        else:
+            levels = read_picture(picture, ground=ground)[0]
+            try:
+                canvas = fit_ink(levels, settings, ground=ground)
+            except ValueError as error:
+                raise ValueError(f"{picture}: {error}") from error
+            levels = canvas.expand(config.in_channels, -1, -1)
+        images.append(resize_bilinear(levels[None], config.image_size))
+    return to_intensities(torch.cat(images))
 
 
 def fit_ink(
@@ -30,19 +115,13 @@ def fit_ink(
     box, and moved by whole pixels of the canvas so that its centre of mass lies in the middle. Where a picture is on
     the canvas's scale already, its pixels hardly change.
 
-    Args:
-        levels: Levels 0 … 255.
-        settings: With fit="ink".
-        ground: "auto", "dark" or "light".
-
     Raises:
         ValueError: An unknown ground, settings of another fit, or a picture without ink.
 
     Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to document recognition, 1998,
         III.A.
     """
-    if ground not in GROUNDS:
-        raise unknown_name("ground", ground, GROUNDS)
+    check_name("ground", ground, GROUNDS)
     if settings.canvas is None or settings.box is None:
         raise wrong_value("settings.fit", settings.fit, "'ink'")
     ink = _ink(levels.numpy().astype(np.float64), ground)
@@ -62,7 +141,8 @@ def fit_ink(
     fine = _resample(ink, start, scale, [side * FINENESS for side in settings.canvas], FINENESS)
     width = stroke_width(torch.from_numpy(fine > 127)) / FINENESS
     if width < settings.stroke:
-        canvas = _reduce(_thicken(fine, max(1, round((settings.stroke - width) * FINENESS / 2))), settings.canvas)
+        radius = max(1, round((settings.stroke - width) * FINENESS / 2))
+        canvas = _thicken_and_reduce(fine, radius, settings.canvas)
     else:
         canvas = _resample(ink, start, scale, list(settings.canvas), 1)
     canvas = canvas.astype(np.float64)
@@ -73,9 +153,6 @@ def stroke_width(ink: Bool[Tensor, "height width"]) -> float:
     """Mean width of the strokes in pixels: twice the area over the outline's length; 0 without ink.
 
     The outline is counted in pixels' edges, which for lines of all directions is 4/π of its length.
-
-    Args:
-        ink: Where there is ink.
     """
     padded = np.pad(ink.numpy(), 1)
     edges = (padded[1:] != padded[:-1]).sum() + (padded[:, 1:] != padded[:, :-1]).sum()
@@ -118,13 +195,10 @@ def _resample(
     return np.array(Image.fromarray(window).resize((size[1], size[0]), Image.Resampling.LANCZOS, box))
 
 
-def _thicken(fine: UInt8[np.ndarray, "height width"], radius: int) -> UInt8[np.ndarray, "height width"]:
+def _thicken_and_reduce(
+    fine: UInt8[np.ndarray, "height width"], radius: int, size: tuple[int, int]
+) -> UInt8[np.ndarray, "h w"]:
     from PIL import Image, ImageFilter
 
-    return np.array(Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1)))
-
-
-def _reduce(fine: UInt8[np.ndarray, "height width"], size: tuple[int, int]) -> UInt8[np.ndarray, "h w"]:
-    from PIL import Image
-
-    return np.array(Image.fromarray(fine).resize((size[1], size[0]), Image.Resampling.LANCZOS))
+    thick = Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1))
+    return np.array(thick.resize((size[1], size[0]), Image.Resampling.LANCZOS))
