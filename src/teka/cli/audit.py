@@ -14,7 +14,7 @@ from teka.audit.adapters import FORMS, load
 from teka.audit.adapters.audit_case import AuditCase, make_case
 from teka.audit.audit import audit
 from teka.audit.page.audit_page import write_audit_page
-from teka.audit.page.require import require
+from teka.audit.page.template import require
 from teka.audit.page.text import audit_text
 from teka.audit.presets import PRESETS
 from teka.audit.report import AuditReport

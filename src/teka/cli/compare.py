@@ -10,7 +10,8 @@ from teka.audit.adapters.audit_case import AuditCase
 from teka.audit.example import make_examples
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
-from teka.audit.page.number import NUMBER_NAMES, SHARES, write_size
+from teka.audit.page.notation import write_size
+from teka.audit.page.number import NUMBER_NAMES, SHARES
 from teka.audit.page.text import audit_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS

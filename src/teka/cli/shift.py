@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from teka.audit.page.plain_table import plain_table
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
 from teka.files import make_directory
 from teka.training import ShiftSettings, TrainedRun, measure, restore, write_shift_report
 from teka.training.report.finding import finding
 from teka.training.report.load import load_report
+from teka.training.report.table import plain_table
 from teka.training.report.write import write as write_report
 from teka.training.shift import check_same_data
 

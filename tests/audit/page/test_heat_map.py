@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 import pytest
 from tests.audit.page.audit_reports import CROSS, SQUARE
 
-from teka.audit.page.colour import heat_colour
 from teka.audit.page.heat_map import NOT_EVALUATED, HeatMap, heat_map_chart, heat_scale
+from teka.audit.page.style import heat_colour
 
 
 def map_of(number, values):

@@ -1,6 +1,15 @@
 import pytest
 
-from teka.audit.page.notation import averaged, listed, percent, signed
+from teka.audit.page.notation import (
+    averaged,
+    listed,
+    percent,
+    significant,
+    write_share,
+    write_shift,
+    write_size,
+    write_step,
+)
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.0, "0.0"), (0.98149, "98.1"), (0.9815, "98.2"), (1.0, "100.0")])
@@ -8,9 +17,31 @@ def test_a_share_is_a_percentage_to_a_tenth(share, text):
     assert percent(share) == text
 
 
-@pytest.mark.parametrize(("shift", "text"), [(-4, "−4"), (0, "0"), (13, "+13")])
-def test_a_shift_has_its_sign(shift, text):
-    assert signed(shift) == text
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(1.0, "100.0"), (0.9999, ">99.9"), (0.99949, "99.9"), (0.5, "50.0"), (0.0004, "<0.1"), (0.0, "0.0")],
+)
+def test_all_and_none_are_said_only_of_all_and_none(share, text):
+    assert write_share(share) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0.0, "0"), (3.1e-7, "3.1e−7"), (0.0123, "0.0123"), (1.539, "1.54"), (2.5e6, "2.5e6")]
+)
+def test_sizes_have_three_digits_or_a_power_of_ten(size, text):
+    assert write_size(size) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0"), (1.2345, "1.23"), (36, "36.0"), (1234.5, "1,234")])
+def test_significant_numbers_have_no_exponent(number, text):
+    assert significant(number) == text
+
+
+def test_shifts_are_written_with_true_signs():
+    assert write_shift((-3, 2)) == "dx +2, dy −3"
+    assert write_shift((0, 0.5)) == "dx +0.5"
+    assert write_shift((0, 0)) == "not moved"
+    assert [write_step(step) for step in (-4, 0, 0.25, 13)] == ["−4", "0", "+0.25", "+13"]
 
 
 @pytest.mark.parametrize(("values", "text"), [([3], "3"), ([3, 5], "3 and 5"), ("abc", "a, b and c")])

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from teka.audit.page.model_style import ModelStyle
-from teka.audit.page.number import CURVE_NAMES, SHARES, write_number, write_size, write_step
+from teka.audit.page.notation import write_size, write_step
+from teka.audit.page.number import CURVE_NAMES, SHARES, write_number
 from teka.audit.page.scale import Scale, share_scale, size_scale
-from teka.audit.page.shift_curve import GRID
+from teka.audit.page.style import GRID
 from teka.audit.page.svg import drawing, element, label, rule, title
 from teka.audit.statistics.metrics import Metrics
 

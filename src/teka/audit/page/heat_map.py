@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from teka.audit.page.colour import LEVELS, heat_colour, ink_on
-from teka.audit.page.number import SHARES, write_number, write_step
+from teka.audit.page.notation import write_step
+from teka.audit.page.number import SHARES, write_number
 from teka.audit.page.scale import Scale, share_scale
-from teka.audit.page.shift_curve import INK
+from teka.audit.page.style import HEAT_LEVELS, INK, heat_colour, ink_on
 from teka.audit.page.svg import drawing, element, label
 
 WIDTH, LEFT, TOP, SIDE = 360.0, 46.0, 10.0, 306.0
@@ -166,7 +166,7 @@ def _ticks(steps: Sequence[int | float]) -> list[int]:
 
 def _legend(heat_map: HeatMap, scale: Scale, top: float, *, is_whole: bool) -> str:
     width, height = 150.0, 9
-    step = width / LEVELS
+    step = width / HEAT_LEVELS
     ends = (scale.high, scale.low) if heat_map.number in SHARES else (scale.low, scale.high)
     unit = " %" if heat_map.number in SHARES else ""
     left = LEFT + 38
@@ -174,9 +174,9 @@ def _legend(heat_map: HeatMap, scale: Scale, top: float, *, is_whole: bool) -> s
         element(
             "rect",
             {"x": left + index * step, "y": top, "width": step + 0.3, "height": height,
-             "fill": heat_colour(index / (LEVELS - 1)), "shape-rendering": "crispEdges"},
+             "fill": heat_colour(index / (HEAT_LEVELS - 1)), "shape-rendering": "crispEdges"},
         )
-        for index in range(LEVELS)
+        for index in range(HEAT_LEVELS)
     ]  # fmt: skip
     for at, value, anchor in ((left - 6, ends[0], "end"), (left + width + 6, ends[1], "start")):
         parts.append(label(write_number(heat_map.number, value) + unit, at, top + 9, anchor=anchor))

@@ -8,10 +8,10 @@ from operator import attrgetter
 from teka.audit.layers.layer_finding import LayerFinding
 from teka.audit.layers.layer_findings import LayerFindings
 from teka.audit.page.model_style import ModelStyle
-from teka.audit.page.number import write_size
+from teka.audit.page.notation import write_size
 from teka.audit.page.scale import Scale
-from teka.audit.page.shift_curve import INK
-from teka.audit.page.svg import SOFT, drawing, edged, element, label, rule, title
+from teka.audit.page.style import INK, SOFT
+from teka.audit.page.svg import drawing, edged, element, label, rule, title
 
 NARROW, WIDE = 360.0, 860.0
 """Widths of the drawing for a phone and for a page."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from teka.audit.page.curve_figure import CurveFigure, curve_figure
 from teka.audit.page.heat_map import HeatMap, heat_map_chart, heat_scale
 from teka.audit.page.modes import mode_words
-from teka.audit.page.notation import listed
-from teka.audit.page.number import CURVE_NAMES, SHARES, write_number, write_shift
+from teka.audit.page.notation import listed, write_shift
+from teka.audit.page.number import CURVE_NAMES, SHARES, write_number
 from teka.audit.page.phase import phase_map
 from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import CURVES, Metrics

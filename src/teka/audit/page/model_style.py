@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from teka.audit.page.shift_curve import STYLES
+from teka.audit.page.style import line_style
 from teka.audit.page.svg import element
 
 POINTS = {
@@ -11,9 +11,11 @@ POINTS = {
     "^": "M0 -1.1L1.05 .8H-1.05z",
     "v": "M0 1.1L1.05 -.8H-1.05z",
     "D": "M0 -1.2L1.2 0L0 1.2L-1.2 0z",
+    "X": "M-.5 -1.1L0 -.6L.5 -1.1L1.1 -.5L.6 0L1.1 .5L.5 1.1L0 .6L-.5 1.1L-1.1 .5L-.6 0L-1.1 -.5z",
+    "h": "M0 -1.1L.95 -.55V.55L0 1.1L-.95 .55V-.55z",
     "P": "M-.4 -1.1h.8v.7h.7v.8h-.7v.7h-.8v-.7h-.7v-.8h.7z",
 }
-"""Outline of each of the markers of `STYLES`, about 1 in every direction."""
+"""Outline of each of the markers of `teka.audit.page.style.MARKERS`, about 1 in every direction."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,4 @@ def model_style(index: int) -> ModelStyle:
     Args:
         index: The place, from 0.
     """
-    round_, at = divmod(index, len(STYLES))
-    colour = STYLES[at][0]
-    marker, dashes = STYLES[(at + round_) % len(STYLES)][1:]
-    return ModelStyle(colour, marker, () if dashes == "-" else tuple(dashes[1]))  # pyright: ignore[reportArgumentType]
+    return ModelStyle(*line_style(index))

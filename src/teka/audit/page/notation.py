@@ -1,16 +1,50 @@
-"""How numbers are written for people: percentages to a tenth, signs of shifts, counts of seeds."""
+"""How numbers are written for people: shares, sizes, shifts, lists."""
 
+import math
 from collections.abc import Sequence
 
 
 def percent(share: float) -> str:
-    """A share as a percentage to one decimal, without the sign: 0.9814 is "98.1"."""
+    """A share in percent to one decimal, without the sign: 0.9814 is "98.1"."""
     return f"{100 * share:.1f}"
 
 
-def signed(shift: int) -> str:
-    """A shift with its sign, a true minus: "−4", "0", "+4"."""
-    return f"{shift:+d}".replace("-", "−") if shift else "0"
+def write_share(share: float) -> str:
+    """A share in percent to one decimal; "100.0" and "0.0" only where it is exactly that."""
+    text = percent(share)
+    if text == "100.0" and share < 1:
+        return ">99.9"
+    return "<0.1" if text == "0.0" and share > 0 else text
+
+
+def write_size(value: float) -> str:
+    """A number to three digits, with a power of ten where it is very small or large."""
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}"
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits}e{int(power)}".replace("-", "−")
+
+
+def significant(number: float | int, digits: int = 3) -> str:
+    """A number to some significant digits, without an exponent: "1.23", "36.0", "1,230"."""
+    if number == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
+    return f"{number:,.{decimals}f}"
+
+
+def write_step(step: int | float) -> str:
+    """A step in pixels with its sign, a true minus: "−4", "0", "+0.5"."""
+    return f"{step:+g}".replace("-", "−") if step else "0"
+
+
+def write_shift(shift: Sequence[int | float]) -> str:
+    """A shift (dy, dx) in words: "dx +3, dy −5", or "not moved"."""
+    down, right = shift
+    moves = [f"{name} {write_step(step)}" for name, step in (("dx", right), ("dy", down)) if step]
+    return ", ".join(moves) or "not moved"
 
 
 def listed(values: Sequence[object]) -> str:

@@ -1,5 +1,6 @@
 """How an audit's numbers are named and written for people."""
 
+from teka.audit.page.notation import write_share, write_size
 from teka.audit.statistics.estimate import Estimate
 
 SHARES = (
@@ -47,32 +48,6 @@ CURVE_NAMES = {
 }
 
 
-def write_share(share: float) -> str:
-    """A share in percent to one decimal, without the sign; "100.0" and "0.0" only where it is exactly that.
-
-    Args:
-        share: The share, within [0, 1].
-    """
-    text = f"{100 * share:.1f}"
-    if text == "100.0" and share < 1:
-        return ">99.9"
-    return "<0.1" if text == "0.0" and share > 0 else text
-
-
-def write_size(value: float) -> str:
-    """A number to three digits, with a power of ten where it is very small or large.
-
-    Args:
-        value: The number.
-    """
-    if value == 0:
-        return "0"
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{value:.3g}"
-    digits, power = f"{value:.1e}".split("e")
-    return f"{digits}e{int(power)}".replace("-", "−")
-
-
 def write_number(name: str, value: float) -> str:
     """A number of an audit: a share in percent, anything else to three digits.
 
@@ -91,23 +66,3 @@ def write_interval(name: str, estimate: Estimate) -> str:
         estimate: The number.
     """
     return f"{write_number(name, estimate.lower)}–{write_number(name, estimate.upper)}"
-
-
-def write_shift(shift: tuple[int | float, ...]) -> str:
-    """A shift (dy, dx) in words: "dx +3, dy −5", or "not moved".
-
-    Args:
-        shift: The shift in pixels.
-    """
-    down, right = shift
-    moves = [f"{name} {write_step(step)}" for name, step in (("dx", right), ("dy", down)) if step]
-    return ", ".join(moves) or "not moved"
-
-
-def write_step(step: int | float) -> str:
-    """A step in pixels with its sign, a true minus: "−4", "0", "+0.5".
-
-    Args:
-        step: The step.
-    """
-    return f"{step:+g}".replace("-", "−") if step else "0"

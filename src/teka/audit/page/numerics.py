@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from teka.audit.measure.lie_derivative import LieDerivative
-from teka.audit.page.number import write_size
+from teka.audit.page.notation import write_size
 from teka.audit.report import AuditReport
 
 AXES = ("dy", "dx")

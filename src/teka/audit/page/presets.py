@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from teka.audit.page.curve_figure import CurveFigure, curve_figure
-from teka.audit.page.number import write_share
+from teka.audit.page.notation import write_share
 from teka.audit.report import AuditReport
 
 

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from html import escape
 
-from teka.audit.page.shift_curve import GRID, INK
-
-SOFT = "#556070"
-"""Colour of what stands beside the numbers; 6.4 : 1 on white."""
+from teka.audit.page.style import GRID, INK, SOFT
 
 
 def element(name: str, attributes: Mapping[str, object], *content: str) -> str:

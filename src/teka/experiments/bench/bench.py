@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from teka.audit.page.require import require
+from teka.audit.page.template import require
 from teka.errors import wrong_value
 from teka.experiments.bench.budget import Budget
 from teka.experiments.bench.entrant import Entrant, make_entrant

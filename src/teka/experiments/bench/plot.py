@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from teka.audit.page.direct_labels import spread
-from teka.audit.page.require import require
+from teka.audit.page.charts import spread
+from teka.audit.page.template import require
 from teka.experiments.bench.layers import SDPA, YARDSTICK
 from teka.experiments.bench.table import conditions, place_name
 

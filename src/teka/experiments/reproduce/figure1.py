@@ -5,15 +5,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from teka.audit import wilson_interval
-from teka.audit.page.notation import signed
-from teka.audit.page.require import require
+from teka.audit.page.charts import add_legend, draw_line, dress_panel, make_figure
+from teka.audit.page.notation import write_step
+from teka.audit.page.style import INK, PALE, LineStyle, level_styles
+from teka.audit.page.tables import Table
 from teka.experiments.reference import PIXELS, figure1, paper_row
 from teka.experiments.reproduce.table1 import DATA_NAMES, ordered_data, ordered_models
 from teka.experiments.study.report.cell import CellResult, ShiftedClass
 from teka.experiments.study.report.notation import NOTHING, signed_with_deviation, with_deviation
-from teka.experiments.study.report.plot import GRID, INK, PALE, level_styles, make_figure
 from teka.experiments.study.report.results import StudyResults
-from teka.experiments.study.report.text import TextTable
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -48,9 +48,8 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
     Raises:
         ImportError: matplotlib is not installed.
     """
-    require("matplotlib")
     models = _models(study)
-    styles = level_styles(models, None)
+    styles = level_styles(models)
     shown = [data for data in ordered_data(study) if any(_curves(study, model, data, of_class) for model in models)]
     figure = make_figure(4.4 * max(2, len(shown)), 4.6)
     panels = list(figure.subplots(1, max(1, len(shown)), sharey=True, squeeze=False).flat)
@@ -68,16 +67,13 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
         for panel in panels:
             lines, labels = panel.get_legend_handles_labels()
             named |= dict(zip(labels, lines, strict=True))
-        legend = figure.legend(
-            named.values(), named.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=8,
-            handlelength=3.4,
-        )  # fmt: skip
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        add_legend(
+            figure, list(named.values()), list(named), place="outside lower center", columns=3, handle_length=3.4
+        )
     return figure
 
 
-def shift_table(study: StudyResults) -> TextTable:
+def shift_table(study: StudyResults) -> Table:
     """Every model under shifts: the mean over all shifts for class 1, and all classes at their worst.
 
     Args:
@@ -111,7 +107,7 @@ def shift_table(study: StudyResults) -> TextTable:
         "data and model", "pixels", f"images of class {CLASS}", "mean over shifts", "images of all classes",
         "not shifted", "worst shift", "right at every shift", "worst less not shifted",
     )  # fmt: skip
-    return TextTable("Accuracy in % under shifts along x", heads, tuple(rows))
+    return Table("Accuracy in % under shifts along x", heads, tuple(rows))
 
 
 def _models(study: StudyResults) -> list[str]:
@@ -156,9 +152,8 @@ def _draw_paper(panel: "matplotlib.axes.Axes", study: StudyResults, data: str, c
 
 
 def _draw_model(
-    panel: "matplotlib.axes.Axes", curves: Sequence[ShiftedClass], name: str, style: tuple, *, width: float
+    panel: "matplotlib.axes.Axes", curves: Sequence[ShiftedClass], name: str, style: LineStyle, *, width: float
 ) -> None:
-    colour, marker, dashes = style
     shifts = sorted(curves[0].accuracy_by_shift, key=lambda shift: shift[1])
     steps = [shift[1] for shift in shifts]
     by_seed = [[100 * curve.accuracy_by_shift[shift] for shift in shifts] for curve in curves]
@@ -168,28 +163,18 @@ def _draw_model(
         images = curves[0].images
         ends = [wilson_interval(round(share * images / 100), images) for share in by_seed[0]]
         low, high = ([100 * float(end[side]) for end in ends] for side in (0, 1))
-    panel.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
     mean = [fmean(values) for values in zip(*by_seed, strict=True)]
-    panel.plot(
-        steps, mean, color=colour, marker=marker, linestyle=dashes, linewidth=max(width, 1.2), markersize=4.5,
-        markeredgecolor="white", markeredgewidth=0.5, label=name, zorder=3,
-    )  # fmt: skip
+    draw_line(panel, style, steps, mean, band=(low, high), width=max(width, 1.2), label=name)
 
 
 def _dress(panel: "matplotlib.axes.Axes", study: StudyResults, data: str, of_class: int | None) -> None:
     what = CLASS_NAMES.get(data, f"class {of_class}") if of_class == CLASS else "all classes"
-    panel.set_title(f"{DATA_NAMES[data]}, {what}", color=INK, fontsize=11, loc="left")
+    dress_panel(panel, f"{DATA_NAMES[data]}, {what}", "y")
     panel.set_xlabel("shift to the right, dx (pixels)", color=INK)
     largest = _largest_shift(_performers(study))
     ticks = [step for step in range(-largest, largest + 1) if step % max(1, largest // 4) == 0]
-    panel.set_xticks(ticks, [signed(step) for step in ticks])
+    panel.set_xticks(ticks, [write_step(step) for step in ticks])
     panel.set_ylim(-2, 102)
-    panel.grid(axis="y", color=GRID, linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.tick_params(colors=INK, labelsize=9, length=0)
-    for side in ("top", "right", "left"):
-        panel.spines[side].set_visible(False)
-    panel.spines["bottom"].set_color(GRID)
 
 
 def figure1_note(study: StudyResults) -> str:

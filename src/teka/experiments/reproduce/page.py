@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from teka import __version__
+from teka.audit.page.charts import encode_png
 from teka.audit.page.notation import listed
-from teka.audit.page.shift_curve import encode_png
+from teka.audit.page.tables import WIDTH, Table
 from teka.audit.page.template import data_uri, render_page
 from teka.experiments.reproduce.figure1 import CLASS, draw_figure1, figure1_note, has_shifts, shift_table
 from teka.experiments.reproduce.table1 import accuracy_table, effort_table, table1_csv
 from teka.experiments.study.report.results import StudyResults, read_study_results
-from teka.experiments.study.report.text import WIDTH, TextTable
 from teka.files import write_bytes
 
 TITLE = "Reproducing Horn et al. (2021)"
@@ -119,6 +119,6 @@ def _commands(study: StudyResults) -> list[str]:
     return sorted({result.command for result in study.results})
 
 
-def _markdown(tables: list[TextTable], notes: list[str], description: str) -> str:
+def _markdown(tables: list[Table], notes: list[str], description: str) -> str:
     parts = [f"# {TITLE}", description, *(table.markdown() for table in tables), *notes]
     return "\n\n".join(part for part in parts if part) + "\n"

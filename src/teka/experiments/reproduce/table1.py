@@ -6,18 +6,18 @@ import itertools
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from teka.audit.page.notation import listed
+from teka.audit.page.notation import listed, significant
+from teka.audit.page.tables import Table
 from teka.experiments.reference import PaperRow, paper_row, table1
 from teka.experiments.study.report.cell import CellResult
 from teka.experiments.study.report.group import StudyGroup
-from teka.experiments.study.report.notation import NOTHING, diverged, significant, with_deviation
+from teka.experiments.study.report.notation import NOTHING, diverged, with_deviation
 from teka.experiments.study.report.results import StudyResults
-from teka.experiments.study.report.text import TextTable
 
 DATA_NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
-def accuracy_table(study: StudyResults) -> TextTable:
+def accuracy_table(study: StudyResults) -> Table:
     """Test accuracy of every model on every data set, the paper's before ours, with parameters and operations.
 
     Args:
@@ -33,10 +33,10 @@ def accuracy_table(study: StudyResults) -> TextTable:
             row = paper.get(paper_row(model))
             cells += [f"{row.accuracy[name]:g}" if row else NOTHING, with_spread(study, model, name)]
         rows.append((*cells, *_size(study, model, paper.get(paper_row(model)))))
-    return TextTable("Test accuracy in %", (*heads, "parameters: paper", "ours", "MFLOPs"), tuple(rows))
+    return Table("Test accuracy in %", (*heads, "parameters: paper", "ours", "MFLOPs"), tuple(rows))
 
 
-def effort_table(study: StudyResults) -> TextTable:
+def effort_table(study: StudyResults) -> Table:
     """Seeds, epochs and seconds of every model on every data set.
 
     Args:
@@ -46,7 +46,7 @@ def effort_table(study: StudyResults) -> TextTable:
     heads = ["model", *(head for name in data for head in (f"{DATA_NAMES[name]}: seeds", "epochs", "seconds"))]
     models = ordered_models(study)
     rows = tuple((model, *(cell for name in data for cell in _effort(study, model, name))) for model in models)
-    return TextTable("Training", tuple(heads), rows)
+    return Table("Training", tuple(heads), rows)
 
 
 def ordered_data(study: StudyResults) -> list[str]:

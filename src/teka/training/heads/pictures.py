@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from teka.audit.page.direct_labels import LineLabel, label_lines, stretch_for
-from teka.audit.page.require import require
-from teka.audit.page.shift_curve import GRID, INK
+from teka.audit.page.charts import LineLabel, draw_line, dress_panel, label_lines, make_figure, stretch_for
+from teka.audit.page.style import GRID, INK, PALE, line_style
+from teka.audit.page.template import require
 from teka.training.heads.record import HeadRecord
 
 if TYPE_CHECKING:
@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
     from PIL.Image import Image
 
-PALE = "#8a8f98"
-# Okabe and Ito's colours, which colour-blind readers tell apart, without the two that are pale on white, and four dark
-# ones; markers and dashes repeat the difference.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A6A00", "#56B4E9", "#332288", "#E69F00", "#882255")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1, 1, 1)))
 SHADES = ("#ffffff", "#cfe3f2", "#7fb4da", "#0072B2", "#10304a")
-DPI = 200
 PANEL = 2.15  # inches of a layer's panel
 CELL = 0.82  # inches of a map
 COLUMNS = 6
@@ -44,14 +37,6 @@ FRAME_COLOURS, NEARLY_WHITE = 64, 240
 FRAME_MILLISECONDS, LAST_MILLISECONDS = 150, 2500
 
 
-def _figure(width: float, height: float) -> "matplotlib.figure.Figure":
-    """A white figure of some inches that belongs to no window and no global state."""
-    require("matplotlib")
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-
-
 def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib.figure.Figure":
     """Draw the heads of every layer at some moments, one below another.
 
@@ -67,7 +52,7 @@ def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib
     columns = min(record.num_layers, COLUMNS)
     lines = math.ceil(record.num_layers / columns)
     height, width = record.grid
-    figure = _figure(PANEL * columns + 0.1, (PANEL * height / width + 0.3) * lines * len(moments) + 0.1)
+    figure = make_figure(PANEL * columns + 0.1, (PANEL * height / width + 0.3) * lines * len(moments) + 0.1)
     panels = figure.subplots(lines * len(moments), columns, squeeze=False)
     for place, moment in enumerate(moments):
         own = panels[place * lines : (place + 1) * lines].flat
@@ -82,7 +67,7 @@ def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib
 
 def head_colour(head: int) -> str:
     """Colour of a head, by its number in its layer from 0; from the tenth on colours return."""
-    return COLOURS[head % len(COLOURS)]
+    return line_style(head).colour
 
 
 def ellipse(center: NDArray[np.floating], covariance: NDArray[np.floating], share: float) -> NDArray[np.floating]:
@@ -150,7 +135,7 @@ def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, 
     """
     most = max(len(layer) for layer in maps)
     _, rows, columns = maps[0].shape
-    figure = _figure(CELL * most + 0.5, (CELL * rows / columns + 0.2) * len(maps) + 0.3)
+    figure = make_figure(CELL * most + 0.5, (CELL * rows / columns + 0.2) * len(maps) + 0.3)
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
@@ -186,18 +171,18 @@ def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
     curves = {name: curve for name, curve in curves.items() if np.isfinite(curve).any()}
     if not curves:
         return None
-    figure = _figure(6.4, 3.0)
+    figure = make_figure(6.4, 3.0)
     panel = figure.subplots()
     labels = []
     for index, (name, curve) in enumerate(curves.items()):
         known = np.isfinite(curve)
         epochs, percents = record.epoch[known], 100 * curve[known]
         _draw_line(panel, epochs, percents, index)
-        labels.append(LineLabel(name, COLOURS[index], float(epochs[-1]), float(percents[-1])))
+        labels.append(LineLabel(name, line_style(index).colour, float(epochs[-1]), float(percents[-1])))
     panel.set_ylim(0, 102)
     panel.set_ylabel("accuracy (%)", fontsize=9, color=INK)
     _dress(panel, "")
-    label_lines(panel, labels, INK)
+    label_lines(panel, labels)
     return figure
 
 
@@ -211,12 +196,12 @@ def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
     """
     end, last = float(record.epoch[-1]), PANELS[-1][0]
     labels = [
-        LineLabel(f"layer {layer + 1}", COLOURS[layer % len(COLOURS)], end, float(value))
+        LineLabel(f"layer {layer + 1}", line_style(layer).colour, end, float(value))
         for layer, value in enumerate(record.numbers[last][-1])
     ]
     labels.append(LineLabel("random start", PALE, end, float(record.chance[last].mean())))
     stretch = stretch_for([label.name for label in labels])
-    figure = _figure(9.6, 2.9 * stretch)
+    figure = make_figure(9.6, 2.9 * stretch)
     panels = list(figure.subplots(1, len(PANELS)))
     for panel, (name, title) in zip(panels, PANELS, strict=True):
         for layer, line in enumerate(record.numbers[name].T):
@@ -225,30 +210,22 @@ def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
         top = {"window_3": 9.0, "local": float(record.numbers["heads"].max())}.get(name)
         panel.set_ylim(0, None if top is None else 1.04 * top)
         _dress(panel, title)
-    label_lines(panels[-1], labels, INK, stretch)
+    label_lines(panels[-1], labels, stretch)
     return figure
 
 
 def _draw_line(panel: "matplotlib.axes.Axes", epochs: np.ndarray, values: np.ndarray, index: int) -> None:
-    panel.plot(
-        epochs, values, color=COLOURS[index % len(COLOURS)], linestyle=DASHES[index % len(DASHES)], linewidth=1.6,
-        marker=MARKERS[index % len(MARKERS)] if len(epochs) <= MARKED else None, markersize=4,
-        markeredgecolor="white", markeredgewidth=0.4,
-    )  # fmt: skip
+    style = line_style(index)
+    draw_line(panel, style if len(epochs) <= MARKED else style._replace(marker=""), epochs, values, size=4)
 
 
 def _dress(panel: "matplotlib.axes.Axes", title: str) -> None:
-    """Title, quiet spines, horizontal grid lines, and epochs as whole numbers."""
+    """Epochs as whole numbers along a panel."""
     from matplotlib.ticker import MaxNLocator
 
-    panel.set_title(title, loc="left", fontsize=10, color=INK)
+    dress_panel(panel, title, "y")
     panel.set_xlabel("epochs", fontsize=9, color=INK)
     panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    panel.grid(axis="y", color=GRID, linewidth=0.7)
-    panel.set_axisbelow(True)
-    panel.tick_params(which="both", colors=INK, labelsize=8.5, length=0)
-    panel.spines[["top", "right", "left"]].set_visible(False)
-    panel.spines["bottom"].set_color(GRID)
 
 
 def choose_moments(record: HeadRecord, count: int = FRAMES) -> list[int]:

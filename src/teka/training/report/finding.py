@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from teka.audit.page.notation import averaged, percent, signed
+from teka.audit.page.notation import averaged, percent, write_step
 from teka.training.report.model_result import AXES, BUILT_IN
 from teka.training.report.results import Report
 from teka.training.report.seed_group import SeedGroup
@@ -47,7 +47,7 @@ def _behaviour(group: SeedGroup) -> str:
         high = max(value for axis in AXES for value in group.accuracy(axis).values())
         return f"stays between {low:.1f} % and {percent(high)} %"
     if _points(start) - low >= FALL:
-        return f"falls from {percent(start)} % to {low:.1f} % (at {lowest.axis} = {signed(lowest.shift)})"
+        return f"falls from {percent(start)} % to {low:.1f} % (at {lowest.axis} = {write_step(lowest.shift)})"
     return f"keeps at least {low:.1f} % at every shift"
 
 

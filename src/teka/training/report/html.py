@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from teka.audit.page.notation import averaged, listed, signed
-from teka.audit.page.plain_table import table_note, table_rows, table_shifts
-from teka.audit.page.require import require
-from teka.audit.page.shift_curve import draw_shift_curve, encode_png
-from teka.audit.page.template import data_uri, render_page
+from teka.audit.page.charts import encode_png
+from teka.audit.page.notation import averaged, listed, write_step
+from teka.audit.page.template import data_uri, render_page, require
 from teka.training.report.examples import Examples
 from teka.training.report.finding import finding
 from teka.training.report.results import Report
+from teka.training.report.shift_curve import draw_shift_curve
+from teka.training.report.table import table_note, table_rows, table_shifts
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _picture(image: NDArray[np.uint8]) -> str:
 
 def _shift_in_words(shift: NDArray[np.integer]) -> str:
     down, right = int(shift[0]), int(shift[1])
-    moves = [f"d{axis} {signed(step)}" for axis, step in (("x", right), ("y", down)) if step]
+    moves = [f"d{axis} {write_step(step)}" for axis, step in (("x", right), ("y", down)) if step]
     return ", ".join(moves) or "not moved"
 
 
@@ -105,7 +105,7 @@ def render_html(report: Report, examples: Examples | None = None) -> str:
         "bands": _bands_in_words(report),
         "curve_beside": data_uri(encode_png(draw_shift_curve(report))),
         "curve_stacked": data_uri(encode_png(draw_shift_curve(report, layout="stacked"))),
-        "shifts": [signed(shift) for shift in table_shifts(report)],
+        "shifts": [write_step(shift) for shift in table_shifts(report)],
         "rows": table_rows(report),
         "note": table_note(report),
         "example_shifts": [_shift_in_words(shift) for shift in examples.shifts] if examples else [],

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from teka.audit.page.shift_curve import write_shift_curve
 from teka.files import write_bytes
 from teka.training.report.examples import load_examples
 from teka.training.report.html import render_html
 from teka.training.report.load import load_report
+from teka.training.report.shift_curve import write_shift_curve
 
 
 class Written(NamedTuple):

@@ -9,7 +9,6 @@ from teka.experiments.study.report.dot_plot import draw_dot_plot
 from teka.experiments.study.report.heat_map import draw_heat_map
 from teka.experiments.study.report.learning_plot import draw_learning_curves
 from teka.experiments.study.report.matrix import StudyMatrix
-from teka.experiments.study.report.plot import level_styles
 from teka.experiments.study.report.shift_plot import draw_shift_plot
 
 REFERENCE = {"kernel": "softmax"}
@@ -159,11 +158,3 @@ def test_names_are_no_formulae(study_of, study_cell):
     figures = (draw_learning_curves(matrix, NAMES[2], {}), draw_heat_map(matrix), draw_dot_plot(matrix, {}))
     for figure in (*figures, draw_shift_plot(matrix)):
         figure.savefig(io.BytesIO(), format="png")
-
-
-def test_no_two_levels_look_alike_and_the_reference_is_black():
-    levels = [f"level {index}" for index in range(27)]
-    styles = level_styles(levels, "level 3")
-    assert len(set(styles.values())) == 27
-    assert styles["level 3"].colour == "#000000"
-    assert level_styles(reversed(levels), "level 3") == styles

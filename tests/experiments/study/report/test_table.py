@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from teka.audit.page.tables import WIDTH
 from teka.experiments.study.report.table import (
     accuracy_tables,
     comparison_tables,
@@ -9,7 +10,6 @@ from teka.experiments.study.report.table import (
     plain_tables,
     shift_tables,
 )
-from teka.experiments.study.report.text import WIDTH, TextTable
 
 REFERENCE = {"kernel": "softmax"}
 
@@ -73,17 +73,6 @@ def test_every_table_fits_a_terminal_of_120_columns(study_of, study_cells, faile
     assert max(map(len, text.splitlines())) <= WIDTH
     assert "diverged (1 of 3)" in text
     assert "59 of 60 cells finished, 1 diverged." in text
-
-
-def test_columns_that_do_not_fit_continue_below_and_nothing_is_lost():
-    heads = ("name", *(f"head number {index}" for index in range(17)))
-    rows = tuple(
-        ("a name that is " + "very " * 30 + "long", *(f"{index}.5 ± {index}" for index in range(17))) for _ in "ab"
-    )
-    text = TextTable("title", heads, rows).plain()
-    assert max(map(len, text.splitlines())) <= WIDTH
-    assert all(len(re.findall(rf"{head}(?!\d)", text)) == 1 for head in heads[1:])
-    assert all(len(re.findall(rf"(?<!\d){index}\.5 ± {index}(?!\d)", text)) == 2 for index in range(17))
 
 
 def test_markdown_has_as_many_cells_in_every_row(study_of, study_cell):

@@ -3,22 +3,18 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from teka.audit.page.require import require
-from teka.experiments.study.report.matrix import StudyMatrix
-from teka.experiments.study.report.plot import (
-    BLACK,
-    COLOURS,
-    INK,
-    MARKERS,
-    PALE,
+from teka.audit.page.charts import (
     WIDTH,
+    add_legend,
     dress_panel,
     limit_percent,
     make_figure,
+    make_panels,
     name_rows,
-    reference_row,
     set_accuracy_scale,
 )
+from teka.audit.page.style import BLACK, INK, PALE, line_style
+from teka.experiments.study.report.matrix import StudyMatrix
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -45,41 +41,27 @@ def draw_dot_plot(matrix: StudyMatrix, reference: Mapping[str, str]) -> "matplot
     Raises:
         ImportError: matplotlib is not installed.
     """
-    require("matplotlib")
     beside = min(MOST_BESIDE, len(matrix.panels))
     rows = -(-len(matrix.panels) // beside)
     height = 0.75 + len(matrix.rows) * (ROW_HEIGHT + DOT_HEIGHT * len(matrix.columns))
     figure = make_figure(WIDTH if beside > 1 else 0.75 * WIDTH, 0.35 + rows * height)
-    places = list(figure.subplots(rows, beside, squeeze=False, sharey=True).flat)
-    for place, name in zip(places, matrix.panels, strict=False):
+    places = make_panels(figure, len(matrix.panels), beside)
+    for place, name in zip(places, matrix.panels, strict=True):
         _draw_panel(place, matrix, name, reference)
-    for place in places[len(matrix.panels) :]:
-        place.set_visible(False)
     if matrix.column_factor:
-        handles, names = places[0].get_legend_handles_labels()
-        legend = figure.legend(
-            handles,
-            names,
-            loc="outside upper left",
-            ncols=min(6, len(names)),
-            frameon=False,
-            fontsize=9,
-            handletextpad=0.1,
-        )
-        for text in legend.get_texts():
-            text.set_parse_math(False)  # A name is not a formula, even with a dollar sign.
+        handles = places[0].get_lines()[: len(matrix.columns)]
+        add_legend(figure, handles, matrix.columns, columns=min(6, len(matrix.columns)))
     return figure
 
 
 def _draw_panel(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, reference: Mapping[str, str]) -> None:
     shown, upper = [], []
     count = len(matrix.columns)
-    for index, column in enumerate(matrix.columns):
-        colour = COLOURS[index % len(COLOURS)] if matrix.column_factor else INK
-        marker = MARKERS[index % len(MARKERS)]
-        # Every column has its name in the legend, even one without a dot here; the space keeps one that begins with an
-        # underscore there.
-        panel.plot([], [], marker, color=colour, markersize=6, label=f" {column}")
+    styles = [line_style(index) for index in range(count)]
+    for style in styles:  # for the legend, even of a column without a dot here
+        panel.plot([], [], style.marker, color=style.colour, markersize=6)
+    for index, (column, style) in enumerate(zip(matrix.columns, styles, strict=True)):
+        colour, marker = style.colour if matrix.column_factor else INK, style.marker
         for place, row in enumerate(matrix.rows):
             group = matrix.at(name, row, column)
             accuracy = group.estimate("accuracy") if group else None
@@ -111,7 +93,7 @@ def _draw_panel(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, r
 def _mark_reference(
     panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, reference: Mapping[str, str]
 ) -> None:
-    row = reference_row(matrix, reference)
+    row = matrix.reference_row(reference)
     if matrix.column_factor or row is None:
         return
     group = matrix.at(name, row, "")

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from teka.audit.page.charts import dress_panel, limit_percent, make_figure, make_panels, name_rows
 from teka.audit.page.notation import percent
-from teka.audit.page.require import require
+from teka.audit.page.style import GRID, INK, PALE
 from teka.experiments.study.report.group import StudyGroup
 from teka.experiments.study.report.matrix import StudyMatrix
-from teka.experiments.study.report.plot import GRID, INK, PALE, dress_panel, limit_percent, make_figure, name_rows
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -39,16 +39,12 @@ def draw_heat_map(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
     Raises:
         ImportError: matplotlib is not installed.
     """
-    require("matplotlib")
     panel_width = CELL_WIDTH * len(matrix.columns) + PANEL_GAP
     beside = max(1, min(len(matrix.panels), int((WIDEST - NAMES_WIDTH) / panel_width)))
     rows = -(-len(matrix.panels) // beside)
     figure = make_figure(NAMES_WIDTH + beside * panel_width, rows * (1.0 + CELL_HEIGHT * len(matrix.rows)))
-    places = list(figure.subplots(rows, beside, squeeze=False, sharey=True).flat)
-    for place, name in zip(places, matrix.panels, strict=False):
+    for place, name in zip(make_panels(figure, len(matrix.panels), beside), matrix.panels, strict=True):
         _draw_cells(place, matrix, name)
-    for place in places[len(matrix.panels) :]:
-        place.set_visible(False)
     return figure
 
 

@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from teka.audit.page.direct_labels import LineLabel, label_lines, stretch_for
-from teka.audit.page.require import require
+from teka.audit.page.charts import (
+    WIDTH,
+    LineLabel,
+    add_legend,
+    draw_line,
+    dress_panel,
+    label_lines,
+    limit_percent,
+    make_figure,
+    set_accuracy_scale,
+    stretch_for,
+)
+from teka.audit.page.style import INK, LineStyle, level_styles
 from teka.errors import wrong_value
 from teka.experiments.study.report.group import CurvePoint, StudyGroup
 from teka.experiments.study.report.matrix import StudyMatrix
-from teka.experiments.study.report.plot import (
-    INK,
-    WIDTH,
-    RowStyle,
-    dress_panel,
-    level_styles,
-    limit_percent,
-    make_figure,
-    reference_row,
-    set_accuracy_scale,
-)
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -68,7 +68,6 @@ def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[st
         ImportError: matplotlib is not installed.
         ValueError: No cell of the column has finished.
     """
-    require("matplotlib")
     curves = {
         panel: {row: group for row in matrix.rows if (group := matrix.at(panel, row, column)) and group.curve}
         for panel in matrix.panels
@@ -76,7 +75,7 @@ def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[st
     curves = {panel: groups for panel, groups in curves.items() if groups}
     if not curves:
         raise wrong_value("column", column, "one with a finished cell")
-    styles = level_styles(matrix.rows, reference_row(matrix, reference))
+    styles = level_styles(matrix.rows, matrix.reference_row(reference))
     width = max(WIDTH, LABELS_WIDTH + 2.2 * len(curves)) if len(curves) > 1 else 0.75 * WIDTH
     stretch = stretch_for(list(list(curves.values())[-1]))
     figure = make_figure(width, 0.4 + PANEL_HEIGHT * stretch * len(MEASURES))
@@ -103,7 +102,7 @@ def _is_wide(groups: Mapping[str, StudyGroup], measure: _Measure) -> bool:
 def _draw_lines(
     panel: "matplotlib.axes.Axes",
     groups: Mapping[str, StudyGroup],
-    styles: Mapping[str, RowStyle],
+    styles: Mapping[str, LineStyle],
     measure: _Measure,
     *,
     is_logarithmic: bool,
@@ -117,11 +116,8 @@ def _draw_lines(
         style, curve = styles[row], group.curve
         places = [measure.along(group, point) / factor for point in curve]
         low, high = (limit_percent([getattr(point, end) for point in curve]) for end in ("lowest", "highest"))
-        panel.fill_between(places, low, high, color=style.colour, alpha=alpha, linewidth=0)
-        panel.plot(
-            places, limit_percent([point.accuracy.mean for point in curve]), color=style.colour, linestyle=style.dashes,
-            marker=style.marker, markersize=3.6, markeredgecolor="white", markeredgewidth=0.4, linewidth=1.5,
-        )  # fmt: skip
+        values = limit_percent([point.accuracy.mean for point in curve])
+        draw_line(panel, style, places, values, band=(low, high), opacity=alpha, width=1.5, size=3.6)
     if is_logarithmic:
         panel.set_xscale("log")
         _tick_decades(panel)
@@ -142,17 +138,17 @@ def _tick_decades(panel: "matplotlib.axes.Axes") -> None:
 
 
 def _label(
-    panel: "matplotlib.axes.Axes", groups: Mapping[str, StudyGroup], styles: Mapping[str, RowStyle], stretch: float
+    panel: "matplotlib.axes.Axes", groups: Mapping[str, StudyGroup], styles: Mapping[str, LineStyle], stretch: float
 ) -> None:
     lines = dict(zip(reversed(list(groups)), panel.get_lines(), strict=True))
     ends = {row: np.asarray(line.get_xydata())[-1].tolist() for row, line in lines.items()}
-    label_lines(panel, [LineLabel(row, styles[row].colour, *ends[row]) for row in groups], INK, stretch)
+    label_lines(panel, [LineLabel(row, styles[row].colour, *ends[row]) for row in groups], stretch)
 
 
 def _name_further(
     figure: "matplotlib.figure.Figure",
     curves: Mapping[str, Mapping[str, StudyGroup]],
-    styles: Mapping[str, RowStyle],
+    styles: Mapping[str, LineStyle],
 ) -> None:
     """A legend of the rows that the last panel, the one with direct labels, does not show."""
     from matplotlib.lines import Line2D
@@ -162,11 +158,7 @@ def _name_further(
     if not names:
         return
     handles = [
-        Line2D([], [], color=styles[name].colour, marker=styles[name].marker, linestyle=styles[name].dashes)
+        Line2D([], [], color=styles[name].colour, marker=styles[name].marker, linestyle=styles[name].linestyle)
         for name in names
     ]
-    # The space keeps names that begin with an underscore in the legend, which leaves them out otherwise.
-    spaced = [f" {name}" for name in names]
-    legend = figure.legend(handles, spaced, loc="outside lower left", frameon=False, fontsize=9, ncols=3)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    add_legend(figure, handles, names, place="outside lower left", columns=3)

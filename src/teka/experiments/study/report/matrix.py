@@ -1,5 +1,6 @@
 """Which factor of a study is its panel, which its rows and which its columns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -76,6 +77,12 @@ class StudyMatrix:
     def columns(self) -> list[str]:
         """The columns, from the highest accuracy to the lowest."""
         return self._ranked(2)
+
+    def reference_row(self, reference: Mapping[str, str]) -> str | None:
+        """The row that a reference's levels of some factors pick, None where they do not pick a single row."""
+        if not self.row_factors or not set(self.row_factors) <= set(reference):
+            return None
+        return ", ".join(reference[factor] for factor in self.row_factors)
 
     def at(self, panel: str, row: str, column: str) -> StudyGroup | None:
         """The group at a place, None where no cell is there."""

@@ -1,6 +1,5 @@
 """How the numbers of a study are written for people."""
 
-import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
@@ -42,14 +41,6 @@ def _signed(difference: float) -> str:
 
 def _half_width(share: Estimate) -> str:
     return "" if share.half_width is None else f" ± {percent(share.half_width)}"
-
-
-def significant(number: float, digits: int = 3) -> str:
-    """A number to some significant digits, without an exponent: "1.23", "36.0", "1,230"."""
-    if number == 0:
-        return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
-    return f"{number:,.{decimals}f}"
 
 
 def diverged(group: StudyGroup) -> str:

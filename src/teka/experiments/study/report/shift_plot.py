@@ -3,19 +3,18 @@
 import textwrap
 from typing import TYPE_CHECKING
 
-from teka.audit.page.require import require
-from teka.experiments.study.report.group import Quantity, StudyGroup
-from teka.experiments.study.report.matrix import StudyMatrix
-from teka.experiments.study.report.plot import (
-    INK,
-    PALE,
+from teka.audit.page.charts import (
     WIDTH,
+    add_legend,
     dress_panel,
     limit_percent,
     make_figure,
     name_rows,
     set_accuracy_scale,
 )
+from teka.audit.page.style import INK, PALE
+from teka.experiments.study.report.group import Quantity, StudyGroup
+from teka.experiments.study.report.matrix import StudyMatrix
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -44,7 +43,6 @@ def draw_shift_plot(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
     Raises:
         ImportError: matplotlib is not installed.
     """
-    require("matplotlib")
     panels, columns = matrix.panels, matrix.columns
     # Without columns the data sets stand beside each other.
     places = [[(name, column) for column in columns] for name in panels]
@@ -65,10 +63,7 @@ def draw_shift_plot(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
             name_rows(panel, matrix.rows)
         if matrix.column_factor and names[0][0]:
             line[0].set_ylabel(names[0][0], color=INK, fontsize=10, fontweight="bold", parse_math=False)
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside upper left", ncols=len(labels), frameon=False, fontsize=9, handletextpad=0.1
-    )
+    add_legend(figure, grid[0][0].get_lines()[: len(MARKS)], [name for _, name, *_ in MARKS], columns=len(MARKS))
     return figure
 
 
@@ -82,11 +77,11 @@ def _three(group: StudyGroup) -> dict[str, float]:
 
 
 def _draw_panel(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, column: str) -> None:
-    for _, label, marker, fill, size in MARKS:
+    for _, _, marker, fill, size in MARKS:
         edge = PALE if fill == "white" else fill
         panel.plot(
             [], [], marker, color=edge, markerfacecolor=fill, markeredgewidth=1.6 if marker == "|" else 1.1,
-            markersize=size, label=label,
+            markersize=size,
         )  # fmt: skip
     for place, row in enumerate(matrix.rows):
         group = matrix.at(name, row, column)

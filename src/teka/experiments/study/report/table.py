@@ -3,7 +3,8 @@
 import textwrap
 from collections.abc import Mapping
 
-from teka.audit.page.notation import averaged, listed
+from teka.audit.page.notation import averaged, listed, significant
+from teka.audit.page.tables import WIDTH, Table
 from teka.experiments.study.report.comparison import compare_with, reference_group
 from teka.experiments.study.report.group import StudyGroup
 from teka.experiments.study.report.matrix import StudyMatrix
@@ -12,18 +13,16 @@ from teka.experiments.study.report.notation import (
     accuracy_cell,
     diverged,
     signed_with_interval,
-    significant,
     with_interval,
 )
 from teka.experiments.study.report.results import StudyResults
-from teka.experiments.study.report.text import WIDTH, TextTable
 
 DIFFERENCES = ("at equal\nsteps", "at equal\ntime")
 SHIFTS = ("not\nshifted", "worst\nshift", "every\nshift", "equivariance\nerror", "noise\nfloor")
 EARLY = "*"
 
 
-def accuracy_tables(study: StudyResults) -> list[TextTable]:
+def accuracy_tables(study: StudyResults) -> list[Table]:
     """For each data set the accuracy in rows and columns, the best first; none for a study without columns.
 
     Args:
@@ -33,7 +32,7 @@ def accuracy_tables(study: StudyResults) -> list[TextTable]:
     if matrix.column_factor is None:
         return []
     return [
-        TextTable(
+        Table(
             _title(panel, f"accuracy in %, {matrix.row_title} × {matrix.column_factor}"),
             (matrix.row_title, *matrix.columns),
             tuple(
@@ -45,7 +44,7 @@ def accuracy_tables(study: StudyResults) -> list[TextTable]:
     ]
 
 
-def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list[TextTable]:
+def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
     """For each data set one row for each group, the best first: its accuracy, that less the reference's, and its cost.
 
     Args:
@@ -62,7 +61,7 @@ def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list
         levels = listed([f"{factor} {level}" for factor, level in reference.items()])
         words += f", and the difference to {levels} in % points"
     return [
-        TextTable(
+        Table(
             _title(panel, words),
             (_names(matrix), *heads),
             tuple(
@@ -80,7 +79,7 @@ def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list
     ]
 
 
-def shift_tables(study: StudyResults) -> list[TextTable]:
+def shift_tables(study: StudyResults) -> list[Table]:
     """For each data set one row for each group, the most accurate first: how it bears shifts.
 
     Args:
@@ -88,7 +87,7 @@ def shift_tables(study: StudyResults) -> list[TextTable]:
     """
     matrix = StudyMatrix(study)
     return [
-        TextTable(
+        Table(
             _title(panel, "accuracy in % under shifts"),
             (_names(matrix), *SHIFTS),
             tuple((_name(matrix, group), *_under_shifts(group)) for group in matrix.ranked_groups(panel)),
@@ -195,7 +194,7 @@ def _conditions(study: StudyResults) -> str:
     return f"{sizes}. Measured {when} on {machines} with {' and '.join(versions)}."
 
 
-def _tables(study: StudyResults, reference: Mapping[str, str]) -> list[TextTable]:
+def _tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
     return [*accuracy_tables(study), *comparison_tables(study, reference), *shift_tables(study)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from teka.audit.page.shift_curve import encode_png
+from teka.audit.page.charts import encode_png
 from teka.experiments.study.report.dot_plot import draw_dot_plot
 from teka.experiments.study.report.heat_map import draw_heat_map
 from teka.experiments.study.report.learning_plot import draw_learning_curves

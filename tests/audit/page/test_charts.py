@@ -1,10 +1,12 @@
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.audit.page.direct_labels import spread, stretch_for
+from teka.audit.page.charts import spread, stretch_for
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.1)), min_size=1, max_size=9))
@@ -31,3 +33,13 @@ def test_a_panel_is_stretched_by_as_many_labels_as_it_does_not_hold():
     assert stretch_for(["a"]) == stretch_for(["a"] * 13) == 1
     assert stretch_for(["a"] * 58) == pytest.approx(2 * stretch_for(["a"] * 29))
     assert stretch_for(["a name of two lines, as it is long"] * 29) > stretch_for(["a"] * 29) > 2
+
+
+def test_drawing_leaves_no_global_state():
+    code = (
+        "import sys; from teka.audit.page.charts import ShareCurve, draw_curves, encode_png;"
+        "assert 'matplotlib' not in sys.modules and 'jinja2' not in sys.modules;"
+        "encode_png(draw_curves({'x': [ShareCurve('a', {0: 0.5})]}));"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,67 @@
+"""A table from one description of its columns, for the terminal and as Markdown."""
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GAP = 2
+WIDTH = 120
+"""Columns of the terminal that a table fits into, unless it is asked to fit into fewer."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names the rows; a cell may have several lines.
+
+    Args:
+        title: What stands above it, if anything.
+        heads: Heads of the columns.
+        rows: The rows, with a text for each head.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def plain(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
+        """Aligned text: long names are wrapped, to a narrowest column, then columns that do not fit continue below."""
+        columns = list(zip(self.heads, *self.rows, strict=True))
+        sizes = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+        sizes[0] = min(sizes[0], max(narrowest, width - sum(size + GAP for size in sizes[1:])))
+        blocks: list[list[int]] = [[0]]
+        for at in range(1, len(columns)):
+            if len(blocks[-1]) > 1 and sum(sizes[one] + GAP for one in (*blocks[-1], at)) - GAP > width:
+                blocks.append([0])
+            blocks[-1].append(at)
+        texts = [self._block(chosen, sizes) for chosen in blocks]
+        title = ["\n".join(textwrap.wrap(self.title, width))] if self.title else []
+        return ("\n\n" if len(texts) > 1 else "\n").join([*title, *texts])
+
+    def _block(self, columns: Sequence[int], sizes: Sequence[int]) -> str:
+        from rich.box import Box
+        from rich.console import Console
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        rule = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+        grid = Grid(box=rule, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style=None)
+        for at in columns:
+            justify = "right" if at else "left"
+            grid.add_column(Text(self.heads[at]), justify=justify, width=sizes[at], no_wrap=at > 0, overflow="fold")
+        for row in self.rows:
+            grid.add_row(*(Text(row[at]) for at in columns))
+        text = io.StringIO()
+        Console(file=text, width=sum(sizes) + GAP * len(sizes), color_system=None, legacy_windows=False).print(grid)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+    def markdown(self) -> str:
+        """A Markdown table, its title above it as a heading of the third level."""
+        rules = ("---", *["--:"] * (len(self.heads) - 1))
+        lines = [[_escape(cell) for cell in line] for line in (self.heads, *self.rows)]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rules, *lines[1:]))
+        return f"### {self.title}\n\n{body}" if self.title else body
+
+
+def _escape(cell: str) -> str:
+    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>")

@@ -1,0 +1,35 @@
+import re
+
+import pytest
+
+from teka.audit.page.tables import WIDTH, Table
+
+HEADS = ("name", *(f"head number {index}" for index in range(17)))
+NAME = "a name that is " + "very " * 30 + "long"
+ROWS = tuple((NAME, *(f"{index}.5 ± {index}" for index in range(17))) for _ in "ab")
+
+
+@pytest.mark.parametrize(("width", "narrowest"), [(WIDTH, 40), (60, 14)])
+def test_columns_that_do_not_fit_continue_below_and_nothing_is_lost(width, narrowest):
+    text = Table("title", HEADS, ROWS).plain(width, narrowest=narrowest)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.startswith("title\n")
+    assert all(len(re.findall(rf"{head}(?!\d)", text)) == 1 for head in HEADS[1:])
+    assert all(len(re.findall(rf"(?<!\d){index}\.5 ± {index}(?!\d)", text)) == 2 for index in range(17))
+
+
+def test_cells_of_several_lines_are_aligned_and_text_is_no_markup():
+    text = Table("", ("[bold]model", "a\nb"), ((":smile: x", "1\n22"), ("y", "−3.0"))).plain()
+    assert text.splitlines() == [
+        "                a",
+        "[bold]model     b",
+        "-----------------",
+        ":smile: x       1",
+        "               22",
+        "y            −3.0",
+    ]
+
+
+def test_markdown_has_as_many_cells_in_every_row():
+    text = Table("title", ("a | b", "c"), (("one \\ two", "3\n4"),)).markdown()
+    assert text == "### title\n\n| a \\| b | c |\n| --- | --: |\n| one \\\\ two | 3<br>4 |"
