@@ -35,6 +35,7 @@ LINE_HEIGHT, GAP = 0.062, 0.012
 """Height of a line of a label and the gap between labels, as shares of the height of a panel of usual size."""
 TOP = 1.03
 """Highest place for a label's upper edge, as a share of a panel's height."""
+LegendPlace = Literal["outside upper left", "outside lower left", "outside lower center"]
 LAYOUTS = ("beside", "stacked")
 """Panels beside each other for a wide page, or stacked for a narrow one."""
 
@@ -109,7 +110,7 @@ def add_legend(
     handles: "Sequence[matplotlib.artist.Artist]",
     names: Sequence[str],
     *,
-    place: str = "outside upper left",
+    place: LegendPlace = "outside upper left",
     columns: int = 1,
     handle_length: float = 2.0,
 ) -> None:
