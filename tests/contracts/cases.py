@@ -1,10 +1,20 @@
-"""Every content kernel × relative kernel × backend, from the registries: what is added later is covered by its name."""
+"""Content kernel × relative kernel × backend, from the registries: what is added later is covered by its name.
+
+The kernels with paths of their own meet every relative kernel and backend; the others, features like any to a backend,
+meet two relative kernels each, and every second factor (dtype, mask, size) is met in turn. `make test-exhaustive`
+(TEKA_TESTS=exhaustive) crosses everything with everything.
+"""
 
 import dataclasses
+import itertools
 import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -39,6 +49,9 @@ from teka.functional.relative.rotary import LEAST_WEIGHT
 
 KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS}
 RELATIVE_NAMES = (None, *RELATIVES)
+EXHAUSTIVE = os.environ.get("TEKA_TESTS") == "exhaustive"
+# Those whose paths differ: no features; the default, fused; positive; of both signs; many exact features.
+CROSSED_KERNELS = ("softmax", "squared_relu", "positive", "trigonometric", "taylor2")
 # To a backend learned features are features like others: they meet one relative kernel of each kind, and each backend.
 RELATIVES_OF_LEARNED = (None, "rotation", "clipped", "fourier", "rotary")
 Parametrised = TypeVar("Parametrised", Kernel, Relative)
@@ -104,12 +117,23 @@ def is_signed(case: Case) -> bool:
     return signed or case.relative == "rotary"
 
 
-CROSSED = [
-    (kernel, relative)
-    for kernel in KERNELS
-    for relative in (RELATIVES_OF_LEARNED if kernel in LEARNED_KERNELS else RELATIVE_NAMES)
+def met_relatives(kernel: str) -> list[str | None]:
+    """The relative kernels that a content kernel meets in the tests."""
+    known = [name for name in RELATIVE_NAMES if kernel not in LEARNED_KERNELS or name in RELATIVES_OF_LEARNED]
+    if EXHAUSTIVE or kernel in CROSSED_KERNELS:
+        return known
+    possible = [name for name in known if pair_exists(kernel, name)]
+    first = 2 * list(KERNELS).index(kernel)
+    return [possible[(first + step) % len(possible)] for step in (0, 5)]
+
+
+CROSSED = [(kernel, relative) for kernel in KERNELS for relative in met_relatives(kernel)]
+ALL = [
+    Case(kernel, relative, backend)
+    for kernel, relative in CROSSED
+    for backend in BACKENDS
+    if backend != "auto" or kernel == "squared_relu" or EXHAUSTIVE
 ]
-ALL = [Case(*pair, backend) for pair in CROSSED for backend in BACKENDS]
 POSSIBLE = [case for case in ALL if is_possible(case)]
 IMPOSSIBLE = [case for case in ALL if not is_possible(case)]
 FAST = [case for case in POSSIBLE if case.backend not in ("auto", "dense")]
@@ -122,6 +146,38 @@ CAUSAL = [
 FAST_CAUSAL = [case for case in CAUSAL if case.backend != "dense"]
 # A table counts cells, and so has nothing to say of positions off a grid.
 PLACEABLE_PAIRS = [pair for pair in PAIRS if pair.relative != "table"]
+
+
+def across(name: str, cases: Sequence[Case], **factors: Iterable[object]) -> pytest.MarkDecorator:
+    """Parametrise a test with cases and further factors, so that pairwise every level meets every level.
+
+    Args:
+        name: The cases' argument.
+        cases: The cases, each of which meets one combination of the factors, or all in the exhaustive suite.
+        factors: The levels of further arguments.
+    """
+    combinations = list(itertools.product(*factors.values()))
+    met, rows = Counter(), []
+    for case in cases:
+        of_case = (("kernel", case.kernel), ("relative", case.relative), ("backend", case.backend))
+
+        def pairs(combination: tuple[object, ...], of_case: tuple[object, ...] = of_case) -> list[object]:
+            return list(itertools.product(of_case, zip(factors, map(str, combination), strict=True)))
+
+        def often(combination: tuple[object, ...]) -> int:
+            return sum(met[pair] for pair in pairs(combination))
+
+        for combination in combinations if EXHAUSTIVE else [min(combinations, key=often)]:
+            met.update(pairs(combination))
+            words = [f"{factor} {level}" for factor, level in zip(factors, combination, strict=True)]
+            rows.append(pytest.param(case, *combination, id=", ".join([str(case), *words])))
+    return pytest.mark.parametrize((name, *factors), rows)
+
+
+def by_kernel(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Parametrise a quick test with the cases of each content kernel together."""
+    kernels = {case.kernel: [one for one in cases if one.kernel == case.kernel] for case in cases}
+    return pytest.mark.parametrize("cases", kernels.values(), ids=kernels)
 
 
 def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> tuple[Parametrised, dict[str, Tensor]]:

@@ -12,6 +12,7 @@ from tests.contracts.cases import (
     Case,
     build_kernel,
     build_relative,
+    by_kernel,
     draw_inputs,
     pair_exists,
     with_leaves,
@@ -56,20 +57,22 @@ def attend(case: Case, grid: Grid, *, first: int, is_causal: bool) -> None:
         assert gradient is None or (gradient.shape == one.shape and not gradient.any())
 
 
-@pytest.mark.parametrize("case", [case for case in POSSIBLE if case.backend != "auto"], ids=str)
-def test_attention_of_no_samples_has_no_outputs(case: Case):
-    attend(case, Grid((3, 5)), first=1, is_causal=False)
+@by_kernel(POSSIBLE)
+def test_attention_of_no_samples_has_no_outputs(cases: list[Case]):
+    for case in cases:
+        attend(case, Grid((3, 5)), first=1, is_causal=False)
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
-def test_causal_attention_of_no_samples_has_no_outputs(case: Case):
-    attend(case, Grid(5), first=0, is_causal=True)
-    if case.kernel != "softmax" and case.relative in DECODABLE:
-        state = None
-        query, key, value = draw_inputs(1, batch=0)
-        for _ in range(3):
-            output, state = decode(query, key, value, state, kernel=case.kernel, relative=case.relative)
-            assert output.shape == (0, 3, 1, 4)
+@by_kernel(CAUSAL)
+def test_causal_attention_of_no_samples_has_no_outputs(cases: list[Case]):
+    for case in cases:
+        attend(case, Grid(5), first=0, is_causal=True)
+        if case.kernel != "softmax" and case.relative in DECODABLE:
+            state = None
+            query, key, value = draw_inputs(1, batch=0)
+            for _ in range(3):
+                output, state = decode(query, key, value, state, kernel=case.kernel, relative=case.relative)
+                assert output.shape == (0, 3, 1, 4)
 
 
 def assert_learns_as_from_samples(model: nn.Module, inputs: Tensor, *others: object, size: tuple[int, ...]) -> None:
@@ -88,10 +91,10 @@ def assert_learns_as_from_samples(model: nn.Module, inputs: Tensor, *others: obj
     assert not any(one.grad.any() for one in model.parameters() if one.grad is not None)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_layers_take_no_samples(pair: Case):
+@by_kernel(PAIRS)
+def test_layers_take_no_samples(cases: list[Case]):
     tokens, mask = torch.randn(2, 15, 8), torch.ones(2, 15, dtype=torch.bool)
-    for kind in (Attention, TransformerBlock):
+    for pair, kind in itertools.product(cases, (Attention, TransformerBlock)):
         layer = kind(8, 2, kernel=pair.kernel, relative=pair.relative)
         assert_learns_as_from_samples(layer, tokens, Grid((3, 5)), mask, size=(15, 8))
 

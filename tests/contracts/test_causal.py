@@ -12,6 +12,7 @@ from tests.contracts.cases import (
     FAST_CAUSAL,
     PAIRS,
     Case,
+    across,
     build_kernel,
     build_relative,
     causal_backends,
@@ -163,8 +164,7 @@ def test_float32_stays_within_its_band_of_the_float64_truth(case: Case):
         assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
 
 
-@pytest.mark.parametrize("num_prefix_tokens", [0, 2])
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@across("pair", PAIRS, num_prefix_tokens=[0, 2])
 def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_places(pair: Case, num_prefix_tokens: int):
     inputs = draw_inputs(num_prefix_tokens + 23, heads=HEADS, dim=DIM)
     mask = causal_mask(2, num_prefix_tokens + 23, 5)
@@ -235,8 +235,7 @@ def past_under_other_futures(
     return outputs
 
 
-@pytest.mark.parametrize("past", [1, 77, CHUNK])
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@across("case", CAUSAL, past=[1, 77, CHUNK])
 def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int):
     dtype = torch.float64 if past == 77 else torch.float32
     inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)

@@ -8,6 +8,7 @@ from tests.contracts.cases import (
     PAIRS,
     PLACEABLE_PAIRS,
     Case,
+    across,
     build_kernel,
     build_relative,
     cross_backends,
@@ -97,8 +98,7 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
         assert offered(kernel, relative, anywhere) == documented
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@across("pair", PAIRS, masked=[False, True])
 def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: bool):
     for query_grid, key_grid in grids_for(pair).values():
         placement = Placement(Sites(query_grid), Sites(key_grid))

@@ -1,5 +1,5 @@
 import pytest
-from tests.contracts.cases import FAST, IMPOSSIBLE, KERNEL_CLASSES, PAIRS, POSSIBLE, Case, draw_inputs
+from tests.contracts.cases import FAST, IMPOSSIBLE, KERNEL_CLASSES, PAIRS, POSSIBLE, Case, by_kernel, draw_inputs
 
 from teka import Grid
 from teka.functional import attention
@@ -8,34 +8,20 @@ from teka.functional.kernel import KERNELS, FeatureKernel
 from teka.functional.relative import RELATIVES
 
 
-@pytest.mark.parametrize("case", IMPOSSIBLE, ids=str)
-def test_what_cannot_be_computed_is_refused_by_name(case: Case):
-    query, key, value = draw_inputs(15)
-    with pytest.raises(ValueError, match=f"backend is '{case.backend}'|kernel is '{case.kernel}'"):
-        attention(
-            query,
-            key,
-            value,
-            kernel=case.kernel,
-            relative=case.relative,
-            grid=Grid((3, 5)),
-            backend=case.backend,
-        )
+@by_kernel(IMPOSSIBLE)
+def test_what_cannot_be_computed_is_refused_by_name(cases: list[Case]):
+    for case in cases:
+        chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
+        with pytest.raises(ValueError, match=f"backend is '{case.backend}'|kernel is '{case.kernel}'"):
+            attention(*draw_inputs(15), **chosen, grid=Grid((3, 5)))
 
 
-@pytest.mark.parametrize("case", [case for case in FAST if case.backend != "linear"], ids=str)
-def test_a_backend_that_needs_a_grid_refuses_positions(case: Case):
-    query, key, value = draw_inputs(15)
-    with pytest.raises(ValueError, match=f"backend is '{case.backend}'|expected a grid"):
-        attention(
-            query,
-            key,
-            value,
-            kernel=case.kernel,
-            relative=case.relative,
-            positions=Grid((3, 5)).positions(),
-            backend=case.backend,
-        )
+@by_kernel([case for case in FAST if case.backend != "linear"])
+def test_a_backend_that_needs_a_grid_refuses_positions(cases: list[Case]):
+    for case in cases:
+        chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
+        with pytest.raises(ValueError, match=f"backend is '{case.backend}'|expected a grid"):
+            attention(*draw_inputs(15), **chosen, positions=Grid((3, 5)).positions())
 
 
 def test_no_kernel_relative_kernel_or_backend_is_left_out():

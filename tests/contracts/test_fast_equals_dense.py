@@ -8,6 +8,7 @@ from tests.contracts.cases import (
     FAST,
     POSSIBLE,
     Case,
+    across,
     build_kernel,
     build_relative,
     draw_inputs,
@@ -132,8 +133,7 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, si
         assert relative_change(fast[name], expected) <= TOLERANCE, name
 
 
-@pytest.mark.parametrize("shape", FLOAT32_SHAPES)
-@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+@across("case", POSSIBLE, shape=FLOAT32_SHAPES)
 def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: tuple[int, ...]):
     size = Size(shape, (False,) * len(shape), heads=3, dim=5, num_prefix_tokens=1, masked=True, max_distance=4, seed=0)
     truth, single = attend(case, size, "dense"), attend(case, size, case.backend, torch.float32)

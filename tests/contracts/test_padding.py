@@ -11,6 +11,7 @@ from tests.contracts.cases import (
     PLACEABLE_PAIRS,
     POSSIBLE,
     Case,
+    across,
     build_kernel,
     build_relative,
     draw_inputs,
@@ -52,8 +53,7 @@ def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> lis
     return [query, torch.where(keep, key, other_key), torch.where(keep, value, other_value)]
 
 
-@pytest.mark.parametrize("factor", [100.0, math.nan])
-@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+@across("case", POSSIBLE, factor=[100.0, math.nan])
 def test_what_stands_at_masked_keys_changes_no_output_and_no_gradient(case: Case, factor: float):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
     found = []

@@ -11,9 +11,11 @@ from tests.contracts.cases import (
     PLACEABLE_PAIRS,
     POSSIBLE,
     Case,
+    across,
     build_kernel,
     build_relative,
     draw_inputs,
+    met_relatives,
     relative_change,
     roll_tokens,
 )
@@ -88,8 +90,7 @@ def test_any_real_shift_of_the_positions_changes_nothing_for_any_draw(
     assert change <= TOLERANCE
 
 
-@pytest.mark.parametrize("origin", [5e5, 1e7])
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.is_equivariant_for_every_draw], ids=str)
+@across("pair", [pair for pair in PAIRS if pair.is_equivariant_for_every_draw], origin=[5e5, 1e7])
 def test_far_coordinates_cost_float32_no_digits(pair: Case, origin: float):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
     inputs, kernel = (
@@ -178,8 +179,8 @@ def test_absolute_positions_fail_the_meter_that_relative_ones_pass(relative: str
     assert placed > CLEARLY_BROKEN
 
 
-def test_every_random_kernel_is_tried_with_what_is_equivariant_in_expectation_only():
+def test_random_kernels_are_tried_with_what_is_equivariant_in_expectation_only():
     names = {name for name, relative in RELATIVES.items() if relative.equivariance == "in expectation"}
-    assert {(pair.kernel, pair.relative) for pair in IN_EXPECTATION_PAIRS} == {
-        (kernel, relative) for kernel in RANDOM_KERNELS for relative in names
-    }
+    crossed = {(kernel, relative) for kernel in RANDOM_KERNELS for relative in names & set(met_relatives(kernel))}
+    assert {(pair.kernel, pair.relative) for pair in IN_EXPECTATION_PAIRS} == crossed
+    assert len(crossed) >= 2

@@ -7,6 +7,7 @@ from tests.contracts.cases import (
     PAIRS,
     POSSIBLE,
     Case,
+    across,
     build_kernel,
     build_relative,
     causal_backends,
@@ -29,6 +30,9 @@ HALF_BANDS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 # A layer rounds at each of its projections too: so many times that band, where no weights are signed.
 LAYER_BAND = 16
 NAMED = [case for case in POSSIBLE if case.backend != "auto"]
+
+STEPPED = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
+DECODED = [pair for pair in PAIRS if pair.kernel != "softmax" and pair.relative in STEPPED]
 
 
 def build_layer(pair: Case, seed: int) -> Attention:
@@ -102,17 +106,9 @@ def assert_near_where_in_range(output: Tensor, single: Tensor, band: float) -> N
         assert (output[in_range].float() - single[in_range]).abs().max() <= band * largest
 
 
-@pytest.mark.parametrize("dtype", HALF_BANDS, ids=str)
-@pytest.mark.parametrize(
-    ("case", "is_causal"),
-    [pytest.param(case, False, id=f"{case}, full") for case in NAMED]
-    + [
-        pytest.param(case, True, id=f"{case}, causal")
-        for case in NAMED
-        if case.backend in causal_backends(case.kernel, case.relative)
-    ],
-)
+@across("case", NAMED, dtype=HALF_BANDS, is_causal=[False, True])
 def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.dtype, is_causal: bool):
+    is_causal = is_causal and case.backend in causal_backends(case.kernel, case.relative)
     grid, first = (Grid(11), 0) if is_causal else (GRID, 1)
     relative = build_relative(
         case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=grid.num_axes, max_distance=3
@@ -147,17 +143,7 @@ def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.d
                 assert_near_where_in_range(one, other, 2 * HALF_BANDS[dtype])
 
 
-@pytest.mark.parametrize("dtype", HALF_BANDS, ids=str)
-@pytest.mark.parametrize(
-    "pair",
-    [
-        pair
-        for pair in PAIRS
-        if pair.kernel != "softmax"
-        and pair.relative in (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
-    ],
-    ids=str,
-)
+@across("pair", DECODED, dtype=HALF_BANDS)
 def test_decoding_in_half_precision_stays_finite_and_near_float32(pair: Case, dtype: torch.dtype):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=16, num_axes=1, max_distance=3)
     kernel = build_kernel(pair.kernel, relative, 16)
@@ -173,9 +159,7 @@ def test_decoding_in_half_precision_stays_finite_and_near_float32(pair: Case, dt
             assert_near_where_in_range(output, single, HALF_BANDS[dtype])
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("dtype", HALF_BANDS, ids=str)
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@across("pair", PAIRS, dtype=HALF_BANDS, causal=[False, True])
 def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
     pair: Case, dtype: torch.dtype, causal: bool
 ):

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, Case, relative_change
+from tests.contracts.cases import PAIRS, Case, across, relative_change
 from torch import Tensor, nn
 
 from teka import Grid
@@ -34,8 +34,7 @@ def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor
     return {name: parameter.grad for name, parameter in layer.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize("qkv_bias", [True, False])
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@across("pair", PAIRS, qkv_bias=[True, False])
 def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(pair: Case, qkv_bias: bool):
     layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
     # Trigonometric features explode for long vectors, as documented.
@@ -102,8 +101,7 @@ def test_every_number_of_heads_computes(pair: Case, heads: int):
     assert layer(draw_tokens(16, 4 * heads), GRID, None, 1).shape == (2, 16, 4 * heads)
 
 
-@pytest.mark.parametrize("shape", [(11,), (5, 7), (2, 3, 4)])
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@across("pair", PAIRS, shape=[(11,), (5, 7), (2, 3, 4)])
 def test_grids_of_any_number_of_axes_and_unequal_sides_compute(pair: Case, shape: tuple[int, ...]):
     layer = build(kernel=pair.kernel, relative=pair.relative, num_axes=len(shape))
     tokens = draw_tokens(math.prod(shape))
@@ -136,8 +134,7 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
 UNPLACED = [pair for pair in PAIRS if pair.relative is None and pair.kernel != "optimal"]
 
 
-@pytest.mark.parametrize("num_queries", [1, 5, 16])
-@pytest.mark.parametrize("pair", UNPLACED, ids=str)
+@across("pair", UNPLACED, num_queries=[1, 5, 16])
 def test_a_number_of_queries_gives_the_first_of_the_outputs(pair: Case, num_queries: int):
     layer, tokens = build(kernel=pair.kernel).double(), draw_tokens().double()
     for arguments in ((None, None, 0), (GRID, torch.arange(32).reshape(2, 16) % 3 > 0, 1)):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, Case, relative_change
+from tests.contracts.cases import PAIRS, Case, across, relative_change
 from torch import Tensor
 
 from teka import Grid, functional
@@ -64,9 +64,7 @@ def test_a_backend_asked_for_computes_what_the_dense_one_does(backend: str, rela
     assert relative_change(layer(draw_tokens().double(), GRID, None, 1), fast) < 1e-12
 
 
-@pytest.mark.parametrize("backend", ["auto", "dense"])
-@pytest.mark.parametrize("shape", [(3, 5), (31, 29)])
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@across("pair", PAIRS, shape=[(3, 5), (31, 29)], backend=["auto", "dense"])
 def test_the_backend_it_names_is_the_one_that_computes(
     pair: Case, shape: tuple[int, ...], backend: str, monkeypatch: pytest.MonkeyPatch
 ):

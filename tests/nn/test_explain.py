@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, Case
+from tests.contracts.cases import PAIRS, Case, across
 
 import teka
 from teka import Grid, functional
@@ -17,8 +17,7 @@ def build(**options: Any) -> Attention:
     return Attention(options.pop("dim", 32), options.pop("heads", 2), **{"relative": None, **options}).eval()
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (29, 23)])
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@across("pair", PAIRS, shape=[(3, 5), (29, 23)])
 def test_the_backends_it_names_are_those_that_compute(
     pair: Case, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ):
