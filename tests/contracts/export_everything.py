@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from cases import Case
-from compile_everything import BAND, DIM, Placed, change, diagonal, jobs, report
+from compile_everything import BAND, DIM, Placed, change, jobs, met, report
 from torch import Tensor, nn
 
 from teka import Grid
@@ -39,7 +39,7 @@ def main() -> dict[str, object]:
     def measured() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
         for name, pair, model, tokens in jobs():
             yield name, pair, lambda model=model, tokens=tokens: exported_change(model.eval(), tokens)
-        for pair in diagonal(0):
+        for pair in met(0):
             model = Placed(Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative), Grid((3, 5))).eval()
             batches = tuple(torch.randn(batch, 15, DIM) for batch in (3, 1, 5))
             yield (

@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from tests.contracts.cases import RELATIVE_NAMES
+from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES
 
 from teka.functional.kernel import KERNELS
 
@@ -26,11 +26,12 @@ def run(script: str, *arguments: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("setting", ["masked", "causal", "across"])
-def test_every_kernel_and_every_relative_kernel_compiles_as_one_graph_and_computes_the_same(setting: str):
+def test_layers_compile_as_one_graph_and_compute_the_same(setting: str):
     found = run("compile_everything.py", "aot_eager", setting)
     assert found["wrong"] == {}
-    assert found["kernels"] == sorted(KERNELS)
-    assert found["relatives"] == sorted(map(str, RELATIVE_NAMES))
+    if EXHAUSTIVE:
+        assert found["kernels"] == sorted(KERNELS)
+        assert found["relatives"] == sorted(map(str, RELATIVE_NAMES))
 
 
 @pytest.mark.parametrize("backend", ["inductor"] if HAS_COMPILER else ["aot_eager"])
