@@ -1,10 +1,18 @@
 from fractions import Fraction
 
 import pytest
+import torch
 from torch import nn
 
-from teka.audit.layers.layout import Layout
-from teka.audit.layers.recogniser import Recogniser, declared_stride, pads_edge
+from teka.audit.layers.recogniser import (
+    Layout,
+    Recogniser,
+    absolute_embeddings,
+    class_tokens,
+    declared_stride,
+    pads_edge,
+)
+from teka.models import Performer
 
 OTHER = nn.GELU()
 SEEN = (24, 36)
@@ -150,3 +158,95 @@ def test_what_fits_nothing_is_refused_with_a_reason(shape):
 def test_what_a_module_declares_is_read(module, stride, pads):
     assert declared_stride(module) == stride
     assert pads_edge(module) == pads
+
+
+CELL_GRID = (3, 5)
+HALF = (Fraction(2), Fraction(2))
+CELLS = torch.rand(2, 7, *CELL_GRID)
+PREFIX = torch.full((2, 2, 7), torch.nan)
+TOKENS = torch.cat([PREFIX, CELLS.flatten(2).transpose(1, 2)], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "prefix"),
+    [
+        ("map", CELLS, 0),
+        ("channels-last map", CELLS.permute(0, 2, 3, 1), 0),
+        ("flat map", CELLS.flatten(2), 0),
+        ("flattened", CELLS.flatten(1), 0),
+        ("tokens", TOKENS, 2),
+        ("tokens", TOKENS.unflatten(2, (7, 1)), 2),
+        ("tokens of heads", TOKENS.unflatten(2, (7, 1)).transpose(1, 2), 2),
+    ],
+)
+def test_every_layout_is_arranged_as_channels_over_cells_without_its_prefix(name, output, prefix):
+    assert torch.equal(Layout(name, CELL_GRID, HALF, prefix).arrange(output), CELLS)
+
+
+def test_a_vector_has_no_cells():
+    assert Layout("vector", (), HALF).arrange(torch.rand(2, 7, 1, 1)).shape == (2, 7)
+
+
+def test_tokens_count_the_grid_and_what_comes_before_it():
+    assert Layout("tokens", CELL_GRID, HALF, 2).num_tokens == 17
+
+
+QUARTER = (Fraction(4), Fraction(4))
+LAYOUTS = (Layout("map", (3, 5), QUARTER), Layout("tokens", (3, 5), QUARTER, 1))
+
+
+def owner(**tensors):
+    module = nn.Module()
+    for name, tensor in tensors.items():
+        setattr(module, name, tensor if isinstance(tensor, nn.Module) else nn.Parameter(tensor))
+    return nn.ModuleDict({"stem": module})
+
+
+ABSOLUTE = ("pos_embed", "position_embeddings", "positional_embedding", "pos_embedding", "pos_enc", "pos_emb", "pe")
+
+
+@pytest.mark.parametrize("name", [*ABSOLUTE, "absolute_pos_embed", "pos_embed_y", "positional_encoding"])
+def test_absolute_embeddings_are_known_by_name(name):
+    assert absolute_embeddings(owner(**{name: torch.zeros(4)}), ()) == (f"stem.{name}",)
+
+
+@pytest.mark.parametrize("name", ["relative_position_bias_table", "rel_pos_h", "weight", "rotary_pos_emb", "pose"])
+def test_relative_ones_and_others_are_not(name):
+    assert absolute_embeddings(owner(**{name: torch.zeros(4)}), LAYOUTS) == ()
+
+
+def test_an_embedding_layer_is_known_by_the_name_of_the_layer():
+    assert absolute_embeddings(owner(position_embedding=nn.Embedding(16, 4)), ()) == ("stem.position_embedding.weight",)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 4), (1, 4, 3, 5), (1, 3, 5, 4)])
+def test_absolute_embeddings_are_known_by_shape(shape):
+    assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == ("stem.places",)
+
+
+@pytest.mark.parametrize("shape", [(16, 4), (2, 16, 4), (1, 4, 5, 3), (4, 4, 3, 5)])
+def test_other_shapes_are_not(shape):
+    assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == ()
+
+
+def test_buffers_count_too():
+    module = nn.Module()
+    module.register_buffer("places", torch.zeros(1, 16, 4))
+    assert absolute_embeddings(module, LAYOUTS) == ("places",)
+
+
+def test_a_module_that_computes_positions_is_known_by_its_class():
+    model = Performer(4, 1, 3, dim=8, depth=1, heads=2, position="absolute")
+    assert absolute_embeddings(model, ()) == ("absolute_position",)
+    assert absolute_embeddings(Performer(4, 1, 3, dim=8, depth=2, heads=2, position="rotary"), ()) == ()
+
+
+@pytest.mark.parametrize("name", ["cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"])
+def test_class_tokens_are_known_by_name(name):
+    assert class_tokens(owner(**{name: torch.zeros(4)}, weight=torch.zeros(4))) == (f"stem.{name}",)
+
+
+def test_register_tokens_are_class_tokens_and_mask_tokens_are_not():
+    assert class_tokens(owner(register_tokens=torch.zeros(1, 2, 4), mask_token=torch.zeros(4))) == (
+        "stem.register_tokens",
+    )

@@ -2,7 +2,7 @@ import dataclasses
 
 from tests.audit.page.audit_reports import make_layers, make_report
 
-from teka.audit.layers.layer_break import BREAKS
+from teka.audit.layers.findings import BREAKS
 from teka.audit.page.layers import BREAK_ROLES, COLUMNS, blamed_layers, layer_sections
 
 

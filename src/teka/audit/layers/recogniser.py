@@ -1,11 +1,15 @@
-"""Tell from its shape, and from what came before it, how a tensor lies over the image."""
+"""How a tensor lies over the image, told from its shape and what came before it; and what holds absolute positions."""
 
 import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from torch import nn
+from torch import Tensor, nn
 
-from teka.audit.layers.layout import Layout
+# (B, C, h, w); (B, h, w, C); (B, C, h·w); (B, C·h·w); (B, prefix + h·w, …); (B, heads, prefix + h·w, D); anything else.
+LAYOUTS = ("map", "channels-last map", "flat map", "flattened", "tokens", "tokens of heads", "vector")
 
 # Class, distillation and register tokens before those of the grid: at most so many are looked for.
 MAX_PREFIX = 8
@@ -16,6 +20,57 @@ ACT_ON_LAST_AXIS = (nn.Linear, nn.LayerNorm)
 # These make (B, C, h·w) of a map, as modules named …1d take it.
 FLATTEN_CELLS = (nn.Flatten, nn.Unfold)
 PADDING = (nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)
+# Absolute positions and class tokens by the names of parameters, buffers and classes of modules.
+ABSOLUTE_NAME = re.compile(
+    r"(^|_)(pos|positions?|positional)_?(emb|embed|embeds|embedding|embeddings|enc|encoding)(_|$)|^pe$|^abs(olute)?_pos"
+)
+ABSOLUTE_CLASS = re.compile(
+    r"(Absolute|Positional|Sinusoid\w*)(Position|Embedding|Encoding)|Position(Embedding|Encoding)"
+)
+RELATIVE = re.compile(r"rel(ative)?_?pos|relative|rotary|rope", re.IGNORECASE)
+CLASS_NAME = re.compile(r"^(cls|class|dist|distillation|reg|register)_?(tokens?|embeddings?)$")
+# Names that say nothing of what is held: that of the module does.
+PLAIN_NAMES = ("weight", "data")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a layer's output lies in memory.
+
+    Args:
+        name: One of `LAYOUTS`.
+        grid: Cells along every axis; () for a vector.
+        stride: Pixels of the seen image from one cell to the next along every axis; for a vector, of the coarsest
+            layer before it.
+        prefix_tokens: Tokens before those of the grid.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    stride: tuple[Fraction, ...]
+    prefix_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Cells of the grid and tokens before them."""
+        return self.prefix_tokens + math.prod(self.grid)
+
+    def arrange(self, output: Tensor) -> Tensor:
+        """The output (B, …) with its cells last: (B, C, *grid), or (B, C) for a vector; prefix tokens are left out."""
+        match self.name:
+            case "vector":
+                return output.flatten(1)
+            case "map":
+                return output
+            case "channels-last map":
+                return output.movedim(-1, 1)
+            case "tokens":
+                return output[:, self.prefix_tokens :].flatten(2).transpose(1, 2).unflatten(2, self.grid)
+            case "tokens of heads":
+                channels = output[:, :, self.prefix_tokens :].transpose(2, 3).flatten(1, 2)
+                return channels.unflatten(2, self.grid)
+            case _:  # flat map, flattened: the cells are the last of the numbers already
+                return output.reshape(output.shape[0], -1, *self.grid)
 
 
 class Recogniser:
@@ -25,9 +80,6 @@ class Recogniser:
     sides by which those of the seen image can be divided (or the other way round). The stride of a convolution or a
     pooling layer is its own times that of its input; of other modules for images, that of the input times the ratio of
     the grids, or the input's if the module pads; of all else, the seen size over that of the grid.
-
-    Args:
-        seen_size: Height and width of what the model gets.
     """
 
     def __init__(self, seen_size: tuple[int, int]) -> None:
@@ -41,14 +93,9 @@ class Recogniser:
     def recognise(
         self, module: nn.Module, shape: tuple[int, ...], side: str, source: Layout | None, source_shape: tuple[int, ...]
     ) -> Layout | str:
-        """The layout of a tensor, or in words why it has none.
+        """The layout of a tensor (B, …) that a module got or gave, or in words why it has none.
 
-        Args:
-            module: The module that got the tensor or gave it.
-            shape: Its shape (B, …).
-            side: "input" or "output".
-            source: For an output, the layout of the module's input, if it has one.
-            source_shape: Shape of that input, or ().
+        Of an output, `source` and `source_shape` are the layout of the module's input, if it has one, and its shape.
         """
         found = self._layout(module, shape, side, source, source_shape)
         if isinstance(found, str):
@@ -92,16 +139,12 @@ class Recogniser:
             total = self._placed.num_tokens
             if second == third == total:
                 return "attention weights: pairs of tokens, not places"
-            if second == total:
-                return Layout("tokens of heads", self._placed.grid, self._placed.stride, self._placed.prefix_tokens)
-            if first == total:
-                return Layout("tokens", self._placed.grid, self._placed.stride, self._placed.prefix_tokens)
-            known = [name for name in order if by_layout[name] == self._placed.grid]
-            return (
-                Layout(known[0], self._placed.grid, self._placed.stride)
-                if known
-                else f"a tensor of shape (B, {first}, {second}, {third}) is no map on the tokens' grid"
-            )
+            if total in (second, first):
+                return replace(self._placed, name="tokens of heads" if second == total else "tokens")
+            for name in order:
+                if by_layout[name] == self._placed.grid:
+                    return Layout(name, self._placed.grid, self._placed.stride)
+            return f"a tensor of shape (B, {first}, {second}, {third}) is no map on the tokens' grid"
         if second == third == 1:
             return self._vector()
         for name in order:
@@ -130,8 +173,7 @@ class Recogniser:
 
     def _grid_of_tokens(self, total: int) -> Layout | None:
         if total in self._tokens:
-            known = self._tokens[total]
-            return Layout("tokens", known.grid, known.stride, known.prefix_tokens)
+            return replace(self._tokens[total], name="tokens")
         known, even = list(reversed(self._strides)), self._even_grids()
         tries = ((known, (0,)), (even, (0,)), (known, range(1, MAX_PREFIX + 1)), (even, range(1, MAX_PREFIX_ALONE + 1)))
         for grids, prefixes in tries:
@@ -223,3 +265,47 @@ def _pair(value: object) -> tuple:
 
 def _is_named(module: nn.Module, ending: str) -> bool:
     return any(kind.__name__.endswith(ending) for kind in type(module).__mro__)
+
+
+def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[str, ...]:
+    """Names of the parameters, buffers and modules that hold absolute positions.
+
+    By name: `pos_embed`, `position_embeddings`, `positional_embedding`, `pos_encoding`, `pe`, `absolute_pos_embed`, …,
+    none with "relative" or "rotary" in it; `.weight` is named by its module. By shape: a parameter or buffer
+    (1, L, D), (1, D, h, w) or (1, h, w, D), where the layers have L tokens or cells, or a grid (h, w). By class: a
+    module called …AbsolutePosition, PositionalEncoding or the like, if it owns none of these.
+    """
+    grids = [layout for layout in layouts if layout.grid]
+    totals = {layout.num_tokens for layout in grids if layout.name.startswith("tokens")}
+    sides = {layout.grid for layout in grids if max(layout.grid) > 1}
+    found = []
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        called = _called(name)
+        if RELATIVE.search(called) or CLASS_NAME.match(called):
+            continue
+        if ABSOLUTE_NAME.search(called) or _has_place(tensor, totals, sides):
+            found.append(name)
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        owns = any(other.startswith(f"{name}.") for other in found)
+        if name and ABSOLUTE_CLASS.search(kind) and not RELATIVE.search(kind) and not owns:
+            found.append(name)
+    return tuple(found)
+
+
+def class_tokens(module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters that hold class, distillation and register tokens."""
+    return tuple(name for name, _ in module.named_parameters() if CLASS_NAME.match(_called(name)))
+
+
+def _called(name: str) -> str:
+    parts = name.split(".")
+    return parts[-2] if parts[-1] in PLAIN_NAMES and len(parts) > 1 else parts[-1]
+
+
+def _has_place(tensor: Tensor, totals: set[int], sides: set[tuple[int, ...]]) -> bool:
+    if not tensor.is_floating_point() or tensor.ndim not in (3, 4) or tensor.shape[0] != 1:
+        return False
+    if tensor.ndim == 3:
+        return tensor.shape[1] in totals
+    return tuple(tensor.shape[2:]) in sides or tuple(tensor.shape[1:3]) in sides

@@ -1,37 +1,149 @@
 """The second pass over a model: how far every tensor it makes is from moving with the images."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from teka.audit.layers.moves import Moves, is_multiple, plan_moves
-from teka.audit.layers.survey import Slot, Stop
-from teka.audit.layers.trace import Visit
+from teka.audit.layers.findings import break_limit
+from teka.audit.layers.recogniser import Layout
+from teka.audit.layers.survey import Slot, Stop, Visit
 
 # Sums of squares that are kept for a move: error and cells of the interior, error and cells of the rest, and the size.
 SUMS = 5
 
 
-@dataclass(frozen=True)
-class ShiftError:
-    """The error of one tensor at one shift, relative to its size; None where no cell can be compared.
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """One move of a layer's cells for each of some shifts.
 
     Args:
-        is_multiple: Whether the shift is a multiple of the stride, so that cells move onto cells.
-        every: Of all cells that came from inside.
-        interior: Of those that the edge cannot reach.
-        border: Of the others, if the tensor has an interior.
-        counted: What speaks of the layer: the error of the interior, or of all cells if the tensor has no interior.
+        source: For each cell, the one whose content should have moved there; (S, cells).
+        inside: 1 for cells that came from inside the image.
+        interior: 1 for those that, like the cells they came from, the edge cannot reach.
     """
 
-    is_multiple: bool
-    every: float | None
-    interior: float | None
-    border: float | None
-    counted: float | None
+    source: Int[Tensor, "shifts cells"]
+    inside: Float[Tensor, "shifts cells"]
+    interior: Float[Tensor, "shifts cells"]
+
+
+def is_multiple(shift: Sequence[int | float], stride: Sequence[Fraction]) -> bool:
+    """Whether a shift in pixels is a whole number of cells along every axis."""
+    return all((Fraction(step) / one).denominator == 1 for step, one in zip(shift, stride, strict=True))
+
+
+def plan_moves(
+    layout: Layout, border: Sequence[tuple[int, int]], shifts: Sequence[Sequence[int | float]], wraps: bool
+) -> tuple[Moves, ...]:
+    """The moves that a layer's cells may have made: one for shifts by whole cells, else each neighbour of the shift.
+
+    Where a shift has fewer neighbours than another, its last one is there again. A vector is one cell that stays. If it
+    `wraps`, cells that leave at one side enter at the other.
+    """
+    if not layout.grid:
+        one = torch.ones(len(shifts), 1, dtype=torch.float64)
+        return (Moves(torch.zeros(len(shifts), 1, dtype=torch.long), one, torch.zeros_like(one)),)
+    by_shift = [_neighbours(shift, layout.stride) for shift in shifts]
+    cells = torch.arange(math.prod(layout.grid)).reshape(layout.grid)
+    axes, whole = tuple(range(cells.ndim)), [(0, 0)] * cells.ndim
+    plans = []
+    for number in range(max(map(len, by_shift))):
+        chosen = [neighbours[min(number, len(neighbours) - 1)] for neighbours in by_shift]
+        source = torch.stack([cells.roll(move, axes).flatten() for move in chosen])
+        interior = torch.stack([_came_from(layout.grid, border, move) for move in chosen])
+        inside = torch.ones_like(interior)
+        if not wraps:
+            inside = torch.stack([_came_from(layout.grid, whole, move) for move in chosen])
+        plans.append(Moves(source, inside, interior))
+    return tuple(plans)
+
+
+def _neighbours(shift: Sequence[int | float], stride: Sequence[Fraction]) -> list[tuple[int, ...]]:
+    exact = [Fraction(step) / one for step, one in zip(shift, stride, strict=True)]
+    return list(itertools.product(*(sorted({math.floor(cells), math.ceil(cells)}) for cells in exact)))
+
+
+def _came_from(grid: Sequence[int], border: Sequence[tuple[int, int]], move: Sequence[int]) -> Float[Tensor, " cells"]:
+    """1 for the cells that, like the cells they came from, lie within a border."""
+    within = torch.zeros(*grid, dtype=torch.float64)
+    slices = []
+    for (before, after), side, step in zip(border, grid, move, strict=True):
+        first, last = max(before, before + step), min(side - after, side - after + step)
+        slices.append(slice(first, max(first, last)))
+    within[tuple(slices)] = 1.0
+    return within.flatten()
+
+
+class Measured:
+    """The numbers of one tensor over all shifts, relative to its size.
+
+    Attributes:
+        slot: The tensor.
+        counted: At each shift the error of the interior, or of all cells if the tensor has no interior; NaN where no
+            cell can be compared.
+        limit: The error above which a layer that gives it breaks.
+        has_interior: Whether there are cells that the edge cannot reach, at some shift.
+        interior: Largest error of the interior at multiples of the stride, or None.
+        border: Largest error of the border at multiples of the stride, if the tensor has an interior.
+        aliasing: Largest error at the other shifts.
+        every: Largest error of all cells that came from inside, at multiples of the stride.
+
+    Args:
+        slot: The tensor.
+        sums: For each shift and each move that it may be, the five sums.
+        on_grid: Shifts that are multiples of the stride, so that cells move onto cells.
+        threshold: The error below which no layer breaks.
+    """
+
+    def __init__(
+        self, slot: Slot, sums: Float[Tensor, "shifts moves 5"], on_grid: Bool[Tensor, " shifts"], threshold: float
+    ) -> None:
+        interior, interior_cells, border, border_cells, size = sums.unbind(dim=2)
+        cells = interior_cells + border_cells
+        norm = torch.where(size > 0, size / cells, torch.nan)
+        any_interior = bool((interior_cells > 0).any())
+        every, inside, edge = (
+            (part / count / norm).sqrt()
+            for part, count in ((interior + border, cells), (interior, interior_cells), (border, border_cells))
+        )
+        counted = inside if any_interior else every
+        # The error at a shift is the smallest over the moves that it may be; one of all cells is better than none.
+        order = counted.nan_to_num(1e300).masked_fill(every.isnan(), math.inf)
+        best = order.argmin(dim=1, keepdim=True)
+        every, inside, edge, counted = (one.gather(1, best)[:, 0] for one in (every, inside, edge, counted))
+        self.slot, self.counted, self.limit = slot, counted, break_limit(threshold, slot.noise)
+        self.has_interior = not inside.isnan().all()
+        self.interior, self.every = _largest(inside[on_grid]), _largest(every[on_grid])
+        # Without an interior, the rest is not the border of anything.
+        self.border = _largest(edge[on_grid]) if any_interior else None
+        self.aliasing = _largest(counted[~on_grid])
+        self._every = torch.where(on_grid, every, torch.nan)
+
+    def added_to(self, before: "Measured") -> float | None:
+        """What is added to the error of another tensor, at shifts that are multiples of both strides."""
+        both = ~(self._every.isnan() | before._every.isnan())
+        return float(self._every[both].max() - before._every[both].max()) if both.any() else None
+
+    def exact_step(self, axis: int, shifts: Sequence[Sequence[int | float]]) -> int | None:
+        """The fewest pixels along an axis such that every shift by a multiple of them alone is within the limit."""
+        within: dict[int | float, bool] = {}
+        for shift, error in zip(shifts, self.counted.tolist(), strict=True):
+            step = abs(shift[axis])
+            if step == sum(map(abs, shift)) and not math.isnan(error):
+                within[step] = within.get(step, True) and error <= self.limit
+        whole = sorted(int(step) for step in within if step == int(step))
+        return next((one for one in whole if all(within[step] for step in within if step % one == 0)), None)
+
+
+def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
+    known = errors[~errors.isnan()]
+    return float(known.max()) if len(known) else None
 
 
 class ShiftErrors:
@@ -65,23 +177,23 @@ class ShiftErrors:
         self.failed: dict[int, str] = {}
         self._slots = slots
         self._seen_size, self._wraps = seen_size, wraps
-        self._owner = {_place(stop.visit): stop.slot for stop in stops if stop.is_new and stop.slot is not None}
+        self._owner = {
+            (stop.visit.module, stop.visit.call, stop.visit.side): stop.slot
+            for stop in stops
+            if stop.is_new and stop.slot is not None
+        }
         neighbours = 2 ** len(seen_size)
         self._sums = torch.zeros(len(slots), len(shifts), neighbours, SUMS, dtype=torch.float64)
         self._plans: dict[tuple, tuple[Moves, ...]] = {}
         self._chosen: range = range(0)
 
     def start(self, chosen: range) -> None:
-        """Begin a batch: the images themselves, then each of the chosen shifts of them.
-
-        Args:
-            chosen: Indices of the shifts.
-        """
+        """Begin a batch: the images themselves, then each of the chosen shifts of them."""
         self._chosen = chosen
 
     def see(self, visit: Visit, module: nn.Module, tensor: Tensor | None) -> None:
         """Compare one tensor, if this is the visit that measures it; the arguments are those of `Trace`."""
-        index = self._owner.get(_place(visit))
+        index = self._owner.get((visit.module, visit.call, visit.side))
         if index is None or index in self.failed:
             return
         slot, blocks = self._slots[index], len(self._chosen) + 1
@@ -104,19 +216,17 @@ class ShiftErrors:
         if not self._sums[index].isfinite().all():
             self.failed[index] = "it holds NaN or infinity for moved images"
 
-    def errors(self, slot: int) -> tuple[ShiftError, ...]:
-        """The error of a tensor at every shift.
-
-        Args:
-            slot: Index of the tensor.
-        """
-        rows = self._sums[slot].tolist()
-        has_interior = any(sums[1] for moves in rows for sums in moves)
-        stride = self._slots[slot].layout.stride
-        return tuple(
-            _best(moves, is_multiple(shift, stride), has_interior)
-            for shift, moves in zip(self.shifts, rows, strict=True)
-        )
+    def measured(self, threshold: float) -> dict[int, Measured]:
+        """The numbers of each tensor that could be compared, by its index."""
+        on_grid = {
+            stride: torch.tensor([is_multiple(shift, stride) for shift in self.shifts])
+            for stride in {slot.layout.stride for slot in self._slots}
+        }
+        return {
+            index: Measured(slot, self._sums[index], on_grid[slot.layout.stride], threshold)
+            for index, slot in enumerate(self._slots)
+            if index not in self.failed
+        }
 
     def _plan(self, slot: Slot) -> tuple[Moves, ...]:
         layout = slot.layout
@@ -130,23 +240,3 @@ class ShiftErrors:
             shifts = self.shifts[self._chosen.start : self._chosen.stop]
             self._plans[key] = plan_moves(layout, slot.border, shifts, self._wraps and fills)
         return self._plans[key]
-
-
-def _best(moves: Sequence[Sequence[float]], on_grid: bool, has_interior: bool) -> ShiftError:
-    """The error at one shift: the smallest over the moves that it may be."""
-    found = []
-    for interior, interior_cells, border, border_cells, size in moves:
-        cells = interior_cells + border_cells
-        if not cells or not size:
-            continue
-        parts = ((interior + border, cells), (interior, interior_cells), (border, border_cells))
-        every, inside, edge = (math.sqrt(part / count / (size / cells)) if count else None for part, count in parts)
-        # Without an interior, the rest is not the border of anything.
-        edge = edge if has_interior else None
-        found.append(ShiftError(on_grid, every, inside, edge, inside if has_interior else every))
-    nothing = ShiftError(on_grid, None, None, None, None)
-    return min(found, key=lambda one: math.inf if one.counted is None else one.counted, default=nothing)
-
-
-def _place(visit: Visit) -> tuple[str, int, str]:
-    return visit.module, visit.call, visit.side

@@ -1,15 +1,15 @@
 """The first pass over a model: which tensors it makes, how they lie, how noisy they are, how far the edge is felt."""
 
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from types import TracebackType
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.layers.layout import Layout
-from teka.audit.layers.recogniser import Recogniser, pads_edge
-from teka.audit.layers.trace import Visit
+from teka.audit.layers.recogniser import Layout, Recogniser, pads_edge
 
 # Images as they are, once more, and with the edge overwritten: top and bottom, left and right.
 COPIES = 4
@@ -17,6 +17,97 @@ COPIES = 4
 # than FELT_AT_MOST of it, which rounding in half precision may reach.
 FELT_ROUNDINGS = 64
 FELT_AT_MOST = 1e-2
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A module that got its input, or gave its output.
+
+    Args:
+        module: Name of the module among those that are followed.
+        call: Number of the call within this forward pass, 1 for the first.
+        side: "input" or "output".
+        inside: The module and the call of it that were running, the innermost, or None.
+    """
+
+    module: str
+    call: int
+    side: str
+    inside: tuple[str, int] | None
+
+
+def call_name(module: str, call: int) -> str:
+    """What to call a module: its name, with its number where the same pass called it before."""
+    name = module or "(model)"
+    return name if call == 1 else f"{name} (call {call})"
+
+
+class Trace:
+    """Hooks on modules that hand every input and output to a function as the model runs; nothing is kept.
+
+    A context manager: the hooks are there within it, and gone after it. The function is called with the visit, the
+    module, and the tensor that has one row for each image: the first such floating tensor among the arguments or in the
+    output, however nested; the first tensor of all if there is none; or None.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], see: Callable[[Visit, nn.Module, Tensor | None], None]
+    ) -> None:
+        self._modules, self._see = modules, see
+        self._handles: list = []
+        self.start(0)
+
+    def start(self, num_rows: int) -> None:
+        """Begin a forward pass of so many images."""
+        self._num_rows = num_rows
+        self._calls = dict.fromkeys(self._modules, 0)
+        self._running: list[tuple[str, int]] = []
+
+    def __enter__(self) -> "Trace":
+        for name, module in self._modules.items():
+            before, after = self._hooks(name)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(after))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hooks(self, name: str) -> tuple[Callable, Callable]:
+        def before(module: nn.Module, arguments: tuple, options: dict) -> None:
+            self._calls[name] += 1
+            inside = self._running[-1] if self._running else None
+            self._running.append((name, self._calls[name]))
+            found = _choose_tensor((arguments, options), self._num_rows)
+            self._see(Visit(name, self._calls[name], "input", inside), module, found)
+
+        def after(module: nn.Module, _arguments: tuple, output: object) -> None:
+            _, call = self._running.pop()
+            inside = self._running[-1] if self._running else None
+            self._see(Visit(name, call, "output", inside), module, _choose_tensor(output, self._num_rows))
+
+        return before, after
+
+
+def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
+    first, waiting = None, [value]
+    while waiting:
+        part = waiting.pop(0)
+        if isinstance(part, Tensor):
+            if part.is_floating_point() and part.ndim > 1 and part.shape[0] == num_rows and part.numel():
+                return part
+            first = part if first is None else first
+        elif isinstance(part, Mapping):
+            waiting[:0] = part.values()
+        elif isinstance(part, list | tuple):
+            waiting[:0] = part
+        elif is_dataclass(part) and not isinstance(part, type):
+            waiting[:0] = vars(part).values()
+    return first
 
 
 @dataclass(frozen=True)
@@ -60,12 +151,7 @@ class Stop:
 
 
 class Survey:
-    """Follows one forward pass of `survey_batch` images.
-
-    Args:
-        num_images: Images without their copies.
-        seen_size: Height and width of what the model gets.
-    """
+    """Follows one forward pass of `survey_batch` images, of which there are so many without their copies."""
 
     def __init__(self, num_images: int, seen_size: tuple[int, int]) -> None:
         self.slots: list[Slot] = []
@@ -106,10 +192,9 @@ class Survey:
         return found, isinstance(found, int)
 
     def _measure(self, visit: Visit, module: nn.Module, tensor: Tensor) -> int | str:
-        rows = COPIES * self._num_images
         if not tensor.is_floating_point():
             return f"its values are {tensor.dtype}, not real floating-point numbers"
-        if tensor.ndim < 2 or tensor.shape[0] != rows:
+        if tensor.ndim < 2 or tensor.shape[0] != COPIES * self._num_images:
             return f"its first axis is not the batch; the others are {tuple(tensor.shape[1:])}"
         source, source_shape = None, ()
         if visit.side == "output":
@@ -135,14 +220,9 @@ class Survey:
 def survey_batch(
     images: Float[Tensor, "batch channels height width"], width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
-    """The images, a second time, and with the outermost pixels of both sides of an axis overwritten by noise.
-
-    Args:
-        images: What a model sees of the images at shift zero.
-        width: How many pixels deep.
-    """
+    """The images, again, and with the outermost `width` pixels of both sides of an axis overwritten by noise."""
     generator = torch.Generator().manual_seed(0)
-    low, high = float(images.min()), float(images.max())
+    low, high = map(float, torch.aminmax(images))
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float32).to(images)
     noise = low + ((high - low) or 1.0) * noise
     copies = [images.clone() for _ in range(COPIES)]

@@ -5,8 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from teka.audit.layers.layer_finding import LayerFinding
-from teka.audit.layers.layer_findings import LayerFindings
+from teka.audit.layers.findings import LayerFinding, LayerFindings
 from teka.audit.page.model_style import ModelStyle
 from teka.audit.page.notation import write_size
 from teka.audit.page.scale import Scale

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from teka.audit.layers.layer_finding import LayerFinding
-from teka.audit.layers.layer_findings import LayerFindings
+from teka.audit.layers.findings import LayerFinding, LayerFindings
 from teka.audit.page.layer_chart import NARROW, WIDE, kinds_drawn, layer_chart
 from teka.audit.page.notation import listed, write_size
 from teka.audit.report import AuditReport

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from teka.audit.layers import LayerBreak, LayerFinding, LayerFindings
@@ -42,17 +40,6 @@ def findings(*layers, threshold=1e-4):
         num_images=4,
         seen_size=(10, 11),
     )
-
-
-def test_findings_come_back_from_json_as_they_were():
-    written = findings(finding("a", 0.1), finding("b"))
-    assert LayerFindings.from_dict(json.loads(json.dumps(written.to_dict()))) == written
-
-
-@pytest.mark.parametrize("between", [None, ("b", "c")])
-def test_a_break_comes_back_from_json_as_it_was(between):
-    written = LayerBreak("edge", "a", "Conv2d", 0.25, 1e-4, False, between)
-    assert LayerBreak.from_dict(json.loads(json.dumps(written.to_dict()))) == written
 
 
 def test_the_limit_is_the_threshold_or_ten_times_the_noise():

@@ -9,6 +9,7 @@ from teka.audit import axis_shifts, square_shifts
 from teka.audit.layers import LayerFindings, blame_layers
 from teka.audit.measure.outputs import ModelError
 from teka.audit.movement import Movement
+from teka.codec import decode, encode
 from teka.models import Performer
 
 CIRCULAR = Movement("circular")
@@ -286,7 +287,7 @@ def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_fo
 
 def test_findings_of_a_model_come_back_from_json():
     found = blame_layers(network(circular(2, 4), Ramp()), images(), SHIFTS, CIRCULAR)
-    assert LayerFindings.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert decode(LayerFindings, json.loads(json.dumps(encode(found)))) == found
 
 
 def test_no_hook_is_left_on_the_model():
@@ -325,5 +326,5 @@ def test_a_model_that_raises_is_an_error_that_says_for_what():
     model = Raising().eval()
     with pytest.raises(ModelError, match=r"RuntimeError for shifts .*: too many"):
         blame_layers(model, images(), SHIFTS, CIRCULAR)
-    with pytest.raises(ModelError, match="unmoved"):
+    with pytest.raises(ModelError, match="unshifted"):
         blame_layers(model, images(batch=8), SHIFTS, CIRCULAR)

@@ -3,8 +3,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from teka.audit.layers.layout import Layout
-from teka.audit.layers.moves import is_multiple, plan_moves
+from teka.audit.layers.recogniser import Layout
+from teka.audit.layers.shift_errors import is_multiple, plan_moves
 
 GRID = (5, 7)
 STRIDE = (Fraction(2), Fraction(3))
