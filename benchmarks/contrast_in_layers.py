@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from teka.experiments.study import Study, read_study
-from teka.experiments.study.cell import Cell
 from teka.experiments.study.run_cell import load_cell_data
+from teka.experiments.study.study import Cell
 from teka.files import write_json
 from teka.functional import attention
 from teka.nn import Attention

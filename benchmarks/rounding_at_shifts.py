@@ -17,13 +17,14 @@ import torch
 
 from teka.audit import equivariance_error
 from teka.experiments.study import read_study
+from teka.experiments.study.cells import find_cell
 from teka.experiments.study.run_cell import load_cell_data, run_model
-from teka.files import read_json, write_json
+from teka.files import write_json
 from teka.provenance import provenance
 from teka.training.train import train
 
 LABELS, SEED, IMAGES = {"data": "fashion-mnist", "variant": "squared relu × rotation"}, 1, 16
-CELL = Path("studies/large/cells/fashion-mnist--squared-relu-rotation--seed-1.json")
+CELLS, CELL = Path("studies/large/cells"), "fashion-mnist--squared-relu-rotation--seed-1"
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def main() -> None:
             model.float()
         rounding[str(tuple(shift))] = ((answer - exact).norm() / exact.norm()).item()
     double = equivariance_error(model.double(), images.double(), shifts, mode=mode).maximum
-    stored = read_json(CELL)
+    stored = find_cell(CELLS, CELL) or {}
     numbers = {
         "rounding": rounding,
         "change_float32": single,

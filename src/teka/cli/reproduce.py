@@ -7,6 +7,7 @@ from teka.cli.parser import Parser
 from teka.cli.study import add_grid_options, parse_only, progress_bar
 from teka.experiments.reproduce import SCALES, TARGETS, read_reproduction, reproduce
 from teka.experiments.reproduce.page import write_reproduction
+from teka.experiments.study import pack_study
 
 EXAMPLES = """\
   teka reproduce table1 --data-dir data --processes 2
@@ -57,3 +58,5 @@ def main(options: argparse.Namespace, command: str) -> None:
     written = write_reproduction(folder, description=study.description, planned=len(study.places({})))
     print(written.terminal)
     print(f"written: {', '.join(map(str, written.files))}")
+    if options.pack:
+        print(f"packed: {', '.join(map(str, pack_study(folder)))}")

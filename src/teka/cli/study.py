@@ -13,15 +13,16 @@ from tqdm import tqdm
 
 from teka.cli.parser import Parser
 from teka.errors import wrong_value
-from teka.experiments.study import Progress, Study, measure_step_seconds, read_study, repeat_cell, run_study
+from teka.experiments.study import Study, measure_step_seconds, pack_study, read_study, repeat_cell, run_study
+from teka.experiments.study.cells import CELLS, list_cells
 from teka.experiments.study.report.write import write_study
-from teka.experiments.study.run_cell import CELLS
+from teka.experiments.study.run_study import Progress
 
 DIFFERENT = "the numbers differ from those of the file"
 EXAMPLES = """\
   teka study studies/kernels.yaml --data-dir data --processes 2
   teka study studies/kernels.yaml --data-dir data --only data=digits --only "kernel=squared relu,softmax"
-  teka study studies/kernels.yaml --summary
+  teka study studies/kernels.yaml --summary --pack
   teka study studies/kernels.yaml --data-dir data --processes 2 --step-seconds
   teka study studies/kernels.yaml --data-dir data --repeat digits--squared-relu--rotation--seed-0
 """
@@ -78,6 +79,11 @@ def add_grid_options(parser: Parser) -> None:
         help="Train only the runs at these levels; 'seed' is a factor too. May be given several times.",
     )
     parser.add_argument("--summary", action="store_true", help="Train nothing, and write the tables and plots.")
+    parser.add_argument(
+        "--pack",
+        action="store_true",
+        help="Then pack the cells' files into one, cells.jsonl.gz, which is read as well.",
+    )
 
 
 def main(options: argparse.Namespace, command: str) -> None:
@@ -100,7 +106,7 @@ def main(options: argparse.Namespace, command: str) -> None:
                 progress=show,
             )
         print(f"written: {timed}")
-        if not (folder / CELLS).is_dir():
+        if not any(list_cells(folder / CELLS)):
             return
     elif not options.summary:
         with progress_bar("cell") as show:
@@ -118,6 +124,8 @@ def main(options: argparse.Namespace, command: str) -> None:
     written = write_study(folder, reference=study.reference, planned=planned)
     print(written.terminal)
     print(f"written: {', '.join(map(str, written.files))}")
+    if options.pack:
+        print(f"packed: {', '.join(map(str, pack_study(folder)))}")
 
 
 @contextlib.contextmanager

@@ -1,12 +1,17 @@
-import pytest
+import os
+import shutil
 
-from teka.experiments.study import read_study
-from teka.experiments.study.measure_model import flops_per_image
-from teka.experiments.study.run_cell import run_cell
-from teka.files import read_json
+import pytest
+import torch
+
+from teka.experiments.study import pack_study, read_study, repeat_cell
+from teka.experiments.study.measure import flops_per_image
+from teka.experiments.study.run_cell import run_cell, share_of_cores, torch_threads
+from teka.files import read_json, write_json
 from teka.training.train import load_data
 
 pytestmark = pytest.mark.xdist_group("study")
+NAME = "squared-relu--none--seed-3"
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +99,46 @@ def test_a_cell_of_a_self_attention_network_keeps_its_heads(tiny_fields, write, 
         assert [len(layer[shape]) for layer in heads["end"]] == [3, 3]
         assert heads["start"][0][shape] != heads["end"][0][shape]
         assert 0 < heads["chance"][0]["window_3"] < 3
+
+
+def test_training_a_cell_again_reproduces_its_numbers_loose_or_packed(finished, tiny_study, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "packed")
+    pack_study(folder)
+    repetition = repeat_cell(read_study(tiny_study), folder, NAME)
+    assert repetition.is_same
+    assert repetition.stored["accuracy"] == read_json(finished / "cells" / f"{NAME}.json")["accuracy"]
+
+
+def test_a_number_that_is_not_the_cell_s_is_seen(finished, tiny_study, tmp_path):
+    folder = tmp_path / "changed"
+    shutil.copytree(finished, folder)
+    path = folder / "cells" / f"{NAME}.json"
+    write_json(path, {**read_json(path), "accuracy": 0.123})
+    repetition = repeat_cell(read_study(tiny_study), folder, NAME)
+    assert not repetition.is_same
+    assert repetition.stored["accuracy"] == 0.123
+    assert read_json(path)["accuracy"] == 0.123  # the file stays as it was
+
+
+def test_a_cell_that_is_not_there_is_an_error_that_offers_the_nearest(finished, tiny_study):
+    with pytest.raises(ValueError, match=f"did you mean '{NAME}'"):
+        repeat_cell(read_study(tiny_study), finished, "squared-relu--none--seed-4")
+
+
+def test_processes_share_the_cores_and_each_has_a_thread():
+    cores = os.cpu_count() or 1
+    assert share_of_cores(1) == cores
+    assert share_of_cores(cores + 1) == 1
+
+
+def test_no_process_is_an_error():
+    with pytest.raises(ValueError, match="processes is 0, expected at least 1"):
+        share_of_cores(0)
+
+
+def test_threads_are_what_they_were_after_an_error():
+    before, within = torch.get_num_threads(), 0
+    with pytest.raises(KeyError), torch_threads(before + 1):  # noqa: PT012
+        within = torch.get_num_threads()
+        raise KeyError
+    assert (within, torch.get_num_threads()) == (before + 1, before)

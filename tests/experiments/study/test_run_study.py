@@ -10,7 +10,8 @@ import time
 import pytest
 from tests.campaign.kills import is_running
 
-from teka.experiments.study import Progress, read_study, run_study
+from teka.experiments.study import read_study, run_study
+from teka.experiments.study.run_study import Progress
 from teka.files import write_json
 
 pytestmark = pytest.mark.xdist_group("study")
@@ -149,7 +150,7 @@ def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tin
         os.kill(children_of(os.getpid(), "loky.backend.popen")[0], signal.SIGKILL)
 
     threading.Thread(target=kill_the_first, daemon=True).start()
-    with pytest.raises(ChildProcessError, match="the same command goes on"):
+    with pytest.raises(ChildProcessError, match="the same command resumes it"):
         run_study(read_study(tiny_study), out, processes=2)
     run_study(read_study(tiny_study), out, processes=2)  # which takes away what a write that was cut off left
     assert not list(out.rglob("*.part"))

@@ -1,6 +1,8 @@
 import pytest
 
 from teka.experiments.study import read_study
+from teka.experiments.study.study import Cell, slug
+from teka.training import Run
 
 
 def names(cells):
@@ -114,3 +116,20 @@ def test_levels_whose_files_would_not_stay_apart_are_refused(tiny_fields, write,
     tiny_fields["leave_out"], tiny_fields["reference"] = [], {}
     with pytest.raises(ValueError, match=message):
         read_study(write(tiny_fields))
+
+
+def test_a_cell_is_named_after_its_levels_and_seed():
+    cell = Cell({"data": "Fashion-MNIST", "kernel": "elu+1", "position": "content + rotation heads"}, Run(seed=3))
+    assert cell.name == "fashion-mnist--elu-1--content-rotation-heads--seed-3"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        pytest.param("positive 4×", "positive-4", id="signs at the end are dropped"),
+        pytest.param("../a/b", "a-b", id="no path comes through"),
+        pytest.param("0.003", "0.003", id="a number stays"),
+    ],
+)
+def test_words_become_part_of_a_file_name(words, name):
+    assert slug(words) == name

@@ -1,8 +1,8 @@
 """Figure 1 of Horn et al. (2021): accuracy under shifts along x, the paper's curves behind ours."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from teka.audit import wilson_interval
 from teka.audit.page.charts import add_legend, draw_line, dress_panel, make_figure
@@ -11,13 +11,21 @@ from teka.audit.page.style import INK, PALE, LineStyle, level_styles
 from teka.audit.page.tables import Table
 from teka.experiments.reference import PIXELS, figure1, paper_row
 from teka.experiments.reproduce.table1 import DATA_NAMES, ordered_data, ordered_models
-from teka.experiments.study.report.cell import CellResult, ShiftedClass
+from teka.experiments.study.cells import CellResult
 from teka.experiments.study.report.notation import NOTHING, signed_with_deviation, with_deviation
 from teka.experiments.study.report.results import StudyResults
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
+
+
+class _Curve(NamedTuple):
+    """The images that were shifted, and the accuracy on them for each shift (dy, dx)."""
+
+    images: int
+    accuracy_by_shift: Mapping[tuple[int, int], float]
+
 
 CLASS = 1
 CLASS_NAMES = {"mnist": "digit 1", "fashion-mnist": "trousers"}
@@ -119,16 +127,17 @@ def _results(study: StudyResults, model: str, data: str) -> list[CellResult]:
     return [result for result in group.results if result.shifted_images] if group else []
 
 
-def _curves(study: StudyResults, model: str, data: str, of_class: int | None) -> list[ShiftedClass]:
+def _curves(study: StudyResults, model: str, data: str, of_class: int | None) -> list[_Curve]:
     """Images and accuracy by shift of every seed."""
     results = _results(study, model, data)
     if of_class is None:
-        return [ShiftedClass(result.shifted_images, result.accuracy_by_shift) for result in results]
-    return [result.classes[of_class] for result in results if of_class in result.classes]
+        return [_Curve(result.shifted_images, result.by_shift()) for result in results]
+    found = [(result.classes.get(of_class), result) for result in results]
+    return [_Curve(one.shifted_images, result.by_shift(of_class)) for one, result in found if one]
 
 
 def _largest_shift(results: Sequence[CellResult]) -> int:
-    return max(abs(shift[1]) for result in results for shift in result.accuracy_by_shift)
+    return max(abs(shift[1]) for result in results for shift in result.shifts)
 
 
 def _image_size(results: Sequence[CellResult]) -> int:
@@ -152,7 +161,7 @@ def _draw_paper(panel: "matplotlib.axes.Axes", study: StudyResults, data: str, c
 
 
 def _draw_model(
-    panel: "matplotlib.axes.Axes", curves: Sequence[ShiftedClass], name: str, style: LineStyle, *, width: float
+    panel: "matplotlib.axes.Axes", curves: Sequence[_Curve], name: str, style: LineStyle, *, width: float
 ) -> None:
     shifts = sorted(curves[0].accuracy_by_shift, key=lambda shift: shift[1])
     steps = [shift[1] for shift in shifts]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from teka.errors import unknown_name
 from teka.experiments.reference import figure1
-from teka.experiments.study import Progress, Study, read_study, run_study
+from teka.experiments.study import Study, read_study, run_study
+from teka.experiments.study.run_study import Progress
 
 TARGETS = ("table1", "figure1")
 SCALES = ("small", "full")

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from teka.audit.page.notation import listed, significant
 from teka.audit.page.tables import Table
 from teka.experiments.reference import PaperRow, paper_row, table1
-from teka.experiments.study.report.cell import CellResult
+from teka.experiments.study.cells import CellResult
 from teka.experiments.study.report.group import StudyGroup
 from teka.experiments.study.report.notation import NOTHING, diverged, with_deviation
 from teka.experiments.study.report.results import StudyResults

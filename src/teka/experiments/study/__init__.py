@@ -1,20 +1,18 @@
-"""Studies: grids of runs, trained side by side and gone on with, each cell one JSON file."""
+"""Studies: grids of runs, trained side by side and resumed, each cell one JSON file or one line of a packed one."""
 
-from teka.experiments.study.measure import Measure
+from teka.experiments.study.cells import pack_study
 from teka.experiments.study.read_study import read_study
-from teka.experiments.study.repeat import Repetition, repeat_cell
-from teka.experiments.study.run_study import Progress, run_study
+from teka.experiments.study.run_cell import repeat_cell
+from teka.experiments.study.run_study import run_study
 from teka.experiments.study.step_seconds import measure_step_seconds
-from teka.experiments.study.study import Study
-from teka.experiments.study.tune import Tune
+from teka.experiments.study.study import Measure, Study, Tune
 
 __all__ = [
     "Measure",
-    "Progress",
-    "Repetition",
     "Study",
     "Tune",
     "measure_step_seconds",
+    "pack_study",
     "read_study",
     "repeat_cell",
     "run_study",

@@ -1,53 +1,186 @@
-"""What is measured of every model of a study."""
+"""Measure a trained model of a study: its accuracy, cost and equivariance, and what its heads look at."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
-from teka.audit import TRANSLATION_MODES
-from teka.errors import unknown_name, wrong_value
+import torch
+from torch import Tensor, nn
 
-WEIGHTS = ("last", "best")
+from teka.audit import accuracy_by_shift, equivariance_error
+from teka.data import Dataset, Split, lossless_selection
+from teka.experiments.study.cells import ShiftedClass
+from teka.experiments.study.study import Measure
+from teka.flops import flop_counter
+from teka.models import Performer, SelfAttentionNetwork
+from teka.training.batches import batches
+from teka.training.heads.measure import HeadGrid
+from teka.training.heads.record import Moment
+
+# Models whose layers choose a backend.
+CHOOSING = (Performer, SelfAttentionNetwork)
+EVALUATION_BATCH = 250
+EQUIVARIANCE_IMAGES = 16
+# What a cell's file keeps of a number of its heads: significant digits, and digits after the point.
+DIGITS, DECIMALS = 4, 6
 
 
-@dataclass(frozen=True)
-class Measure:
-    """What is measured of every trained model.
+def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[str, Any]:
+    """Accuracy, accuracy at every shift, equivariance error with its floors, and cost: fields of `CellResult`.
 
-    Args:
-        images: Number of test images, drawn once with a fixed seed; None for all.
-        shifted_images: Number of these that are shifted, the first ones; None for all.
-        shifts: The shifts (dy, dx); (0, 0) is added where it is missing.
-        mode: What happens at the edge, a mode of `teka.audit.translate`. In mode "lossless" those images alone are
-            shifted that can be rolled by every shift with only background wrapping: all their blank margins, as
-            `teka.data.lossless_selection` counts them, are wide enough. Of photographs there may be none.
-        classes: Classes whose accuracy at every shift is kept besides that of all.
-        weights: Which weights are measured: "last", those after the last step, or "best", those of the epoch with the
-            highest validation accuracy.
-        curve_points: Points of the learning curve, at equal distances in steps; a run with a patience has one after
-            every epoch.
-
-    Raises:
-        ValueError: A number below 1, a class below 0, an unknown mode or unknown weights.
+    The model is in evaluation mode, and is moved to the accelerator if there is one. Where no image can be shifted,
+    what is measured on shifted images is empty or None.
     """
+    forward_flops, training_flops = flops_per_image(model, dataset)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
+    test = _some(dataset.test, measure.images)
+    correct = 0
+    with torch.inference_mode():
+        for images, labels in batches(test, batch_size=EVALUATION_BATCH):
+            correct += int((model(images.to(device)).argmax(dim=1).cpu() == labels).sum())
+    return {
+        "backend": ", ".join(model.chosen_backends()) if isinstance(model, CHOOSING) else "torch",
+        "forward_flops": float(forward_flops),
+        "training_flops": float(training_flops),
+        "test_images": len(test),
+        "accuracy": correct / len(test),
+        **_under_shifts(model, test, measure, device),
+    }
 
-    images: int | None = None
-    shifted_images: int | None = None
-    shifts: tuple[tuple[int, int], ...] = ((0, 0),)
-    mode: str = "circular"
-    classes: tuple[int, ...] = ()
-    weights: str = "last"
-    curve_points: int = 8
 
-    def __post_init__(self) -> None:
-        for argument in ("images", "shifted_images", "curve_points"):
-            value = getattr(self, argument)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise wrong_value(f"measure.{argument}", value, "a whole number of at least 1")
-        # A canvas or a crop would ask for models of another size than the trained ones.
-        modes = tuple(mode for mode in TRANSLATION_MODES if mode not in ("canvas", "crop"))
-        if self.mode not in modes:
-            raise unknown_name("measure.mode", self.mode, modes)
-        if self.weights not in WEIGHTS:
-            raise unknown_name("measure.weights", self.weights, WEIGHTS)
-        for label in self.classes:
-            if not isinstance(label, int) or label < 0:
-                raise wrong_value("measure.classes", list(self.classes), "whole numbers of at least 0")
+def _under_shifts(model: nn.Module, test: Split, measure: Measure, device: torch.device) -> dict[str, Any]:
+    shifted = _shifted(test, measure)
+    if not len(shifted):
+        return {
+            "mode": measure.mode,
+            "shifts": (),
+            "shifted_images": 0,
+            "accuracy_by_shift": (),
+            "minimum_accuracy": None,
+            "worst_shift_accuracy": None,
+        }
+    moved = accuracy_by_shift(
+        model,
+        shifted.images,
+        shifted.labels,
+        measure.shifts,
+        mode=measure.mode,
+        batch_size=EVALUATION_BATCH,
+        device=device,
+    )
+    classes = {}
+    for label in measure.classes:
+        chosen = moved.correct[:, shifted.labels == label].double()
+        if chosen.shape[1]:
+            classes[label] = ShiftedClass(chosen.shape[1], tuple(chosen.mean(dim=1).tolist()))
+    return {
+        "mode": measure.mode,
+        "shifts": moved.shifts,
+        "shifted_images": moved.num_images,
+        "accuracy_by_shift": tuple(moved.accuracy.tolist()),
+        "minimum_accuracy": moved.minimum_accuracy,
+        "worst_shift_accuracy": moved.worst_shift_accuracy,
+        "classes": classes,
+        **_equivariance(model, shifted, measure, device),
+    }
+
+
+def _some(split: Split, count: int | None) -> Split:
+    """Some images of a split, the same for every cell: published test images need not be in a random order."""
+    if count is None or count >= len(split):
+        return split
+    chosen = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:count]
+    return Split(split.images[chosen], split.labels[chosen])
+
+
+def _shifted(test: Split, measure: Measure) -> Split:
+    """The images that are shifted: in mode "lossless" those that lose nothing, and of these the first ones."""
+    if measure.mode == "lossless":
+        down, right = (max(abs(shift[axis]) for shift in measure.shifts) for axis in (0, 1))
+        keep = torch.ones(len(test), dtype=torch.bool)
+        for images, margin in ((test.images, right), (test.images.transpose(2, 3), down)):
+            if margin:
+                keep &= lossless_selection(images, test.labels, class_index=None, margin=margin)
+        test = test.take(keep.nonzero().flatten())
+    return Split(test.images[: measure.shifted_images], test.labels[: measure.shifted_images])
+
+
+def _equivariance(model: nn.Module, split: Split, measure: Measure, device: torch.device) -> dict[str, Any]:
+    """Largest relative change of the logits under the shifts, and two floors below which it says nothing."""
+    images = split.images[:EQUIVARIANCE_IMAGES].to(device)
+    error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
+    with torch.inference_mode():
+        single = model(images).double()
+        exact = model.double()(images.double())
+        model.float()
+    rounding = ((single - exact).norm() / exact.norm()).item()
+    return {
+        "equivariance_error": error.maximum,
+        "repeat_floor": error.noise_floor,
+        "noise_floor": max(error.noise_floor, rounding),
+    }
+
+
+def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
+    """Operations of the matrix products for one image: forward, and forward with backward."""
+    image, label = dataset.test.images[:1], dataset.test.labels[:1]
+    with flop_counter() as forward, torch.no_grad():
+        model(image)
+    with flop_counter() as training:
+        torch.nn.functional.cross_entropy(model(image), label).backward()
+    model.zero_grad()
+    return forward.get_total_flops(), training.get_total_flops()
+
+
+def measure_heads(moments: Sequence[Moment], chance: Sequence[HeadGrid]) -> dict[str, Any]:
+    """The heads of every layer at the start and at the end, and what is by chance, ready for JSON.
+
+    Of a head that is a Gaussian it keeps "center" and "precision", Σ⁻¹ as its entries yy, yx and xx; of another the
+    "mean" and "covariance" of its attention likewise. Of all "offset" and "weight", and of the layer "grid", the fields
+    of `HeadGrid`; of "chance", what random initial parameters give in the mean, these alone.
+    """
+    return {
+        "start": _layers(moments[0]),
+        "end": _layers(moments[-1]),
+        "chance": [_fields(grid) for grid in chance],
+    }
+
+
+def _layers(moment: Moment) -> list[dict[str, object]]:
+    layers: list[dict[str, object]] = []
+    for layer, grid in enumerate(moment.grids):
+        heads = moment.heads.of_layer(layer)
+        if torch.isfinite(heads.center).all():
+            shape = {"center": heads.center, "precision": heads.precision}
+        else:
+            shape = {"mean": heads.mean, "covariance": heads.covariance}
+        layers.append(
+            {
+                **{name: _numbers(tensor) for name, tensor in shape.items()},
+                "offset": heads.offset.tolist(),
+                "weight": _numbers(heads.weight),
+                "grid": _fields(grid),
+            }
+        )
+    return layers
+
+
+def _fields(grid: HeadGrid) -> dict[str, object]:
+    return {name: _round(number) for name, number in asdict(grid).items()}
+
+
+def _numbers(tensor: Tensor) -> list[object]:
+    if tensor.ndim == 3:  # symmetric
+        tensor = torch.stack([tensor[:, 0, 0], tensor[:, 1, 0], tensor[:, 1, 1]], dim=-1)
+    return [_round(value) for value in tensor.tolist()]
+
+
+def _round(value: object) -> object:
+    """To the digits that are kept; None for what JSON does not know."""
+    if isinstance(value, list):
+        return [_round(one) for one in value]
+    if not isinstance(value, float):
+        return value
+    return float(f"{round(value, DECIMALS):.{DIGITS}g}") + 0.0 if math.isfinite(value) else None

@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from teka.errors import unknown_name, wrong_value
-from teka.experiments.study.measure import Measure
-from teka.experiments.study.study import Study
-from teka.experiments.study.tune import Tune
+from teka.experiments.study.study import Measure, Study, Tune
 from teka.files import read_yaml
 from teka.training import read_recipe
 

@@ -1,21 +1,38 @@
-"""Train and measure one cell of a study."""
+"""Train and measure one cell of a study, or train a finished one again and compare."""
 
 import dataclasses
 import functools
+import os
 import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from teka.data import Dataset
-from teka.errors import wrong_value
-from teka.experiments.study.cell import Cell
-from teka.experiments.study.learning_curve import LearningCurve
-from teka.experiments.study.measure import Measure
-from teka.experiments.study.measure_heads import measure_heads
-from teka.experiments.study.measure_model import EVALUATION_BATCH, measure_model
-from teka.files import make_directory, write_json
+from teka.data import Dataset, Split
+from teka.errors import unknown_name, wrong_value
+from teka.experiments.study.cells import (
+    CELLS,
+    CellResult,
+    CurvePoint,
+    FailedCell,
+    find_cell,
+    list_cells,
+    training_folder,
+    write_cell,
+)
+from teka.experiments.study.measure import EVALUATION_BATCH, measure_heads, measure_model
+from teka.experiments.study.study import Cell, Measure, Study
 from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training import Run
@@ -23,65 +40,123 @@ from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state, lo
 from teka.training.heads.record import HeadRecorder, Moment, chance_of
 from teka.training.train import load_data, train
 
-CELLS = "cells"
-TRAINING = "training"
 WEIGHT_FILES = {"last": LAST, "best": BEST}
+# The numbers that only the run decides; times are the machine's.
+COMPARED = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "steps", "parameters", "forward_flops")
 
 
-def cell_file(folder: Path, cell: Cell) -> Path:
-    """Where a cell's results are.
+def share_of_cores(processes: int) -> int:
+    """Threads of each of so many processes side by side, at least 1."""
+    cores = os.cpu_count() or 1
+    if not 1 <= processes <= 16 * cores:
+        raise wrong_value("processes", processes, f"at least 1 and at most {16 * cores}, 16 for each core")
+    return max(1, cores // processes)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch work with so many threads for as long as the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class LearningCurve(Callback):
+    """Measures held-out images after some of the steps, and the time of the steps alone.
+
+    Neither the measurement nor the loading of images counts as time of a step. The points are part of a checkpoint, so
+    that a resumed run has the whole curve.
 
     Args:
-        folder: Folder of the study's cells.
-        cell: The cell.
+        split: The held-out images.
+        num_points: Number of points, at equal distances in steps, the last one after the last step; None for one after
+            every epoch, of a run that may stop before its last.
     """
-    return folder / f"{cell.name}.json"
 
+    def __init__(self, split: Split, *, num_points: int | None) -> None:
+        self.split = split
+        self.num_points = num_points
+        self.points: list[CurvePoint] = []
+        self.seconds = 0.0
+        self.process_seconds = 0.0
+        self._since = (0.0, 0.0)
 
-def training_folder(folder: Path, cell: Cell) -> Path:
-    """Where a cell's run lies while it is trained.
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Start both clocks."""
+        self._since = (time.perf_counter(), time.process_time())
 
-    Args:
-        folder: Folder of the study's cells.
-        cell: The cell.
-    """
-    return folder.parent / TRAINING / folder.name / cell.name
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: object, batch_idx: int
+    ) -> None:
+        """Stop the clocks, and measure if it is time to."""
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - self._since[0]
+        self.process_seconds += time.process_time() - self._since[1]
+        if self._is_due(trainer):
+            self.points.append(self._measure(pl_module, trainer.global_step))
+
+    def state_dict(self) -> dict[str, object]:
+        """The curve so far."""
+        return {
+            "points": [dataclasses.asdict(point) for point in self.points],
+            "seconds_of_steps": self.seconds,
+            "process_seconds": self.process_seconds,
+        }
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Resume a curve."""
+        self.points = [CurvePoint(**point) for point in state_dict["points"]]
+        self.seconds = state_dict["seconds_of_steps"]
+        self.process_seconds = state_dict["process_seconds"]
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        if self.num_points is None:
+            return trainer.is_last_batch
+        total, step = int(trainer.estimated_stepping_batches), trainer.global_step
+        # The first step at or after each of the equal shares.
+        return step * self.num_points // total > (step - 1) * self.num_points // total
+
+    def _measure(self, module: LightningModule, step: int) -> CurvePoint:
+        module.eval()
+        with torch.inference_mode():
+            batches = self.split.images.split(EVALUATION_BATCH)
+            logits = torch.cat([module(batch.to(module.device)) for batch in batches]).cpu()
+        module.train()
+        return CurvePoint(
+            step=step,
+            seconds=self.seconds,
+            process_seconds=self.process_seconds,
+            accuracy=(logits.argmax(dim=1) == self.split.labels).double().mean().item(),
+            loss=cross_entropy(logits, self.split.labels).item(),
+        )
 
 
 def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None, command: str) -> None:
-    """Train a cell, measure it and write its JSON file; a training that was cut off goes on from its last epoch.
+    """Train a cell, measure it and write its JSON file; a training that was cut off resumes from its last epoch.
 
     While a cell is trained its run lies in a folder of its own, which is removed when the JSON file is there. A cell
     whose loss became NaN or infinite is written too, with the message as "failed".
-
-    Args:
-        cell: The cell.
-        measure: What is measured.
-        folder: Folder of the study's cells.
-        data_dir: Folder with the data sets' files.
-        command: The command to keep with the numbers.
-
-    Raises:
-        ValueError: Data that cannot be loaded, or no held-out images for the learning curve.
     """
-    run = dataclasses.replace(cell.run, data_dir=data_dir)
-    place = training_folder(folder, cell)
+    place = training_folder(folder, cell.name)
     dataset = load_cell_data(cell.run, data_dir)
     if not len(dataset.validation):
         raise wrong_value("validation_size", 0, "1 or more: the learning curve is that of held-out images")
     # The last step of a run that may stop early is not known before.
-    num_points = measure.curve_points if run.patience is None else None
-    curve = LearningCurve(dataset.validation, num_points=num_points, batch_size=EVALUATION_BATCH)
-    about: dict[str, object] = {
-        "labels": dict(cell.labels),
-        "seed": run.seed,
+    curve = LearningCurve(dataset.validation, num_points=measure.curve_points if cell.run.patience is None else None)
+    about: dict[str, Any] = {
+        "labels": cell.labels,
+        "seed": cell.run.seed,
         "run": cell.run.to_dict(),
         "threads": torch.get_num_threads(),
         **provenance(command),
     }
     try:
-        result = train(
-            run,
+        trained = train(
+            dataclasses.replace(cell.run, data_dir=data_dir),
             place,
             resume=True,
             command=command,
@@ -91,39 +166,33 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
             throughput=False,
         )
     except FloatingPointError as error:
-        about["failed"] = str(error)
+        result: CellResult | FailedCell = FailedCell(**about, failed=str(error))
     else:
         if not curve.points:  # trained to its end before, and cut off in what comes now
             curve.load_state_dict(callback_state(place / CHECKPOINTS / LAST, LearningCurve.__name__))
         model = run_model(cell, dataset, place, measure)
-        about |= measure_model(model, dataset, measure)
+        measured = measure_model(model, dataset, measure)
         kept = callback_state(place / CHECKPOINTS / LAST, HeadRecorder.__name__).get("moments")
         if isinstance(model, SelfAttentionNetwork) and isinstance(kept, list):
             moments = [Moment.from_dict(one) for one in kept]
             chance = chance_of(cell.run, moments[0].heads, model)
-            about |= {"heads": measure_heads(moments, chance)}
-        about |= {
-            "parameters": result["parameters"],
-            "steps": curve.points[-1].step,
-            "epochs": result["epochs"],
-            "seconds": round(curve.seconds, 3),
-            "process_seconds": round(curve.process_seconds, 3),
-            "learning_curve": [dataclasses.asdict(point) for point in curve.points],
-        }
-    write_json(cell_file(make_directory("out", folder), cell), about)
+            measured["heads"] = measure_heads(moments, chance)
+        result = CellResult(
+            **about,
+            **measured,
+            parameters=trained["parameters"],
+            steps=curve.points[-1].step,
+            epochs=trained["epochs"],
+            seconds=round(curve.seconds, 3),
+            process_seconds=round(curve.process_seconds, 3),
+            learning_curve=tuple(curve.points),
+        )
+    write_cell(folder, cell.name, result)
     shutil.rmtree(place)
 
 
 def load_cell_data(run: Run, data_dir: str | None) -> Dataset:
-    """The data of a cell's run; those of the last one are kept, as neighbouring cells have the same.
-
-    Args:
-        run: The run.
-        data_dir: Folder with the data sets' files.
-
-    Raises:
-        ValueError: Data that cannot be loaded.
-    """
+    """The data of a cell's run; those of the last one are kept, as neighbouring cells have the same."""
     return _load_data(run.data, data_dir, run.image_size, run.train_size, run.validation_size)
 
 
@@ -138,16 +207,53 @@ def _load_data(
 
 
 def run_model(cell: Cell, dataset: Dataset, place: Path, measure: Measure) -> nn.Module:
-    """The model of a finished training with the weights that are measured, in evaluation mode.
-
-    Args:
-        cell: The cell.
-        dataset: Its data.
-        place: Folder of the training.
-        measure: Says which weights.
-    """
+    """The model of a finished training with the weights that are measured, in evaluation mode."""
     model = cell.run.make_model(
         image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
     )
     load_weights(model, place / CHECKPOINTS / WEIGHT_FILES[measure.weights])
     return model.eval()
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What a cell's file says, and what training it again gave, by the names of the numbers."""
+
+    name: str
+    stored: Mapping[str, object]
+    repeated: Mapping[str, object]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every number is the same."""
+        return self.stored == self.repeated
+
+
+def repeat_cell(study: Study, folder: str | Path, name: str, *, data_dir: str | None = None) -> Repetition:
+    """Train a finished cell again, from nothing and elsewhere, and compare what only the run decides.
+
+    It takes as many threads as it took then; another processor or another version of torch may still round otherwise.
+
+    Args:
+        study: The study.
+        folder: Its folder, which stays as it is.
+        name: The cell: the name of its file without `.json`.
+        data_dir: Folder with the data sets' files.
+
+    Raises:
+        ValueError: No such cell, or a file that is not one.
+    """
+    cells = Path(folder) / CELLS
+    stored = find_cell(cells, name)
+    if stored is None:
+        raise unknown_name("repeat", name, [other for other, *_ in list_cells(cells)])
+    labels, fields, threads = stored.get("labels"), stored.get("run"), stored.get("threads")
+    if not (isinstance(labels, dict) and isinstance(fields, dict) and isinstance(threads, int)):
+        raise ValueError(f"{cells / name}.json lacks labels, run or threads, expected the file of a cell")
+    # Sums parted among other numbers of threads round otherwise.
+    with torch_threads(threads), tempfile.TemporaryDirectory(prefix="teka-") as elsewhere:
+        place = Path(elsewhere) / CELLS
+        cell = Cell(labels, Run.from_dict(fields))
+        run_cell(cell, study.measure, place, data_dir=data_dir, command="")
+        repeated = find_cell(place, cell.name) or {}
+    return Repetition(name, *({key: content.get(key) for key in COMPARED} for content in (stored, repeated)))

@@ -1,11 +1,14 @@
-"""Run the cells of a study side by side, on one machine or many, and go on where it was."""
+"""Run the cells of a study side by side, on one machine or many, and resume where it was."""
 
+import contextlib
 import functools
 import inspect
 import logging
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +16,17 @@ from typing import Any
 
 import joblib
 
-from teka.errors import wrong_value
-from teka.experiments.study.cell import Cell
-from teka.experiments.study.measure import Measure
-from teka.experiments.study.parallel import PARALLEL, claimed, engine
-from teka.experiments.study.run_cell import CELLS, cell_file, run_cell
-from teka.experiments.study.study import Study
-from teka.experiments.study.threads import share_of_cores, torch_threads
-from teka.files import make_directory, read_json
+from teka.errors import unknown_name, wrong_value
+from teka.experiments.study.cells import CELLS, TUNING, claimed, find_cell
+from teka.experiments.study.run_cell import run_cell, share_of_cores, torch_threads
+from teka.experiments.study.study import Cell, Measure, Study
+from teka.files import make_directory
 from teka.models import MODELS
 from teka.training import Run
 from teka.training.processes import without_launcher
 
-TUNING = "tuning"
+PARALLEL = ("loky", "dask", "ray")
+PACKAGES = {"dask": "distributed", "ray": "ray[default]"}
 PAUSE = 5.0  # seconds between two looks at cells that others train
 TRAINING = threading.Lock()  # one cell at a time in a process: torch has one random state
 
@@ -60,10 +61,10 @@ def run_study(
 ) -> Path:
     """Train every cell of a study that has no result yet, after the cells that tune a field.
 
-    The folder holds `tuning/` and `cells/`, with a JSON file for each finished cell. Killed at any moment, the same
-    call goes on: finished cells stay, and one that was being trained goes on from its last whole epoch. Any number of
-    such calls, on all machines that share the folder, train one study together: each cell is claimed by one of them,
-    and what a dead one had claimed is free again.
+    The folder holds `tuning/` and `cells/`, with a JSON file for each finished cell, or what `pack_study` made of them.
+    Killed at any moment, the same call resumes it: finished cells stay, and one that was being trained continues from
+    its last whole epoch. Any number of such calls, on all machines that share the folder, train one study together:
+    each cell is claimed by one of them, and what a dead one had claimed is free again.
 
     Args:
         study: The study.
@@ -104,18 +105,7 @@ def run_study(
 def _run_cells(
     cells: Sequence[Cell], work: Callable[[Cell], bool], folder: Path, progress: Callable[[Progress], None]
 ) -> None:
-    """Train and measure the cells that have no file yet, and wait for those that others train.
-
-    Args:
-        cells: The cells.
-        work: Trains one and says whether it has its file now.
-        folder: Folder of their files.
-        progress: Called at the beginning and after every cell.
-
-    Raises:
-        ValueError: A file that another run wrote.
-        ChildProcessError: A process was killed.
-    """
+    """Let `work` train the cells that have no file in the folder yet, and wait for those that others train."""
     stage = folder.name
     waiting = [cell for cell in cells if not is_done(folder, cell)]
     progress(Progress(stage, len(cells) - len(waiting), len(cells), None))
@@ -138,7 +128,7 @@ def _finished(work: Callable[[Cell], bool], cells: Sequence[Cell]) -> Iterable[C
                 yield cell
     except BrokenExecutor as error:
         raise ChildProcessError(
-            "a process of the study was killed, perhaps for want of memory; the same command goes on, "
+            "a process of the study was killed, perhaps for want of memory; the same command resumes it, "
             "with fewer --processes if it was memory"
         ) from error
 
@@ -154,7 +144,7 @@ def _train(cell: Cell, *, folder: Path, measure: Measure, data_dir: str | None, 
     # Of many trainings side by side, one line each would hide the progress.
     lightning.setLevel(logging.ERROR)
     try:
-        with TRAINING, without_launcher(), torch_threads(share_of_cores(processes)), claimed(folder, cell) as mine:
+        with TRAINING, without_launcher(), torch_threads(share_of_cores(processes)), claimed(folder, cell.name) as mine:
             if mine and not is_done(folder, cell):
                 run_cell(cell, measure, folder, data_dir=data_dir, command=command)
             return mine
@@ -165,25 +155,17 @@ def _train(cell: Cell, *, folder: Path, measure: Measure, data_dir: str | None, 
 
 
 def is_done(folder: Path, cell: Cell) -> bool:
-    """Whether a cell has its file.
-
-    Args:
-        folder: Folder of the cells' files.
-        cell: The cell.
-
-    Raises:
-        ValueError: The file is another run's.
-    """
-    path = cell_file(folder, cell)
-    if not path.exists():
+    """Whether a cell is there, loose or packed; it must be of this run."""
+    content = find_cell(folder, cell.name)
+    if content is None:
         return False
-    found = read_json(path).get("run")
+    found = content.get("run")
     # Fields that came after the file was written have their defaults, which change nothing.
     run = Run.from_dict(found) if isinstance(found, dict) else None
     wanted, came = _decided(cell.run), {} if run is None else _decided(run)
     if came != wanted:
         fields = ", ".join(key for key in wanted if came.get(key) != wanted[key])
-        raise wrong_value("out", str(folder.parent), f"a folder of this study; {path.name} differs in {fields}")
+        raise wrong_value("out", str(folder.parent), f"a folder of this study; {cell.name}.json differs in {fields}")
     return True
 
 
@@ -199,8 +181,59 @@ def _best(cells: Sequence[Cell], folder: Path) -> object:
     field = list(cells[0].labels)[-1]
     losses: dict[object, float] = {}
     for cell in cells:
-        curve = read_json(cell_file(folder, cell)).get("learning_curve")
+        curve = (find_cell(folder, cell.name) or {}).get("learning_curve")
         value = cell.run.to_dict()[field]
         loss = curve[-1]["loss"] if isinstance(curve, list) else float("inf")
         losses[value] = losses.get(value, 0.0) + loss
     return min(losses, key=losses.__getitem__)
+
+
+@contextlib.contextmanager
+def engine(parallel: str, processes: int) -> Iterator[None]:
+    """Let joblib run its calls by one of `PARALLEL`, with ":" and an address if it is a cluster's, within the block."""
+    name, _, address = parallel.partition(":")
+    if name not in PARALLEL:
+        raise unknown_name("parallel", parallel, PARALLEL)
+    with contextlib.ExitStack() as stack:
+        if name == "loky":
+            options = {"n_jobs": processes, "initializer": _begin, "initargs": (os.getpid(),)}
+        else:
+            try:
+                options = _reach(name, address, processes, stack)
+            except ImportError as error:
+                raise ImportError(f"--parallel {name} needs {error.name}; pip install {PACKAGES[name]}") from error
+            except (OSError, ValueError, RuntimeError) as error:
+                raise wrong_value("parallel", parallel, f"a cluster that answers ({error})") from error
+        stack.enter_context(joblib.parallel_config(name, **options))
+        yield
+
+
+def _reach(name: str, address: str, processes: int, stack: contextlib.ExitStack) -> dict[str, object]:
+    """Connect to a cluster, or start one of processes on this machine; options for joblib."""
+    if name == "dask":
+        from dask import config
+        from distributed import Client
+
+        here = not address and config.get("scheduler-address", None) is None
+        started = {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None} if here else {}
+        stack.enter_context(Client(address or None, timeout=10, **started))
+    else:
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.util.joblib import register_ray  # pyright: ignore[reportMissingImports]
+
+        ray.init(address or None, **({} if address else {"num_cpus": processes}))
+        stack.callback(ray.shutdown)
+        register_ray()
+    return {"n_jobs": -1}
+
+
+def _begin(parent: int) -> None:
+    """Set up a process of this machine: interruptions are left to the parent, whose end is this one's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+
+def _die_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)

@@ -1,21 +1,24 @@
 """Time a training step of every model of a study, all in turn."""
 
+import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Generator
 from torch.nn.functional import cross_entropy
 
+from teka.codec import decode, encode
 from teka.data import Dataset
-from teka.experiments.study.cell import Cell
-from teka.experiments.study.run_cell import load_cell_data
+from teka.errors import wrong_value
+from teka.experiments.study.cells import CellResult
+from teka.experiments.study.run_cell import load_cell_data, share_of_cores, torch_threads
 from teka.experiments.study.run_study import Progress
-from teka.experiments.study.study import Study
-from teka.experiments.study.threads import share_of_cores, torch_threads
-from teka.files import make_directory, write_json
+from teka.experiments.study.study import Cell, Study
+from teka.files import make_directory, read_json, write_json
 from teka.provenance import provenance
 from teka.training.classifier import is_large_on_cpu, make_augmentations, make_optimizer
 
@@ -24,13 +27,63 @@ STAGE = "timing"
 WARMUP, ROUNDS, STEPS = 2, 9, 2
 
 
-class StepTimer:
-    """A cell's model with all that a step of its training needs.
+@dataclass(frozen=True, kw_only=True)
+class ModelSeconds:
+    """Processor seconds of a training step of the model with these levels: the median of the rounds, and the ends."""
 
-    Args:
-        cell: The cell.
-        dataset: Its data, of which every step takes the same batch.
-    """
+    labels: Mapping[str, str]
+    seconds: float
+    lowest: float | None = None
+    highest: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < float("inf"):
+            raise wrong_value("seconds", self.seconds, "a finite number of at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeconds:
+    """What `step_seconds.json` holds: seconds of a step of every model, in how many rounds, with what and when."""
+
+    command: str = ""
+    teka: str = ""
+    torch: str = ""
+    hardware: str
+    date: str
+    threads: int | None = None
+    rounds: int
+    steps_a_round: int | None = None
+    models: tuple[ModelSeconds, ...]
+
+    def time(self, cells: Iterable[CellResult]) -> list[CellResult] | None:
+        """The cells with their steps times the seconds of one in place of what their own training took.
+
+        None where the model of one was not timed.
+        """
+        seconds = {frozenset(model.labels.items()): model.seconds for model in self.models}
+        timed = []
+        for cell in cells:
+            one = seconds.get(frozenset(cell.labels.items()))
+            if one is None:
+                return None
+            curve = tuple(dataclasses.replace(point, process_seconds=one * point.step) for point in cell.learning_curve)
+            timed.append(dataclasses.replace(cell, process_seconds=one * cell.steps, learning_curve=curve))
+        return timed
+
+
+def read_step_seconds(folder: Path) -> StepSeconds | None:
+    """A study's `step_seconds.json`; None where there is none."""
+    path = folder / STEP_SECONDS
+    if not path.exists():
+        return None
+    try:
+        return decode(StepSeconds, read_json(path), "step_seconds")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+class StepTimer:
+    """A cell's model with all that a step of its training needs; every step takes the same batch."""
 
     def __init__(self, cell: Cell, dataset: Dataset) -> None:
         run = cell.run
@@ -115,11 +168,16 @@ def measure_step_seconds(
             for place, timer in enumerate(timers):
                 timer.measure()
                 progress(Progress(STAGE, (turn + 1) * len(cells) + place + 1, total, timer.cell))
-        about = {**provenance(command), "threads": threads, "rounds": ROUNDS, "steps_a_round": STEPS}
-    write_json(folder / STEP_SECONDS, {**about, "models": [_measured(timer) for timer in timers]})
-    return folder / STEP_SECONDS
+        measured = StepSeconds(
+            **provenance(command),
+            threads=threads,
+            rounds=ROUNDS,
+            steps_a_round=STEPS,
+            models=tuple(_measured(timer) for timer in timers),
+        )
+    return write_json(folder / STEP_SECONDS, encode(measured))
 
 
-def _measured(timer: StepTimer) -> dict[str, object]:
-    seconds = {"seconds": statistics.median(timer.seconds), "lowest": min(timer.seconds), "highest": max(timer.seconds)}
-    return {"labels": dict(timer.cell.labels), **{name: round(value, 6) for name, value in seconds.items()}}
+def _measured(timer: StepTimer) -> ModelSeconds:
+    median, low, high = (round(of(timer.seconds), 6) for of in (statistics.median, min, max))
+    return ModelSeconds(labels=timer.cell.labels, seconds=median, lowest=low, highest=high)

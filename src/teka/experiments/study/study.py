@@ -1,16 +1,110 @@
-"""What a study trains: a grid of runs."""
+"""What a study trains: a grid of runs, and what is measured of every one."""
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from teka.audit import TRANSLATION_MODES
 from teka.errors import unknown_name, wrong_value
-from teka.experiments.study.cell import Cell, slug
-from teka.experiments.study.measure import Measure
-from teka.experiments.study.tune import Tune
 from teka.training import Run
 
 LONGEST_NAME = 180  # of the levels of a cell in the name of its file, which may be of 255 bytes
+WEIGHTS = ("last", "best")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run, whose `data_dir` is left open as it changes no number, and the level of every factor that made it."""
+
+    labels: Mapping[str, str]
+    run: Run
+
+    @property
+    def name(self) -> str:
+        """The levels and the seed, fit for a file's name."""
+        return "--".join([*(slug(level) for level in self.labels.values()), f"seed-{self.run.seed}"])
+
+
+def slug(words: str) -> str:
+    """Words as a part of a file's name: lower case, with a dash for whatever is no letter, digit or dot within."""
+    return re.sub(r"[^\w.]+", "-", words.lower()).strip("-.")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured of every trained model.
+
+    Args:
+        images: Number of test images, drawn once with a fixed seed; None for all.
+        shifted_images: Number of these that are shifted, the first ones; None for all.
+        shifts: The shifts (dy, dx); (0, 0) is added where it is missing.
+        mode: What happens at the edge, a mode of `teka.audit.translate`. In mode "lossless" those images alone are
+            shifted that can be rolled by every shift with only background wrapping: all their blank margins, as
+            `teka.data.lossless_selection` counts them, are wide enough. Of photographs there may be none.
+        classes: Classes whose accuracy at every shift is kept besides that of all.
+        weights: Which weights are measured: "last", those after the last step, or "best", those of the epoch with the
+            highest validation accuracy.
+        curve_points: Points of the learning curve, at equal distances in steps; a run with a patience has one after
+            every epoch.
+
+    Raises:
+        ValueError: A number below 1, a class below 0, an unknown mode or unknown weights.
+    """
+
+    images: int | None = None
+    shifted_images: int | None = None
+    shifts: tuple[tuple[int, int], ...] = ((0, 0),)
+    mode: str = "circular"
+    classes: tuple[int, ...] = ()
+    weights: str = "last"
+    curve_points: int = 8
+
+    def __post_init__(self) -> None:
+        for argument in ("images", "shifted_images", "curve_points"):
+            value = getattr(self, argument)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise wrong_value(f"measure.{argument}", value, "a whole number of at least 1")
+        # A canvas or a crop would ask for models of another size than the trained ones.
+        modes = tuple(mode for mode in TRANSLATION_MODES if mode not in ("canvas", "crop"))
+        if self.mode not in modes:
+            raise unknown_name("measure.mode", self.mode, modes)
+        if self.weights not in WEIGHTS:
+            raise unknown_name("measure.weights", self.weights, WEIGHTS)
+        for label in self.classes:
+            if not isinstance(label, int) or label < 0:
+                raise wrong_value("measure.classes", list(self.classes), "whole numbers of at least 0")
+
+
+@dataclass(frozen=True)
+class Tune:
+    """How a field of the runs is chosen for each level of some factors, before the study proper.
+
+    Every value is trained at each level of the factors `per`, with every other factor at the levels of one place or of
+    several; the value with the lowest loss on held-out images, in the mean of the places, is taken.
+
+    Args:
+        field: The field of `Run`.
+        values: The values tried.
+        per: Factors for whose levels it is chosen.
+        at: The places: for each, the level of every other factor.
+        seed: Seed of these runs.
+
+    Raises:
+        ValueError: No values or no place.
+    """
+
+    field: str
+    values: tuple[object, ...]
+    per: tuple[str, ...]
+    at: tuple[Mapping[str, str], ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise wrong_value("tune.values", list(self.values), "one value or more")
+        if not self.at:
+            raise wrong_value("tune.at", list(self.at), "one place or more")
 
 
 @dataclass(frozen=True)
@@ -75,16 +169,7 @@ class Study:
                 yield labels
 
     def make_cell(self, labels: Mapping[str, str], seed: int, chosen: Mapping[str, object] | None = None) -> Cell:
-        """The cell at some levels.
-
-        Args:
-            labels: The level of every factor.
-            seed: Seed of the run.
-            chosen: Fields that were tuned; they go before all others.
-
-        Raises:
-            ValueError: Fields that make no run.
-        """
+        """The cell at some levels; the chosen, tuned fields go before all others."""
         fields = dict(self.base)
         for factor, level in labels.items():
             fields |= self.factors[factor][level]
@@ -95,14 +180,7 @@ class Study:
             raise ValueError(f"the cell of {where} is no run: {error}") from error
 
     def places(self, only: Mapping[str, Sequence[str]]) -> list[tuple[dict[str, str], int]]:
-        """The levels and the seed of every cell, seed by seed, so that a study stopped early has whole grids.
-
-        Args:
-            only: Levels of some factors, or "seed" with some seeds, to be asked for alone.
-
-        Raises:
-            ValueError: An unknown factor, level or seed, or no cell that is asked for.
-        """
+        """The levels and the seed of every cell that is asked for, seed by seed: one stopped early has whole grids."""
         for factor, levels in only.items():
             known = {**self.factors, "seed": dict.fromkeys(map(str, self.seeds))}
             if factor not in known:
@@ -123,23 +201,11 @@ class Study:
     def cells(
         self, places: Iterable[tuple[Mapping[str, str], int]], chosen: Mapping[tuple[str, ...], object]
     ) -> list[Cell]:
-        """The cells at some places.
-
-        Args:
-            places: Levels and seeds.
-            chosen: The tuned value by the levels of `tune.per`.
-
-        Raises:
-            ValueError: A place whose field could not be tuned.
-        """
+        """The cells at some places, with the tuned value by the levels of `tune.per`."""
         return [self.make_cell(labels, seed, self._chosen_field(labels, chosen)) for labels, seed in places]
 
     def tuning_cells(self, places: Iterable[tuple[Mapping[str, str], int]]) -> dict[tuple[str, ...], list[Cell]]:
-        """The cells that are compared to tune a field, by the levels of `tune.per`; none without a field to tune.
-
-        Args:
-            places: Levels and seeds of the cells that it is tuned for.
-        """
+        """The cells that are compared to tune a field, by the levels of `tune.per`; none without a field to tune."""
         if self.tune is None:
             return {}
         groups: dict[tuple[str, ...], list[Cell]] = {}

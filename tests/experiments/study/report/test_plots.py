@@ -79,7 +79,7 @@ def test_labels_of_thirty_lines_stay_beside_their_panel(study_of, study_cell):
 def test_the_band_goes_from_the_lowest_seed_to_the_highest(matrix):
     panel = draw_learning_curves(matrix, "none", REFERENCE).axes[0]
     runs = matrix.at("mnist", "constant", "none").results
-    low, high = (extreme(run.learning_curve.accuracy[-1] for run in runs) for extreme in (min, max))
+    low, high = (extreme(run.learning_curve[-1].accuracy for run in runs) for extreme in (min, max))
     vertices = np.asarray(panel.collections[0].get_paths()[0].vertices)
     ends = vertices[vertices[:, 0] == 625, 1]
     assert (ends.min(), ends.max()) == pytest.approx((100 * low, 100 * high))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from teka.errors import unknown_name
-from teka.experiments.study.report.cell import CellResult
+from teka.experiments.study.cells import CellResult
 from teka.experiments.study.report.estimate import Estimate, estimate
 from teka.experiments.study.report.group import StudyGroup
 from teka.experiments.study.report.results import StudyResults
@@ -46,10 +46,10 @@ def accuracy_at_equal_time(result: CellResult, reference: CellResult) -> AtEqual
     Returns:
         None where the run is slower to its first point than the reference to its last.
     """
-    end, curve = reference.learning_curve.process_seconds[-1], result.learning_curve
-    if curve.process_seconds[-1] < end:
-        return AtEqualTime(curve.accuracy[-1], is_early=True)
-    accuracy = curve.accuracy_at_seconds(end)
+    end, last = reference.learning_curve[-1].process_seconds, result.learning_curve[-1]
+    if last.process_seconds < end:
+        return AtEqualTime(last.accuracy, is_early=True)
+    accuracy = result.at("accuracy", end, along="process_seconds")
     return None if accuracy is None else AtEqualTime(accuracy, is_early=False)
 
 
@@ -65,7 +65,7 @@ def compare_with(group: StudyGroup, reference: StudyGroup) -> Comparison | None:
     if not pairs:
         return None
     timed = [(accuracy_at_equal_time(result, other), other) for result, other in pairs]
-    differences = [at.accuracy - other.learning_curve.accuracy[-1] for at, other in timed if at is not None]
+    differences = [at.accuracy - other.learning_curve[-1].accuracy for at, other in timed if at is not None]
     return Comparison(
         equal_steps=estimate([_difference_at_equal_steps(result, other) for result, other in pairs]),
         equal_time=estimate(differences) if differences else None,
@@ -74,8 +74,8 @@ def compare_with(group: StudyGroup, reference: StudyGroup) -> Comparison | None:
 
 
 def _difference_at_equal_steps(result: CellResult, reference: CellResult) -> float:
-    step = min(result.learning_curve.steps[-1], reference.learning_curve.steps[-1])
-    ours, theirs = (one.learning_curve.accuracy_at_step(step) for one in (result, reference))
+    step = min(one.learning_curve[-1].step for one in (result, reference))
+    ours, theirs = (one.at("accuracy", step) for one in (result, reference))
     # Test images where both ran as long; the learning curves where one ran longer.
     if result.steps == reference.steps or ours is None or theirs is None:
         return result.accuracy - reference.accuracy

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from teka.experiments.study.report.cell import CellResult
+from teka.experiments.study.cells import CellResult
 from teka.experiments.study.report.estimate import Estimate, estimate
 
 Quantity = Literal[
@@ -62,12 +62,11 @@ class StudyGroup:
     @cached_property
     def curve(self) -> list[CurvePoint]:
         """The learning curve over seeds, at every step that some seed was measured at and all reach."""
-        curves = [result.learning_curve for result in self.results]
         points = []
-        for step in sorted({step for curve in curves for step in curve.steps}):
-            accuracies = [value for curve in curves if (value := curve.accuracy_at_step(step)) is not None]
-            seconds = [value for curve in curves if (value := curve.seconds_at_step(step)) is not None]
-            if len(accuracies) == len(curves):
+        for step in sorted({step for result in self.results for step in result.along("step")}):
+            accuracies = [value for result in self.results if (value := result.at("accuracy", step)) is not None]
+            seconds = [value for result in self.results if (value := result.at("process_seconds", step)) is not None]
+            if len(accuracies) == len(self.results):
                 mean_seconds = sum(seconds) / len(seconds)
                 points.append(CurvePoint(step, mean_seconds, estimate(accuracies), min(accuracies), max(accuracies)))
         return points

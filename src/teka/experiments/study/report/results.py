@@ -7,12 +7,9 @@ from math import prod
 from pathlib import Path
 
 from teka.errors import wrong_value
-from teka.experiments.study.report.cell import CellResult, FailedCell, read_cell
+from teka.experiments.study.cells import CELLS, CellResult, FailedCell, decode_cell, list_cells
 from teka.experiments.study.report.group import StudyGroup
-from teka.experiments.study.report.step_seconds import StepSeconds, read_step_seconds
-
-CELLS = "cells"
-"""Folder of the cells within a study's folder."""
+from teka.experiments.study.step_seconds import StepSeconds, read_step_seconds
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class StudyResults:
 
 
 def read_study_results(folder: str | Path, *, planned: int | None = None) -> StudyResults:
-    """Read every cell of a study's folder, `cells/*.json`, and what a training step takes, `step_seconds.json`.
+    """Read every cell of a study's folder, loose or packed, and what a training step takes, `step_seconds.json`.
 
     Where the latter has every model, a cell's CPU seconds are its steps times those of one step.
 
@@ -92,26 +89,28 @@ def read_study_results(folder: str | Path, *, planned: int | None = None) -> Stu
         ValueError: No cell, a file that is not what it should be, cells with different factors, or one that is there
             twice; it names the file.
     """
-    directory = Path(folder) / CELLS
-    paths = sorted(path for path in directory.glob("*.json") if not path.name.startswith("."))
-    if not paths:
-        raise wrong_value("folder", str(folder), f"a study's folder, with one cell or more in {CELLS}")
     cells: dict[tuple[object, ...], CellResult | FailedCell] = {}
     factors: list[str] = []
-    for path in paths:
-        cell = read_cell(path)
+    for _, content, where in list_cells(Path(folder) / CELLS):
+        cell = decode_cell(content, where)
         factors = factors or list(cell.labels)
         if set(cell.labels) != set(factors):
-            raise wrong_value(f"{path}: labels", dict(cell.labels), f"the factors of the other cells, {factors}")
+            raise wrong_value(f"{where}: labels", dict(cell.labels), f"the factors of the other cells, {factors}")
         place = (*(cell.labels[factor] for factor in factors), cell.seed)
         if place in cells:
-            raise wrong_value(f"{path}: labels", dict(cell.labels), f"each cell once; another has seed {cell.seed} too")
+            raise wrong_value(
+                f"{where}: labels", dict(cell.labels), f"each cell once; another has seed {cell.seed} too"
+            )
         cells[place] = cell
+    if not cells:
+        raise wrong_value("folder", str(folder), f"a study's folder, with one cell or more in {CELLS}")
     found = StudyResults(tuple(cells.values()), planned=0)
     product = prod(len(found.levels(factor)) for factor in factors) * len(found.seeds)
     timing = read_step_seconds(Path(folder))
-    if timing is None or not timing.has(found.results):
-        timing, timed = None, found.cells
-    else:
-        timed = tuple(timing.time(cell) if isinstance(cell, CellResult) else cell for cell in found.cells)
-    return StudyResults(timed, product if planned is None else planned, timing)
+    timed = timing.time(found.results) if timing else None
+    planned = product if planned is None else planned
+    if timed is None:
+        return StudyResults(found.cells, planned)
+    results = iter(timed)
+    kept = tuple(next(results) if isinstance(cell, CellResult) else cell for cell in found.cells)
+    return StudyResults(kept, planned, timing)

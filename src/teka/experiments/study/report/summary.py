@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from teka.experiments.study.report.comparison import compare_with, reference_group
 from teka.experiments.study.report.estimate import Estimate
@@ -94,6 +93,6 @@ def summary_content(study: StudyResults, reference: Mapping[str, str]) -> dict[s
             "diverged": len(study.failed),
             "missing": study.missing,
         },
-        "diverged": [asdict(cell) for cell in study.failed],
+        "diverged": [{"labels": cell.labels, "seed": cell.seed, "message": cell.failed} for cell in study.failed],
         "groups": groups,
     }

@@ -179,7 +179,7 @@ def _seconds(study: StudyResults) -> str:
 
 def _conditions(study: StudyResults) -> str:
     results = study.results
-    shifts = {len(result.accuracy_by_shift) for result in results}
+    shifts = {len(result.shifts) for result in results}
     values = {
         "steps": sorted({result.steps for result in results}),
         "test images": sorted({result.test_images for result in results}),
