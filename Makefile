@@ -10,13 +10,17 @@ READY := $(VENV)/.ready
 DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: demo test browser lint types docs clean
+.PHONY: demo test test-exhaustive browser lint types docs clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+# Every kernel with every relative kernel, backend and second factor, where `test` meets a choice of them.
+test-exhaustive: $(READY)
+	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist loadgroup
 
 # The pages of the audit in a headless Chromium, which must be installed.
 browser: $(READY)
