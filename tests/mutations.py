@@ -10,10 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
@@ -37,7 +38,7 @@ class Fault:
 
 
 def read_faults() -> list[Fault]:
-    content = tomllib.loads((ROOT / "tests" / "mutations.toml").read_text(encoding="utf-8"))
+    content = yaml.safe_load((ROOT / "tests" / "mutations.yaml").read_text(encoding="utf-8"))
     return [
         Fault(**{"tests": group["tests"], "file": group["file"], **one})
         for group in content["file"]
