@@ -13,10 +13,10 @@ from teka.functional.kernel import DETERMINISTIC_KERNELS
 from teka.functional.kernel.floored_relu import FlooredRelu
 from teka.functional.relative import ROTARY_NORMALIZERS, RingRelative, RotaryRelative, RotationJoint, WaveRelative
 from teka.models import MODELS
-from teka.models.encodings import ENCODINGS
+from teka.models.self_attention_network import POSITIONS as ENCODINGS
 from teka.models.performer import POOLS, POSITIONS, STEMS
-from teka.nn.attention import VALUES
-from teka.nn.query_key import QUERY_KEYS
+from teka.nn.options import VALUES
+from teka.nn.additions import QUERY_KEYS
 from teka.training import Run
 from teka.training.run import OPTIMIZERS, PRECISIONS, SCHEDULES
 
@@ -35,6 +35,7 @@ TAKES = {
     "model": MODELS,
     "stem": STEMS,
     "pool": POOLS,
+    "SelfAttentionNetwork.position": ENCODINGS,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "precision": PRECISIONS,

@@ -7,8 +7,7 @@ from tests.convert.convolutions import draw_convolution
 from teka import Grid
 from teka.convert import attention_from_convolution, head_offsets
 from teka.nn import Attention, Quadratic, Table
-from teka.nn.relative import RelativeModule
-from teka.nn.relative.initial import inverse_softplus
+from teka.nn.waves import RelativeModule, inverse_softplus
 
 
 def build(relative: str | RelativeModule, heads: int = 2, **options: Any) -> Attention:

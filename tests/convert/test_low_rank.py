@@ -4,8 +4,7 @@ from tests.convert.convolutions import draw_convolution, draw_images, largest_di
 
 from teka import Grid
 from teka.convert import attention_from_convolution, low_rank_convolution
-from teka.convert.low_rank import factor_matrices
-from teka.convert.same_convolution import offset_matrices
+from teka.convert.convolutions import factor_matrices, offset_matrices
 
 EPSILON = torch.finfo(torch.float64).eps
 

@@ -3,7 +3,7 @@ import torch
 from tests.convert.convolutions import draw_convolution
 from torch import nn
 
-from teka.convert.same_convolution import check_same_convolution, offset_matrices, window_reach
+from teka.convert.convolutions import check_same_convolution, offset_matrices, window_reach
 
 
 class Doubled(nn.Conv2d):

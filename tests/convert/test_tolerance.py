@@ -8,7 +8,7 @@ from tests.convert.convolutions import draw_convolution
 
 from teka import Grid
 from teka.convert import attention_from_convolution, conversion_error_bound, precision_for_tolerance, stray_weight
-from teka.convert.tolerance import hard_precision
+from teka.convert.convolutions import hard_precision
 
 steps = st.lists(st.floats(0.1, 3), min_size=1, max_size=3)
 

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from teka.models import DegenerateHeads, SelfAttentionNetwork, degenerate_heads, heads_table
+from teka.models import DegenerateHeads, SelfAttentionNetwork, degenerate_heads
+from teka.models.degenerate_heads import heads_table
 from teka.nn import GeneralizedQuadratic, Quadratic
-from teka.nn.relative.initial import inverse_softplus
+from teka.nn.waves import inverse_softplus
 
 
 def build(**options: Any) -> SelfAttentionNetwork:
     torch.manual_seed(0)
-    options = {"dim": 6, "depth": 2, "heads": (3, 5), "encoding": "generalized_quadratic", **options}
+    options = {"dim": 6, "depth": 2, "heads": (3, 5), "position": "generalized_quadratic", **options}
     return SelfAttentionNetwork(8, 1, 3, **options)
 
 
@@ -28,8 +29,8 @@ def set_eigenvalues(model: SelfAttentionNetwork, layer: int, head: int, *eigenva
 
 
 def test_a_new_network_has_none():
-    for encoding in ("quadratic", "generalized_quadratic"):
-        layers = degenerate_heads(build(encoding=encoding))
+    for position in ("quadratic", "generalized_quadratic"):
+        layers = degenerate_heads(build(position=position))
         assert [(one.num_heads, one.everywhere, one.thin) for one in layers] == [(3, (), ()), (5, (), ())]
 
 
@@ -58,7 +59,7 @@ def test_thresholds_are_arguments():
 
 
 def test_of_round_gaussians_the_first_rule_alone_holds():
-    model = build(encoding="quadratic").double()
+    model = build(position="quadratic").double()
     relative = model.attentions()[1].relative
     assert isinstance(relative, Quadratic)
     with torch.no_grad():
@@ -103,7 +104,7 @@ def test_the_table_counts_the_heads_of_every_layer():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoding": "table"}, "relative kernel is 'EmbeddedTable'"),
+        ({"position": "table"}, "relative kernel is 'EmbeddedTable'"),
         ({"content": "softmax"}, "heads attend by position alone"),
     ],
 )

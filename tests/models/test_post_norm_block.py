@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
 from teka import Grid
-from teka.models.post_norm_block import PostNormBlock
+from teka.models.blocks import PostNormBlock
 from teka.nn import Attention
 
 GRID = Grid((3, 5))

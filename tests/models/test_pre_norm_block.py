@@ -3,7 +3,7 @@ import torch
 from tests.contracts.cases import relative_change
 from torch import nn
 
-from teka.models.pre_norm_block import PreNormBlock
+from teka.models.blocks import PreNormBlock
 from teka.nn import Attention, TransformerBlock
 
 

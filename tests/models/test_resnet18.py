@@ -8,7 +8,7 @@ from torch import nn
 from teka.experiments.reference import paper_models
 from teka.flops import flop_counter
 from teka.models import ResNet18
-from teka.models.resnet18 import ResidualBlock
+from teka.models.convolutional import ResidualBlock
 
 
 def test_it_has_the_parameters_of_the_form_for_large_images():

@@ -5,7 +5,7 @@ from tests.contracts.cases import relative_change
 from torch import nn
 
 from teka.nn import Attention
-from teka.nn.gate import Gate
+from teka.nn.additions import Gate
 
 
 def test_it_begins_nearly_open_and_the_same_for_every_token():

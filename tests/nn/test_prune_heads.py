@@ -12,7 +12,6 @@ from teka import Grid, functional
 from teka.flops import flop_counter
 from teka.functional.kernel import KERNELS
 from teka.nn import Attention, Clipped, EmbeddedTable, LearnedFeatures, Quadratic, prune_heads
-from teka.nn.prune_heads import HEAD_PARAMETERS
 from teka.nn.relative import RELATIVE_MODULES
 
 GRID = Grid((3, 5))
@@ -166,10 +165,6 @@ def test_what_does_not_learn_still_does_not_and_the_rest_does():
     pruned(draw_tokens(), GRID).square().sum().backward()
     assert pruned.output.weight.grad is None
     assert all(parameter.grad is not None for name, parameter in pruned.named_parameters() if name != "output.weight")
-
-
-def test_the_parameters_of_every_relative_kernel_are_known():
-    assert set(RELATIVE_MODULES.values()) <= set(HEAD_PARAMETERS)
 
 
 def test_without_a_head_to_remove_it_is_a_copy():

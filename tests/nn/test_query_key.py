@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from teka import Grid
 from teka.nn import Attention
-from teka.nn.query_key import QUERY_KEYS, CentredQueryKey, NormalizedQueryKey, make_query_key
+from teka.nn.additions import QUERY_KEYS, CentredQueryKey, NormalizedQueryKey, make_query_key
 
 
 def draw(heads: int = 3, tokens: int = 7, dim: int = 5, seed: int = 1) -> Tensor:
@@ -21,7 +21,7 @@ def build(**options: Any) -> Attention:
 
 @pytest.mark.parametrize("query_key", QUERY_KEYS)
 def test_shapes_are_kept_for_any_number_of_queries_and_keys(query_key: str):
-    module = make_query_key(query_key, 3, 5, causal=False).double()
+    module = make_query_key(query_key, 3, 5).double()
     query, key = module(draw(tokens=7), draw(tokens=11), None)
     assert query.shape == (2, 3, 7, 5)
     assert key.shape == (2, 3, 11, 5)

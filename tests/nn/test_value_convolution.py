@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from teka import Grid
 from teka.nn import Attention
-from teka.nn.value_convolution import ValueConvolution
+from teka.nn.additions import ValueConvolution
 
 GRIDS = [
     pytest.param(Grid(7), id="a line"),

@@ -7,7 +7,7 @@ from PIL import Image
 
 from teka.data import load as load_data
 from teka.models import ModelConfig, read_config, save
-from teka.models.resnet18 import ResNet18
+from teka.models.convolutional import ResNet18
 from teka.prediction import predict
 from teka.prediction.pictures import read_images
 

@@ -142,7 +142,7 @@ def test_the_models_options_have_the_models_defaults():
     shared -= {"dropout"}  # None is the model's own
     assert {"position", "kernel", "backend", "query_key"} < shared
     assert {name: run[name] for name in shared} == {name: model[name].default for name in shared}
-    own = {SelfAttentionNetwork: ("encoding", "content", "downsampling"), ResNet18: ("resnet_stem",)}
+    own = {SelfAttentionNetwork: ("content", "downsampling"), ResNet18: ("resnet_stem",)}
     for other, names in own.items():
         assert all(run[name] == inspect.signature(other).parameters[name].default for name in names)
 

@@ -12,7 +12,7 @@ from torch.linalg import svdvals
 from teka.errors import wrong_value
 from teka.models.self_attention_network import SelfAttentionNetwork
 from teka.nn import GeneralizedQuadratic, Quadratic
-from teka.nn.relative import RelativeModule
+from teka.nn.waves import RelativeModule
 
 LARGEST_PRECISION = 1e-5
 CONDITION_NUMBER = 1e5

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import scaled_dot_product_attention
 
-from teka.checks import MOST_BLOCKS, check_sizes
-from teka.errors import unknown_name, wrong_shape, wrong_value
-from teka.models.images import check_images, read_image_size
-from teka.models.pre_norm_block import PreNormBlock
+from teka.checks import MOST_BLOCKS, check_name, check_sizes
+from teka.errors import wrong_shape, wrong_value
+from teka.models.blocks import ImageClassifier, PreNormBlock
 from teka.nn.heads import join_heads, project_heads
 
 TOKENS = ("pixel", "image")
@@ -60,14 +59,7 @@ class LinformerAttention(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """Attend.
-
-        Args:
-            tokens: Tokens, shape (B, L, dim).
-
-        Raises:
-            ValueError: Another number or size of tokens than the layer was made for.
-        """
+        """Attend; a ValueError if there are not as many tokens as the layer was made for."""
         if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (self.num_tokens, self.query.in_features):
             raise wrong_shape("tokens", tokens.shape, f"(batch, {self.num_tokens}, {self.query.in_features})")
         mixed = scaled_dot_product_attention(
@@ -90,7 +82,7 @@ class LinformerAttention(nn.Module):
         return projection @ project_heads(linear, tokens, self.dim_head)
 
 
-class Linformer(nn.Module):
+class Linformer(ImageClassifier):
     """A vision transformer whose attention is `LinformerAttention`.
 
     Two forms, by what a token is. `tokens="pixel"`: each pixel, and a class token, 1,025 at 32 × 32, the level at which
@@ -138,13 +130,10 @@ class Linformer(nn.Module):
         mlp_ratio: float = 4.0,
         dropout: float = 0.1,
     ) -> None:
-        super().__init__()
-        check_sizes({"in_channels": in_channels, "num_classes": num_classes, "dim": dim})
+        super().__init__(image_size, in_channels, num_classes)
+        check_sizes({"dim": dim})
         check_sizes({"depth": depth}, most=MOST_BLOCKS)
-        if tokens not in TOKENS:
-            raise unknown_name("tokens", tokens, TOKENS)
-        self.image_size = read_image_size(image_size)
-        self.in_channels = in_channels
+        check_name("tokens", tokens, TOKENS)
         patch_size = (1, 1) if tokens == "pixel" else self.image_size
         num_tokens = 1 + (math.prod(self.image_size) if tokens == "pixel" else 1)
         self.stem = nn.Conv2d(in_channels, dim, patch_size, patch_size)
@@ -165,16 +154,8 @@ class Linformer(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images.
-
-        Args:
-            images: Images, shape (B, C, H, W).
-
-        Raises:
-            ValueError: Another number of channels or another size than the model was made for.
-        """
-        check_images(images, self.in_channels, self.image_size)
+    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images of the right size."""
         tokens = self.stem(images).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
         tokens = self.blocks(self.dropout(tokens + self.position_embedding))

@@ -1,28 +1,81 @@
 """What a model file says of its model, beside the weights: enough to build it, and facts about it."""
 
-from __future__ import annotations
-
-import dataclasses
 import inspect
 import json
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
 
-from teka.checks import LARGEST, check_name, is_whole
+from teka.checks import LARGEST, check_name, check_sizes
+from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.memory import LARGEST_IMAGE, TooManyNumbersError, count_numbers, memory_bytes
-from teka.models.models import MODELS
+from teka.models.convolutional import VGG16, AlexNet, ResNet18
+from teka.models.linformer import Linformer
+from teka.models.performer import Performer
+from teka.models.routing_transformer import RoutingTransformer
+from teka.models.self_attention_network import SelfAttentionNetwork
 
+# The models by name. Every one takes (image_size, in_channels, num_classes) and its own options by name.
+MODELS: dict[str, type[nn.Module]] = {
+    "performer": Performer,
+    "alexnet": AlexNet,
+    "vgg16": VGG16,
+    "resnet18": ResNet18,
+    "linformer": Linformer,
+    "routing_transformer": RoutingTransformer,
+    "self_attention": SelfAttentionNetwork,
+}
 SIZES = ("image_size", "in_channels", "num_classes")
+# Options that files of an older teka have by another name.
+OLD_NAMES = {"self_attention": {"encoding": "position"}}
+
+
+@cache
+def options_class(model: str) -> type[Any]:
+    """The options of a model of `MODELS` as a frozen dataclass, declared once: by the model's own keywords.
+
+    Its fields are the keywords with their types and defaults, and its docstring is the model's. `teka.codec` encodes
+    and decodes it.
+    """
+    check_name("model", model, MODELS)
+    declared = []
+    for name, keyword in inspect.signature(MODELS[model]).parameters.items():
+        if name not in SIZES:
+            default = {} if keyword.default is keyword.empty else {"default": keyword.default}
+            declared.append((name, keyword.annotation, field(**default)))
+    made = make_dataclass(f"{MODELS[model].__name__}Options", declared, frozen=True, kw_only=True)
+    made.__doc__ = MODELS[model].__doc__
+    return made
+
+
+def read_options(model: str, given: Mapping[str, object]) -> Any:
+    """The options of a model from a flat dictionary, an `options_class(model)`; old names are read too.
+
+    Raises:
+        ValueError: An unknown model or option, one that the model needs and is not given, or one of a wrong type.
+    """
+    kind = options_class(model)
+    old = OLD_NAMES.get(model, {})
+    named = {old.get(name, name): value for name, value in given.items()}
+    known = {one.name: one.default for one in fields(kind)}
+    for name in named:
+        if name not in known:
+            raise unknown_name(f"option of {model}", name, known)
+    missing = [name for name, default in known.items() if default is MISSING and name not in named]
+    if missing:
+        raise wrong_value("options", dict(given), f"also {', '.join(missing)}, which {model} needs")
+    return decode(kind, named, f"options of {model}")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model by name, sizes and options, and what is known of it; all of it plain JSON.
+    """A model by name, sizes and options, and what is known of it; all of it plain JSON, which `teka.codec` writes.
 
     Args:
         model: A name of `teka.models.MODELS`.
@@ -37,8 +90,9 @@ class ModelConfig:
         facts: What else is known: provenance, data, accuracy.
 
     Raises:
-        ValueError: An unknown model or option, an option that the model needs and is not given, a size that is not a
-            positive whole number, another number of class names, or something that is not plain JSON.
+        ValueError: An unknown model or option, an option that the model needs and is not given or that is of another
+            type, a size that is not a positive whole number, another number of class names, or something that is not
+            plain JSON.
     """
 
     model: str
@@ -52,59 +106,29 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_name("model", self.model, MODELS)
-        if not (
-            isinstance(self.image_size, tuple) and len(self.image_size) == 2 and all(map(_is_size, self.image_size))
-        ):
+        if not (isinstance(self.image_size, tuple) and len(self.image_size) == 2):
             raise wrong_value("image_size", self.image_size, "height and width, whole numbers of at least 1")
+        check_sizes({f"image_size[{axis}]": side for axis, side in enumerate(self.image_size)}, most=LARGEST)
         if self.image_size[0] * self.image_size[1] > LARGEST_IMAGE:
             raise wrong_value("image_size", self.image_size, f"at most {LARGEST_IMAGE:,} pixels")
-        for argument in ("in_channels", "num_classes"):
-            if not _is_size(getattr(self, argument)):
-                raise wrong_value(argument, getattr(self, argument), "a whole number of at least 1")
+        check_sizes({"in_channels": self.in_channels, "num_classes": self.num_classes})
         if isinstance(self.options, Mapping):
-            listed = {name: list(one) if isinstance(one, tuple) else one for name, one in self.options.items()}
-            object.__setattr__(self, "options", listed)
+            old = OLD_NAMES.get(self.model, {})
+            named = {
+                old.get(name, name): list(one) if isinstance(one, tuple) else one for name, one in self.options.items()
+            }
+            object.__setattr__(self, "options", named)
         for argument in ("options", "pictures", "facts"):
             value = getattr(self, argument)
             if not (isinstance(value, Mapping) and _is_json(value)) and (argument, value) != ("pictures", None):
-                raise wrong_value(
-                    argument, value, "a mapping of names to plain JSON: numbers, strings, lists, mappings"
-                )
-        known = {name: parameter for name, parameter in _parameters(self.model).items() if name not in SIZES}
-        for name in self.options:
-            if name not in known:
-                raise unknown_name(f"option of {self.model}", name, known)
-        missing = [name for name, one in known.items() if one.default is one.empty and name not in self.options]
-        if missing:
-            raise wrong_value("options", dict(self.options), f"also {', '.join(missing)}, which {self.model} needs")
+                expected = "a mapping of names to plain JSON: numbers, strings, lists, mappings"
+                raise wrong_value(argument, value, expected)
+        read_options(self.model, self.options)
         names = self.class_names
         if names is not None and not (
             isinstance(names, tuple) and len(names) == self.num_classes and all(isinstance(name, str) for name in names)
         ):
             raise wrong_value("class_names", names, f"{self.num_classes} strings, or None")
-
-    def to_dict(self) -> dict[str, object]:
-        """The fields, ready for JSON."""
-        fields = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, object]) -> ModelConfig:
-        """The config with these fields, as `to_dict` gives them.
-
-        Raises:
-            ValueError: A key that is unknown or missing, or a value that the config does not take.
-        """
-        known = [entry.name for entry in dataclasses.fields(cls)]
-        for key in fields:
-            if key not in known:
-                raise unknown_name("config key", key, known)
-        missing = [key for key in ("model", *SIZES) if key not in fields]
-        if missing:
-            raise wrong_value("config", sorted(fields), f"also {', '.join(missing)}")
-        listed = ("image_size", "class_names")  # JSON knows lists only
-        values = {key: _tuple(value) if key in listed else value for key, value in fields.items()}
-        return cls(**values)  # pyright: ignore[reportArgumentType]  # __post_init__ checks the types
 
     def make_model(self, most: int | None = None) -> nn.Module:
         """The model on the CPU in float32, in evaluation mode, with new weights; torch's random state stays as it was.
@@ -127,36 +151,15 @@ class ModelConfig:
             except TooManyNumbersError as error:
                 sizes = {name: getattr(self, name) for name in SIZES} | dict(self.options)
                 raise wrong_value("the size of the model", sizes, f"a smaller one; it has {error}") from error
-            # What a value of a wrong type or an impossible size raises depends on where it is used first.
+            # What an impossible size raises depends on where it is used first.
             except (TypeError, RuntimeError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
                 expected = f"options of {self.model} ({next(iter(str(error).splitlines()), type(error).__name__)})"
                 raise wrong_value("options", dict(self.options), expected) from error
         return made.float().eval()
 
 
-def option_names(model: str) -> list[str]:
-    """Names of the options that a model of `MODELS` has besides the sizes.
-
-    Args:
-        model: The model's name.
-    """
-    return [name for name in _parameters(model) if name not in SIZES]
-
-
-def _parameters(model: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(MODELS[model]).parameters
-
-
-def _is_size(value: object) -> bool:
-    return is_whole(value) and 1 <= value <= LARGEST
-
-
-def _is_json(value: object) -> bool:
+def _is_json(value: Mapping[str, object]) -> bool:
     try:
-        return json.loads(json.dumps(dict(value) if isinstance(value, Mapping) else value, allow_nan=False)) == value
+        return json.loads(json.dumps(dict(value), allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):
         return False
-
-
-def _tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

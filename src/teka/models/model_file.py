@@ -1,23 +1,31 @@
 """Model files: a folder with a JSON config and the weights as safetensors."""
 
+import copy
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from teka.errors import wrong_value
+from teka.checks import check_name
+from teka.codec import decode, encode
+from teka.errors import wrong_shape, wrong_value
 from teka.files import make_directory, read_json, write_bytes, write_json
-from teka.models.model_config import ModelConfig
-from teka.models.weights import check_same_logits, load_tensors, pack, unpack
+from teka.models.model_config import MODELS, ModelConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
 # Trained models that come with the library.
 PRETRAINED = ("digits", "mnist")
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+# Largest difference of logits over the largest logit: what rounding in float32 may make of them.
+TOLERANCE = 1e-3
 MORE = 100_000  # numbers that a model may have beyond twice those of its file, before it is said to be another
 
 
@@ -46,7 +54,7 @@ def save(model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str 
     check_same_logits(model, config)
     weights = pack(model, dtype)
     described = {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights), "dtype": dtype}
-    content = {"format_version": FORMAT_VERSION, **config.to_dict(), "weights": described}
+    content = {"format_version": FORMAT_VERSION, **encode(config), "weights": described}
     parent = make_directory("path", folder.parent)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=parent))
     try:
@@ -128,7 +136,7 @@ def _read(folder: Path) -> tuple[ModelConfig, dict[str, object]]:
             and isinstance(described.get("bytes"), int)
         ):
             raise wrong_value("weights", described, "a mapping with sha256 and bytes of the file")
-        return ModelConfig.from_dict(content), described
+        return decode(ModelConfig, content, "config"), described
     except ValueError as error:
         raise ValueError(f"{place} is no config of a model: {error}") from error
 
@@ -155,3 +163,73 @@ def _put(new: Path, folder: Path, old: Path) -> None:
     except BaseException:
         old.rename(folder)
         raise
+
+
+def pack(model: nn.Module, dtype: str) -> bytes:
+    """All parameters and buffers of a model's state_dict, as safetensors."""
+    library = _import_safetensors()
+    check_name("dtype", dtype, DTYPES)
+    state = {}
+    for name, tensor in model.state_dict().items():
+        # A copy, as safetensors refuses parameters that layers share: each has its own in the file.
+        kept = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        state[name] = kept.to(DTYPES[dtype]) if kept.is_floating_point() else kept
+        if not torch.isfinite(state[name]).all():
+            raise wrong_value(f"{name} of the model", "not finite", f"finite numbers that {dtype} can hold")
+    return library.save(state)
+
+
+def unpack(content: bytes, source: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    library = _import_safetensors()
+    from safetensors import SafetensorError
+
+    try:
+        return library.load(content)
+    except (SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
+        raise wrong_value("weights", source, f"a whole safetensors file ({error})") from error
+
+
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Put tensors into a model; they become numbers of its own type."""
+    wanted = model.state_dict()
+    for name in sorted(wanted.keys() | tensors.keys()):
+        if name not in tensors:
+            raise wrong_value("weights", source, f"the config's model; {name} is missing")
+        if name not in wanted:
+            raise wrong_value("weights", source, f"the config's model; it has no {name}")
+        came, expected = tensors[name], wanted[name]
+        if came.shape != expected.shape:
+            raise wrong_shape(
+                f"{name} of {source}", came.shape, f"{tuple(expected.shape)}, as the config's model has it"
+            )
+        if came.dtype != expected.dtype and not (came.is_floating_point() and expected.is_floating_point()):
+            raise wrong_value(f"{name} of {source}", str(came.dtype), f"{expected.dtype}, as the config's model has it")
+        if not torch.isfinite(came).all():
+            raise wrong_value(f"{name} of {source}", "not finite", "finite numbers")
+    model.load_state_dict(dict(tensors))
+
+
+def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
+    """Check that a config's model, given a model's weights, is the same function of images."""
+    if type(model) is not MODELS[config.model]:
+        expected = f"{config.model!r}, a {MODELS[config.model].__name__}, as the config says"
+        raise wrong_value("model", type(model).__name__, expected)
+    given = copy.deepcopy(model).to("cpu", torch.float32).eval()
+    rebuilt = config.make_model()
+    load_tensors(rebuilt, given.state_dict(), "the given model")
+    shape = (2, config.in_channels, *config.image_size)
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    with torch.inference_mode():
+        expected, found = given(images), rebuilt(images)
+    if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
+        expected = "what the model was made with: its logits are not those of a model with these options"
+        raise wrong_value("options", dict(config.options), expected)
+
+
+def _import_safetensors() -> ModuleType:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("model files need safetensors, which is missing: pip install teka[train]") from error
+    return safetensors.torch

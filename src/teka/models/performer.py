@@ -1,24 +1,33 @@
 """A vision Performer: images to logits, with a choice of what it knows of positions."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
+from typing_extensions import Unpack
 
 from teka.checks import LARGEST, MOST_BLOCKS, check_flags, check_name, check_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional import Kernel
-from teka.functional.backend import BACKENDS
 from teka.functional.kernel import RANDOM_KERNELS, with_floor
-from teka.functional.relative import RELATIVES
+from teka.functional.relative import NUM_FREQUENCIES, RELATIVES, initial_frequency
 from teka.grid import Grid
-from teka.models.relatives import make_relatives
-from teka.nn import AbsolutePosition, AttentionPool, TransformerBlock
-from teka.nn.head_group import count_position_heads
+from teka.nn import (
+    AbsolutePosition,
+    AttentionOptions,
+    AttentionPool,
+    Fourier,
+    Rotation,
+    RotationJoint,
+    TransformerBlock,
+)
+from teka.nn.heads import count_position_heads, without_relative
+from teka.nn.options import HeadKeywords, takes
 from teka.nn.tokens import check_tokens
+from teka.nn.waves import RelativeModule
 
 POSITIONS = ("none", "absolute", *RELATIVES)
 STEMS = ("patch", "convolution")
@@ -39,11 +48,7 @@ class Performer(nn.Module):
         dim: Size of a token.
         depth: Number of blocks.
         heads: Number of heads.
-        dim_head: Size of a head, dim / heads by default.
         position: "none", "absolute" (sinusoids added once), or a name of `teka.functional.RELATIVES`.
-        kernel: Content kernel, a name of `teka.functional.KERNELS` or an instance.
-        num_features: Number of random features of the kernels that have them.
-        backend: Backend of the attention.
         patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
         stem: "patch" (a linear map of each patch, as the paper's), "convolution" (two 3 × 3 convolutions with a GELU
             between them, for patches of one pixel), or a module of your own, (B, C, H, W) to (B, dim, H/p, W/p).
@@ -53,25 +58,20 @@ class Performer(nn.Module):
         pool: What the logits are made from: "class" (the class token), "mean" (of the tokens) or "attention" (a learned
             query).
         mlp_ratio: Width of the MLPs' hidden layer over dim.
-        qkv_bias: Whether queries, keys and values have a bias.
-        dropout: Probability of dropping in attention outputs and MLPs.
-        position_heads: Number of last heads of a block that attend by position alone, while the others attend by
-            content alone; with 0 both act in every head. By default half of the heads of "clipped", 0 of the others'.
-        num_waves: Number of waves of position="fourier".
         longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
         wave_weight: Weight of all waves of position="fourier" at first over that of the constant.
         rotation_weight_scale: Standard deviation of the weights of position="rotation" at first.
-        rotary_normalizer: What the denominator of position="rotary" is made of; see `teka.nn.Attention`.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", over the root mean square.
-        query_key: What is done to queries and keys: "plain", "normalized" or "centred"; see `teka.nn.Attention`.
-        gate: Whether a sigmoid of a linear map of each token gates what its heads give.
-        value_convolution: Side in tokens of a depthwise convolution of the values, added to what the heads give; the
-            last block has none with pool="class", where it could not change the logits.
+        options: Keywords of `teka.nn.AttentionOptions` for the attention of every block: dim_head, kernel,
+            num_features, qkv_bias, dropout (also in the MLPs), backend, position_heads, num_waves, rotary_normalizer,
+            query_key, gate, value_convolution. In the last block with pool="class", where positions could not change
+            the logits, those of positions do not act.
 
     Raises:
         ValueError: Sizes that do not fit, an unknown name, or an option that the position or the kernel does not have.
     """
 
+    @takes(HeadKeywords)
     def __init__(
         self,
         image_size: int | tuple[int, int],
@@ -81,97 +81,76 @@ class Performer(nn.Module):
         dim: int,
         depth: int,
         heads: int,
-        dim_head: int | None = None,
         position: str = "rotary",
-        kernel: str | Kernel = "squared_relu",
-        num_features: int | None = None,
-        backend: str = "auto",
         patch_size: int = 1,
         stem: str | nn.Module = "patch",
         periodic: bool = False,
         pool: str = "class",
         mlp_ratio: float = 4.0,
-        qkv_bias: bool = True,
-        dropout: float = 0.0,
-        position_heads: int | None = None,
-        num_waves: int | None = None,
         longest_wave: float | None = None,
         wave_weight: float | None = None,
         rotation_weight_scale: float | None = None,
-        rotary_normalizer: str | None = None,
         epsilon: float | None = None,
-        query_key: str = "plain",
-        gate: bool = False,
-        value_convolution: int | None = None,
+        **options: Unpack[HeadKeywords],
     ) -> None:
         super().__init__()
         check_sizes({"in_channels": in_channels, "num_classes": num_classes, "patch_size": patch_size})
         check_sizes({"dim": dim, "heads": heads})
         check_sizes({"depth": depth}, most=MOST_BLOCKS)
-        check_sizes({"dim_head": dim_head, "num_features": num_features}, or_none=True)
         check_flags({"periodic": periodic})
-        self.patch_size, self.periodic = patch_size, periodic
-        self.resize(image_size)
         check_name("position", position, POSITIONS)
         check_name("pool", pool, POOLS)
-        check_name("backend", backend, BACKENDS)
         if not isinstance(stem, nn.Module):
             check_name("stem", stem, STEMS)
-        self.in_channels = in_channels
-        self.position, self.pool = position, pool
+        is_relative = position in RELATIVES
+        chosen = AttentionOptions(**options, relative=position if is_relative else None)
+        self.patch_size, self.periodic = patch_size, periodic
+        self.resize(image_size)
+        self.in_channels, self.position, self.pool = in_channels, position, pool
         self.stem = _make_stem(stem, in_channels, dim, patch_size, periodic) if isinstance(stem, str) else stem
         self.class_token = Parameter(torch.randn(dim)) if pool == "class" else None
         self.absolute_position = AbsolutePosition(dim, self.grid.num_axes) if position == "absolute" else None
-        placed_blocks = depth - 1 if pool == "class" else depth
-        if placed_blocks == 0 and position in RELATIVES:
+        num_placed = depth - 1 if pool == "class" else depth
+        if num_placed == 0 and is_relative:
             warnings.warn(
                 f"position={position!r} has no effect with depth=1 and pool='class': the class token has no position, "
                 "and nothing else is read of the last block; take depth of at least 2 or pool='mean'",
-                stacklevel=2,
+                stacklevel=3,  # past `takes`
             )
-        by_position = count_position_heads(position_heads, position if position in RELATIVES else None, heads)
-        if value_convolution is not None and placed_blocks == 0:
+        if chosen.value_convolution is not None and num_placed == 0:
             expected = "None with depth=1 and pool='class', where it could not change the logits"
-            raise wrong_value("value_convolution", value_convolution, expected)
-        relatives = make_relatives(
+            raise wrong_value("value_convolution", chosen.value_convolution, expected)
+        own = {"longest_wave": longest_wave, "wave_weight": wave_weight}
+        own |= {"rotation_weight_scale": rotation_weight_scale, "num_waves": chosen.num_waves}
+        _check_position_options(position, own | {"rotary_normalizer": chosen.rotary_normalizer})
+        by_position = count_position_heads(chosen.position_heads, chosen.relative, heads)
+        relatives = _make_relatives(
             position,
-            placed_blocks,
-            num_axes=self.grid.num_axes,
-            heads=by_position or heads,
-            dim_head=dim // heads if dim_head is None else dim_head,
-            num_waves=num_waves,
-            longest_wave=longest_wave,
-            wave_weight=wave_weight,
-            rotation_weight_scale=rotation_weight_scale,
-            rotary_normalizer=rotary_normalizer,
+            num_placed,
+            {"num_axes": self.grid.num_axes, "heads": by_position or heads},
+            dim // heads if chosen.dim_head is None else chosen.dim_head,
+            {name: value for name, value in own.items() if value is not None},
         )
-        self.blocks = nn.ModuleList()
-        random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
-        if num_features is not None and not random and position != "clipped_features":
-            raise wrong_value("num_features", num_features, f"None with kernel={kernel!r} and position={position!r}")
-        kernel = kernel if epsilon is None else with_floor(kernel, epsilon)
-        for place, relative in enumerate((*relatives, *[None] * (depth - placed_blocks))):
-            unplaced = relative is None and position in RELATIVES
-            block = TransformerBlock(
-                dim,
-                heads,
-                dim_head=dim_head,
-                mlp_ratio=mlp_ratio,
-                kernel=kernel,
-                relative=relative,
-                num_features=num_features if random or relative is not None else None,
-                qkv_bias=qkv_bias,
-                dropout=dropout,
-                backend="auto" if unplaced and backend in ("toeplitz", "rings", "fft") else backend,
-                position_heads=None if unplaced else position_heads,
-                rotary_normalizer=None if unplaced else rotary_normalizer,
-                query_key=query_key,
-                gate=gate,
-                value_convolution=value_convolution if place < placed_blocks else None,
-            )
-            self.blocks.append(block)
+        random = isinstance(chosen.kernel, str) and chosen.kernel in RANDOM_KERNELS
+        if chosen.num_features is not None and not random and position != "clipped_features":
+            expected = f"None with kernel={chosen.kernel!r} and position={position!r}"
+            raise wrong_value("num_features", chosen.num_features, expected)
+        if epsilon is not None:
+            options["kernel"] = with_floor(chosen.kernel, epsilon)
+        options.pop("num_waves", None)  # the relative kernels have them
+        # In the last block before a class token is read, positions could not change the logits.
+        unplaced = options | {"value_convolution": None}
+        if is_relative:
+            unplaced |= {"position_heads": None, "rotary_normalizer": None}
+            unplaced |= {"backend": without_relative(chosen.backend)}
+            unplaced |= {"num_features": chosen.num_features if random else None}
+        self.blocks = nn.ModuleList(
+            TransformerBlock(dim, heads, mlp_ratio=mlp_ratio, relative=relative, **options) for relative in relatives
+        )
+        for _ in range(depth - num_placed):
+            self.blocks.append(TransformerBlock(dim, heads, mlp_ratio=mlp_ratio, relative=None, **unplaced))
         self.norm = nn.LayerNorm(dim)
-        self.attention_pool = AttentionPool(dim, heads, qkv_bias=qkv_bias) if pool == "attention" else None
+        self.attention_pool = AttentionPool(dim, heads, qkv_bias=chosen.qkv_bias) if pool == "attention" else None
         self.head = nn.Linear(dim, num_classes)
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
 
@@ -244,3 +223,35 @@ def _make_stem(stem: str, in_channels: int, dim: int, patch_size: int, periodic:
         nn.GELU(),
         nn.Conv2d(hidden, dim, patch_size + 2, patch_size, padding=second, padding_mode=mode),
     )
+
+
+# The positions that have an option.
+POSITIONS_WITH = {
+    "num_waves": ("fourier",),
+    "longest_wave": ("fourier",),
+    "wave_weight": ("fourier",),
+    "rotation_weight_scale": ("rotation", "rotation_joint"),
+    "rotary_normalizer": ("rotary",),
+}
+
+
+def _check_position_options(position: str, options: Mapping[str, object]) -> None:
+    """Check that no option of another position is given."""
+    for option, value in options.items():
+        if value is not None and position not in POSITIONS_WITH[option]:
+            takes = " or ".join(map(repr, POSITIONS_WITH[option]))
+            raise wrong_value(option, value, f"None with position={position!r}; position={takes} takes it")
+
+
+def _make_relatives(
+    position: str, count: int, sizes: dict[str, int], dim_head: int, options: dict[str, Any]
+) -> Sequence[str | RelativeModule | None]:
+    """The relative kernel of each of `count` blocks, a name where nothing is shared or asked for."""
+    if position in ("rotation", "rotation_joint"):
+        kind = Rotation if position == "rotation" else RotationJoint
+        shared = Parameter(initial_frequency(NUM_FREQUENCIES).to(torch.get_default_dtype()))
+        scale = options.get("rotation_weight_scale", 1.0)
+        return [kind(**sizes, dim_head=dim_head, frequency=shared, weight_scale=scale) for _ in range(count)]
+    if options:
+        return [Fourier(**sizes, **options) for _ in range(count)]
+    return [position if position in RELATIVES else None] * count

@@ -10,8 +10,7 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from teka.checks import MOST_BLOCKS, check_sizes
 from teka.errors import wrong_value
-from teka.models.images import check_images, read_image_size
-from teka.models.pre_norm_block import PreNormBlock
+from teka.models.blocks import ImageClassifier, PreNormBlock
 from teka.nn.heads import join_heads, project_heads
 
 
@@ -19,15 +18,7 @@ from teka.nn.heads import join_heads, project_heads
 def route(
     vectors: Float[Tensor, "batch heads tokens dim"], centroid: Float[Tensor, "heads clusters dim"], cluster_size: int
 ) -> Int[Tensor, "batch heads clusters cluster_size"]:
-    """Tokens of each cluster: those whose vectors have the largest products with its centroid.
-
-    A token may be in several clusters, or in none.
-
-    Args:
-        vectors: Queries or keys of one length, shape (B, H, L, d).
-        centroid: Centroids, shape (H, c, d).
-        cluster_size: Tokens w of a cluster, at most L.
-    """
+    """Tokens of each cluster: those whose vectors, of one length, have the largest products with its centroid."""
     return (centroid @ vectors.transpose(-1, -2)).topk(cluster_size, dim=-1).indices
 
 
@@ -126,14 +117,7 @@ class RoutingAttention(nn.Module):
         self.register_buffer("centroid", _normalize(torch.randn(heads, num_clusters, self.dim_head)))
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """Attend, and in training move the centroids afterwards.
-
-        Args:
-            tokens: Tokens, shape (B, L, dim).
-
-        Raises:
-            ValueError: Fewer tokens than a cluster has.
-        """
+        """Attend, and in training move the centroids; a ValueError with fewer tokens than a cluster has."""
         if tokens.shape[1] < self.cluster_size:
             raise wrong_value("cluster_size", self.cluster_size, f"at most the number of tokens = {tokens.shape[1]}")
         query = _normalize(project_heads(self.query, tokens, self.dim_head))
@@ -148,11 +132,7 @@ class RoutingAttention(nn.Module):
 
     @torch.no_grad()
     def move_centroids(self, vectors: Float[Tensor, "batch heads vectors dim_head"]) -> None:
-        """Move each centroid a little to the mean of the vectors that are assigned to it.
-
-        Args:
-            vectors: Normalised queries and keys, shape (B, H, 2 L, d).
-        """
+        """Move each centroid a little to the mean of the normalised queries and keys that are assigned to it."""
         with torch.autocast(vectors.device.type, enabled=False):  # sums over a batch do not fit half precision
             vectors = vectors.to(self.centroid.dtype).transpose(0, 1).flatten(1, 2)
             nearest = (vectors @ self.centroid.transpose(-1, -2)).argmax(dim=-1)
@@ -163,7 +143,7 @@ class RoutingAttention(nn.Module):
         self.centroid.lerp_(mean, 1 - self.decay)
 
 
-class RoutingTransformer(nn.Module):
+class RoutingTransformer(ImageClassifier):
     """A vision transformer whose attention is `RoutingAttention`, with each pixel as a token.
 
     Without other arguments √L clusters of L / √L tokens, rounded: 32 of 32 at 32 × 32. Horn et al. 2021 say of theirs
@@ -214,11 +194,9 @@ class RoutingTransformer(nn.Module):
         mlp_ratio: float = 4.0,
         dropout: float = 0.1,
     ) -> None:
-        super().__init__()
-        check_sizes({"in_channels": in_channels, "num_classes": num_classes, "dim": dim})
+        super().__init__(image_size, in_channels, num_classes)
+        check_sizes({"dim": dim})
         check_sizes({"depth": depth}, most=MOST_BLOCKS)
-        self.image_size = read_image_size(image_size)
-        self.in_channels = in_channels
         num_tokens = math.prod(self.image_size)
         num_clusters = round(math.sqrt(num_tokens)) if num_clusters is None else num_clusters
         check_sizes({"num_clusters": num_clusters})
@@ -250,16 +228,8 @@ class RoutingTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images.
-
-        Args:
-            images: Images, shape (B, C, H, W).
-
-        Raises:
-            ValueError: Another number of channels or another size than the model was made for.
-        """
-        check_images(images, self.in_channels, self.image_size)
+    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images of the right size."""
         position = self.row_embedding[:, None] + self.column_embedding
         tokens = (self.stem(images).permute(0, 2, 3, 1) + position).flatten(1, 2)
         return self.head(self.norm(self.blocks(tokens)).mean(dim=1))

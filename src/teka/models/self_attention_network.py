@@ -3,19 +3,48 @@
 import copy
 from collections.abc import Iterable, Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import MOST_BLOCKS, check_sizes
+from teka.checks import MOST_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
-from teka.models.encodings import make_encoding
-from teka.models.images import check_images, read_image_size
-from teka.models.post_norm_block import PostNormBlock
-from teka.nn import Attention, InvertibleDownsampling, prune_heads
+from teka.models.blocks import ImageClassifier, PostNormBlock
+from teka.nn import Attention, EmbeddedTable, GeneralizedQuadratic, InvertibleDownsampling, Quadratic, prune_heads
+from teka.nn.waves import RelativeModule, inverse_softplus
+
+POSITIONS = ("quadratic", "generalized_quadratic", "table")
+# α = ½ is a Gaussian of standard deviation 1, as Σ = 1 of the generalised one.
+INITIAL_PRECISION = 0.5
+PRECISION_NOISE = 0.01
 
 
-class SelfAttentionNetwork(nn.Module):
+def make_gaussian_or_table(position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int) -> RelativeModule:
+    """The relative kernel of a block on a grid of these sides, as it begins in Cordonnier et al. 2020.
+
+    Centres begin as N(0, 2²) along every axis, Gaussians with a standard deviation of one cell, those of any shape with
+    Σ^(−1/2) = 1 + N(0, 0.01²), and the table as `teka.nn.EmbeddedTable` says, with an embedding of every offset on the
+    grid.
+
+    Source: Cordonnier et al. 2020, §4.2, §4.3 and A.1, and their code where the text leaves it open: 2 and 0.01 are
+    standard deviations, and the width of the plain Gaussians.
+    """
+    check_name("position", position, POSITIONS)
+    num_axes = len(sides)
+    if position == "table":
+        return EmbeddedTable(num_axes, heads, max_offset=max(*sides, 2) - 1, embedding_dim=embedding_dim)
+    with torch.no_grad():
+        if position == "quadratic":
+            quadratic = Quadratic(num_axes, heads)
+            quadratic.raw_precision.copy_(inverse_softplus(torch.full_like(quadratic.raw_precision, INITIAL_PRECISION)))
+            return quadratic
+        generalized = GeneralizedQuadratic(num_axes, heads)
+        generalized.precision_factor.add_(PRECISION_NOISE * torch.randn_like(generalized.precision_factor))
+        return generalized
+
+
+class SelfAttentionNetwork(ImageClassifier):
     """Post-norm blocks whose heads attend by position, to whole tokens; then a mean over the tokens.
 
         image → normalised channels → 2 × 2 invertible down-sampling → linear → blocks → mean → linear
@@ -24,11 +53,11 @@ class SelfAttentionNetwork(nn.Module):
     for it; with K² heads whose weights are 1 at the offsets of a K × K window and 0 elsewhere, that is any convolution
     (Theorem 1). With `content`, that of queries and keys is a factor of the weights.
 
-    The defaults are the paper's: 12,086,844 parameters for 10 classes and 3 channels with the quadratic encoding. As in
+    The defaults are the paper's: 12,086,844 parameters for 10 classes and 3 channels with the quadratic position. As in
     the paper's code values are the tokens, without a map, and a linear map of dim × dim follows the heads'; linear maps
     begin as PyTorch's. Channels have mean 0 and variance 1, there by the data set's statistics, here by a batch
     normalisation without parameters. Unlike there, nothing is dropped of the weights: the separable evaluation of the
-    encodings "quadratic" and "table" holds no matrix of them.
+    positions "quadratic" and "table" holds no matrix of them.
 
     Source: Cordonnier et al. 2020, §4, A.1 and A.4; their code, github.com/epfml/attention-cnn.
 
@@ -36,9 +65,9 @@ class SelfAttentionNetwork(nn.Module):
         image_size: Height and width in pixels, or one number for both; multiples of `downsampling`.
         in_channels: Channels of the images.
         num_classes: Number of logits.
-        encoding: How weights depend on positions: "quadratic" (Gaussians about a learned offset),
-            "generalized_quadratic" (Gaussians of any shape) or "table" (learned row and column encoding).
-        content: Content kernel beside the encoding, such as "softmax", or None for attention by position alone.
+        position: How weights depend on positions: "quadratic" (Gaussians about a learned offset),
+            "generalized_quadratic" (Gaussians of any shape) or "table" (learned for rows and columns).
+        content: Content kernel beside the position, such as "softmax", or None for attention by position alone.
         dim: Size of a token, of a head's values, and of its queries and keys.
         depth: Number of blocks.
         heads: Number of heads of every block, or one number for each block.
@@ -58,7 +87,7 @@ class SelfAttentionNetwork(nn.Module):
         in_channels: int,
         num_classes: int,
         *,
-        encoding: str = "quadratic",
+        position: str = "quadratic",
         content: str | None = None,
         dim: int = 400,
         depth: int = 6,
@@ -69,15 +98,12 @@ class SelfAttentionNetwork(nn.Module):
         dropout: float = 0.1,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
-        sizes = {"in_channels": in_channels, "num_classes": num_classes, "dim": dim}
-        check_sizes({**sizes, "downsampling": downsampling})
+        super().__init__(image_size, in_channels, num_classes)
+        check_sizes({"dim": dim, "downsampling": downsampling})
         check_sizes({"depth": depth}, most=MOST_BLOCKS)
         self.heads = _heads_of_blocks(heads, depth)
-        self.image_size = read_image_size(image_size)
         if any(side % downsampling for side in self.image_size):
             raise wrong_value("image_size", image_size, f"height and width, multiples of downsampling = {downsampling}")
-        self.in_channels = in_channels
         height, width = (side // downsampling for side in self.image_size)
         self.grid = Grid((height, width), periodic=periodic)
         self.normalization = nn.BatchNorm2d(in_channels, affine=False)
@@ -90,7 +116,7 @@ class SelfAttentionNetwork(nn.Module):
                 own_heads,
                 dim_head=dim,
                 kernel="constant" if content is None else content,
-                relative=make_encoding(encoding, heads=own_heads, sides=self.grid.shape, embedding_dim=dim),
+                relative=make_gaussian_or_table(position, heads=own_heads, sides=self.grid.shape, embedding_dim=dim),
                 position_heads=0,
                 values="tokens",
                 backend=backend,
@@ -125,16 +151,8 @@ class SelfAttentionNetwork(nn.Module):
         pruned.heads = tuple(attention.heads for attention in pruned.attentions())
         return pruned
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images.
-
-        Args:
-            images: Images, shape (B, C, H, W).
-
-        Raises:
-            ValueError: Another number of channels or another size than the model was made for.
-        """
-        check_images(images, self.in_channels, self.image_size)
+    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images of the right size."""
         tokens = self.stem(self.grid.flatten(self.downsampling(self.normalization(images))))
         for block in self.blocks:
             tokens = block(tokens, self.grid)

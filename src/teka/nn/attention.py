@@ -3,30 +3,31 @@
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from teka import functional
-from teka.checks import WHOLE, check_flags, check_name, check_sizes, check_tensor, is_number, is_whole
+from teka.checks import check_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
-from teka.functional.backend.cost import Cost
-from teka.functional.decode import DecodingState, decode
+from teka.functional.backend import choose_backend
+from teka.functional.decode import DecodingState
 from teka.functional.eager import is_plain_eager_on_cpu
 from teka.functional.kernel import FeatureKernel, Kernel
-from teka.functional.kernel.local import LocalKernel
-from teka.functional.placement import Placement, Sites, check_mask, check_sites, length_mask, make_sites
 from teka.grid import Grid
-from teka.nn.content_kernel import ContentKernel, make_content_kernel
-from teka.nn.gate import Gate
-from teka.nn.head_group import HeadGroup, count_position_heads, make_head_groups
-from teka.nn.heads import join_heads, project_heads, project_heads_first
+from teka.nn.additions import Gate, ValueConvolution, make_query_key
+from teka.nn.features import RandomFeatures
+from teka.nn.heads import (
+    HeadGroup,
+    count_position_heads,
+    join_heads,
+    make_content_kernel,
+    make_head_groups,
+    project_heads,
+)
 from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
-from teka.nn.query_key import PlainQueryKey, make_query_key
-from teka.nn.random_features import RandomFeatures
-from teka.nn.relative import RelativeModule, Rotary, RotationJoint, make_relative_module
+from teka.nn.options import AttentionKeywords, AttentionOptions, takes
+from teka.nn.relative import make_relative_module
+from teka.nn.scene import make_scene
 from teka.nn.tokens import check_tokens
-from teka.nn.value_convolution import ValueConvolution
-
-VALUES = ("projected", "tokens")
 
 
 class Attention(nn.Module):
@@ -51,125 +52,84 @@ class Attention(nn.Module):
     Args:
         dim: Size of a token.
         heads: Number of heads.
-        dim_head: Size of a head, dim / heads by default.
-        kernel: Content kernel, a name of `teka.functional.KERNELS`, an instance, a `RandomFeatures` or a
-            `LearnedFeatures`.
-        relative: Relative kernel, a name of `teka.functional.RELATIVES`, a module such as `teka.nn.Rotation`, or None
-            for attention by content alone.
-        num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
-        causal: Whether no token sees a later one, by their order.
-        context_dim: Size of the tokens that are attended to where they are others (`context`), dim by default.
-        qkv_bias: Whether queries, keys and values have a bias.
-        dropout: Probability of dropping a number of the output in training.
-        backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
-        num_axes: Number of axes of the grids to come, for relative kernels given by name and a value convolution.
-        position_heads: Number of last heads that attend by position alone, while the others attend by content alone;
-            with 0 both kernels act in every head. By default half of the heads of `clipped` and 0 of the others'.
-        num_waves: Number of waves F of relative="fourier".
-        rotary_normalizer: What the denominator of relative="rotary" is made of, "mixed" by default; see
-            `teka.functional.Rotary` for the others and their bounds. Not for the softmax kernel, which has its own.
-        query_key: What is done to queries and keys: "plain", "normalized" (over their root mean square, times a learned
-            gain) or "centred" (keys less their mean).
-        gate: Whether the heads' output is multiplied by a sigmoid of a linear map of the token; see `Gate`.
-        value_convolution: Side in cells of a depthwise convolution of the values over the grid, which is added to the
-            heads' output; None for no convolution. See `ValueConvolution`.
-        values: What the heads take means of: "projected" (a linear map of the tokens for each head) or "tokens" (the
-            tokens themselves, whole, in every head, so that the output map has a matrix of context_dim × dim a head; a
-            map of the values before it would be merged into it: Cordonnier et al. 2020, eq. 11).
+        options: Keywords of `AttentionOptions`, where each is described: dim_head, kernel, relative, num_features,
+            causal, context_dim, qkv_bias, dropout, backend, num_axes, position_heads, num_waves, rotary_normalizer,
+            query_key, gate, value_convolution, values.
 
     Raises:
         ValueError: Sizes that do not fit, an unknown name, or an option that would have no effect.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        dim_head: int | None = None,
-        kernel: str | ContentKernel = "squared_relu",
-        relative: str | RelativeModule | None = "rotary",
-        num_features: int | None = None,
-        causal: bool = False,
-        context_dim: int | None = None,
-        qkv_bias: bool = True,
-        dropout: float = 0.0,
-        backend: str = "auto",
-        num_axes: int = 2,
-        position_heads: int | None = None,
-        num_waves: int | None = None,
-        rotary_normalizer: str | None = None,
-        query_key: str = "plain",
-        gate: bool = False,
-        value_convolution: int | None = None,
-        values: str = "projected",
-    ) -> None:
+    @takes(AttentionKeywords)
+    def __init__(self, dim: int, heads: int, **options: Unpack[AttentionKeywords]) -> None:
         super().__init__()
-        check_sizes({"dim": dim, "heads": heads, "num_axes": num_axes})
-        sizes = {"dim_head": dim_head, "context_dim": context_dim, "num_features": num_features, "num_waves": num_waves}
-        check_sizes(sizes, or_none=True)
-        check_flags({"causal": causal, "qkv_bias": qkv_bias, "gate": gate})
-        if dim_head is None and dim % heads:
+        check_sizes({"dim": dim, "heads": heads})
+        chosen = AttentionOptions(**options)
+        if chosen.dim_head is None and dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
-        check_name("backend", backend, BACKENDS)
-        check_name("values", values, VALUES)
-        if not (is_number(dropout) and 0 <= dropout < 1):
-            raise wrong_value("dropout", dropout, "a probability of at least 0 and below 1")
         self.dim, self.heads = dim, heads
-        self.dim_head = dim // heads if dim_head is None else dim_head
-        self.context_dim = dim if context_dim is None else context_dim
-        self.causal = causal
-        self.backend = backend
+        self.dim_head = dim // heads if chosen.dim_head is None else chosen.dim_head
+        self.context_dim = dim if chosen.context_dim is None else chosen.context_dim
+        self.dim_value = self.dim_head if chosen.values == "projected" else self.context_dim
+        self.causal, self.backend = chosen.causal, chosen.backend
         self.warns_of_large_output = True  # until it has
-        self.position_heads = count_position_heads(position_heads, relative, heads)
+        self.position_heads = count_position_heads(chosen.position_heads, chosen.relative, heads)
         self.content_heads = heads - self.position_heads
+        self._make_kernels(chosen)
+        self._make_maps(chosen)
+        self.dropout = nn.Dropout(chosen.dropout)
+        self.gate = Gate(dim, heads, self.dim_value) if chosen.gate else None
+        side = chosen.value_convolution
+        self.value_convolution = (
+            None if side is None else ValueConvolution(heads, self.dim_value, side, chosen.num_axes)
+        )
+
+    def _make_kernels(self, chosen: AttentionOptions) -> None:
+        relative, num_features = chosen.relative, chosen.num_features
         self.kernel = make_content_kernel(
-            kernel,
+            chosen.kernel,
             relative=relative,
             content_heads=self.content_heads,
             dim_head=self.dim_head,
             num_features=num_features,
-            num_axes=num_axes,
+            num_axes=chosen.num_axes,
         )
         present = self._present_kernel()
+        has_features = isinstance(present, FeatureKernel)
         self.relative = make_relative_module(
             relative,
-            num_axes=num_axes,
-            heads=self.position_heads or heads,
+            num_axes=chosen.num_axes,
+            heads=self.position_heads or self.heads,
             dim_head=self.dim_head,
-            num_features=num_features,
             kernel_features=present.num_features(self.dim_head)
-            if isinstance(present, FeatureKernel) and relative == "rotary"
+            if has_features and relative == "rotary"
             else self.dim_head,
-            num_waves=num_waves,
-            rotary_normalizer=rotary_normalizer,
+            num_features=num_features,
+            num_waves=chosen.num_waves,
+            rotary_normalizer=chosen.rotary_normalizer,
         )
-        if rotary_normalizer is not None and not isinstance(present, FeatureKernel):
+        if chosen.rotary_normalizer is not None and not has_features:
             expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
-            raise wrong_value("rotary_normalizer", rotary_normalizer, expected)
-        key_heads = self.content_heads if present.uses_content else 0
-        query_heads = key_heads
+            raise wrong_value("rotary_normalizer", chosen.rotary_normalizer, expected)
+
+    def _make_maps(self, chosen: AttentionOptions) -> None:
+        """The linear maps, of which a layer has those whose numbers something looks at."""
+        present, width = self._present_kernel(), self.dim_head
+        key_heads = query_heads = self.content_heads if present.uses_content else 0
         if self.relative is not None and self.relative.uses_query:
-            query_heads = key_heads + self.position_heads if self.position_heads else heads
-        self.query_key = make_query_key(query_key, key_heads, self.dim_head, causal=causal)
+            query_heads = key_heads + self.position_heads if self.position_heads else self.heads
+        self.query_key = make_query_key(chosen.query_key, key_heads, width)
         # What is added to all keys cancels in the softmax, unless they are turned by their positions.
-        cancels = isinstance(present, functional.Softmax) and not isinstance(self.relative, Rotary)
-        if cancels and query_key == "centred":
-            raise wrong_value("query_key", query_key, "'plain' or 'normalized': the mean cancels in the softmax")
-        cancels = query_key == "centred" or (cancels and query_key == "plain")
-        width = self.dim_head
-        self.query = nn.Linear(dim, query_heads * width, bias=qkv_bias) if query_heads else None
-        self.key = nn.Linear(self.context_dim, key_heads * width, bias=qkv_bias and not cancels) if key_heads else None
-        self.dim_value = width if values == "projected" else self.context_dim
-        self.value = nn.Linear(self.context_dim, heads * width, bias=qkv_bias) if values == "projected" else None
-        self.output = nn.Linear(heads * self.dim_value, dim)
-        self.dropout = nn.Dropout(dropout)
-        self.gate = Gate(dim, heads, self.dim_value) if gate else None
-        if value_convolution is not None and causal:
-            raise wrong_value("value_convolution", value_convolution, "None with causal=True: it sees later tokens")
-        self.value_convolution = (
-            None if value_convolution is None else ValueConvolution(heads, self.dim_value, value_convolution, num_axes)
-        )
+        is_turned = self.relative is not None and self.relative.turns
+        cancels = isinstance(present, functional.Softmax) and not is_turned
+        if cancels and self.query_key.removes_bias:
+            raise wrong_value("query_key", chosen.query_key, "'plain' or 'normalized': the mean cancels in the softmax")
+        key_bias = chosen.qkv_bias and not self.query_key.removes_bias and (self.query_key.acts or not cancels)
+        self.query = nn.Linear(self.dim, query_heads * width, bias=chosen.qkv_bias) if query_heads else None
+        self.key = nn.Linear(self.context_dim, key_heads * width, bias=key_bias) if key_heads else None
+        projects = chosen.values == "projected"
+        self.value = nn.Linear(self.context_dim, self.heads * width, bias=chosen.qkv_bias) if projects else None
+        self.output = nn.Linear(self.heads * self.dim_value, self.dim)
 
     @property
     def equivariance(self) -> dict[str, str]:
@@ -184,14 +144,14 @@ class Attention(nn.Module):
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
         """The heads by what computes them, the ones with the relative kernel last."""
-        kernel, relative = self._present_kernel(), None if self.relative is None else self.relative()
         return make_head_groups(
-            kernel,
-            relative,
+            self._present_kernel(),
+            None if self.relative is None else self.relative(),
             heads=self.heads,
             position_heads=self.position_heads,
             uses_query=self.relative is not None and self.relative.uses_query,
             backend=self.backend,
+            sizes=(self.dim_head, self.dim_value, self.causal),
         )
 
     def project(
@@ -214,19 +174,20 @@ class Attention(nn.Module):
             key_mask: True where one of them may be attended to.
         """
         context = tokens if context is None else context
-        turned = isinstance(self.relative, Rotary)
-        first = is_plain_eager_on_cpu(tokens, context) and isinstance(self.kernel, LocalKernel) and not turned
-        heads_of = project_heads_first if first else project_heads
-        query = None if self.query is None else heads_of(self.query, tokens, self.dim_head)
-        key = None if self.key is None else heads_of(self.key, context, self.dim_head)
-        if query is not None and key is not None and not isinstance(self.query_key, PlainQueryKey):
+        first = self._present_kernel().reads_heads_first and not (self.relative is not None and self.relative.turns)
+        first = first and is_plain_eager_on_cpu(tokens, context)
+        query, key, value = (
+            None if linear is None else project_heads(linear, those, self.dim_head, heads_first=first)
+            for linear, those in ((self.query, tokens), (self.key, context), (self.value, context))
+        )
+        if query is not None and key is not None and self.query_key.acts:
             by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
             query = torch.cat([by_content, query[:, key.shape[1] :]], dim=1)
-        if self.value is None:
+        if value is None:
             # In mixed precision linear maps have fewer digits than tokens.
             shared = context if query is None else context.to(query.dtype)
-            return query, key, shared[:, None].expand(-1, self.heads, -1, -1)
-        return query, key, heads_of(self.value, context, self.dim_head)
+            value = shared[:, None].expand(-1, self.heads, -1, -1)
+        return query, key, value
 
     def forward(
         self,
@@ -262,71 +223,31 @@ class Attention(nn.Module):
         Raises:
             ValueError: Shapes that do not fit, or a mask that keeps nothing.
         """
-        check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
-        self._check_context(tokens, context, context_grid, context_positions)
-        self._check_places("", tokens, make_sites("", grid, positions), num_prefix_tokens)
-        if context is not None:
-            self._check_places("context_", context, make_sites("context_", context_grid, context_positions))
-        few = num_queries is not None
-        if few and (
-            self.relative is not None
-            or context is not None
-            or self.causal
-            or not (is_whole(num_queries) and 1 <= num_queries <= tokens.shape[1])
-        ):
-            expected = f"None, or 1 to {tokens.shape[1]} without a relative kernel, context or causality"
-            raise wrong_value("num_queries", num_queries, expected)
-        query_mask = None
-        if lengths is not None:
-            if key_mask is not None:
-                raise wrong_value("key_mask and lengths", "both", "at most one of the two")
-            check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
-            key_mask = length_mask(lengths, (tokens if context is None else context).shape[1])
-            query_mask = key_mask[:, :num_queries] if context is None else None
-        attended_to = tokens if context is None else context
-        if key_mask is not None:
-            check_mask("key_mask", key_mask, batch=attended_to.shape[0], num_tokens=attended_to.shape[1])
-            # What is dropped has no part in what the maps learn either, not even if it is NaN.
-            attended_to = attended_to.masked_fill(~key_mask[..., None], 0.0)
-            tokens = tokens if query_mask is None else attended_to
-        if self.value_convolution is not None:
-            for argument, given in (("num_queries", num_queries), ("positions", positions), ("context", context)):
-                if given is not None:
-                    raise wrong_value(argument, "given", "None for a layer with a value convolution")
-        query, key, value = self.project(tokens[:, :num_queries], attended_to, key_mask)
-        places = {} if few else {"grid": grid, "positions": positions, "num_prefix_tokens": num_prefix_tokens}
-        if context is not None:
-            places.update(key_grid=context_grid, key_positions=context_positions)
-        mixed = []
-        for group in self.head_groups():
-            part = group.part_of(query, key, value, tokens[:, :num_queries].shape[1])
-            mixed.append(
-                functional.attention(
-                    *part,
-                    kernel=group.kernel,
-                    relative=group.relative,
-                    key_mask=key_mask,
-                    query_mask=query_mask,
-                    is_causal=self.causal,
-                    backend=group.backend,
-                    **(places if group.relative is not None else {}),
-                )
-            )
-            if isinstance(self.kernel, RandomFeatures) and group.heads.start == 0:
-                joint = group.relative if isinstance(self.relative, RotationJoint) and context is None else None
-                if joint is not None or not isinstance(self.relative, RotationJoint):
-                    sites = Sites(grid, positions)
-                    warn_of_collapse(self.kernel, *part, relative=joint, sites=sites, key_mask=key_mask)
+        self._check_options(num_queries, tokens, positions, context)
+        where = (positions, lengths, context, context_grid, context_positions)
+        scene = make_scene(
+            *(tokens, grid, key_mask, num_prefix_tokens, num_queries, *where),
+            dims=(self.dim, self.context_dim),
+            first=self.output,
+            needs_places=self.relative is not None,
+        )
+        query, key, value = self.project(scene.tokens, scene.context, scene.key_mask)
+        groups = self.head_groups()
+        parts = [group.part_of(query, key, value, scene.tokens.shape[1]) for group in groups]
+        mixed = [group.attend(*part, scene) for group, part in zip(groups, parts, strict=True)]
+        if isinstance(self.kernel, RandomFeatures):
+            joint = groups[0].relative if self.relative is not None and self.relative.num_position_features else None
+            if joint is None or not scene.has_context:
+                warn_of_collapse(self.kernel, *parts[0], relative=joint, sites=scene.sites, key_mask=scene.key_mask)
+        for group, part, output in zip(groups, parts, mixed, strict=True):
             may_warn = group.bound is None and self.warns_of_large_output
-            if may_warn and warn_of_large_output(group, mixed[-1], part[2], key_mask=key_mask):
+            if may_warn and warn_of_large_output(group, output, part[2], key_mask=scene.key_mask):
                 self.warns_of_large_output = False
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
         if self.value_convolution is not None:
-            joined = joined + self.value_convolution(value, grid, num_prefix_tokens, key_mask)
-        if self.gate is not None:
-            joined = joined * self.gate(tokens[:, :num_queries])
-        output = self.dropout(join_heads(self.output, joined))
-        return output if query_mask is None else output.masked_fill(~query_mask[..., None], 0.0)
+            joined = joined + self.value_convolution(value, grid, num_prefix_tokens, scene.key_mask)
+        output = self._join(joined, scene.tokens)
+        return output if scene.query_mask is None else output.masked_fill(~scene.query_mask[..., None], 0.0)
 
     def step(
         self,
@@ -356,56 +277,19 @@ class Attention(nn.Module):
         if state is not None and not (isinstance(state, tuple) and len(state) == len(groups)):
             came = f"{len(state)} states" if isinstance(state, tuple) else state
             raise wrong_value("state", came, f"None, or the tuple of {len(groups)} that the last step returned")
+        before = (None,) * len(groups) if state is None else state
         tokens = token[:, None]
-        query, key, value = self.project(tokens)
-        mixed, states = [], []
-        for place, group in enumerate(groups):
-            output, after = decode(
-                *group.part_of(query, key, value, 1),
-                None if state is None else state[place],
-                kernel=group.kernel,
-                relative=group.relative,
-                position=position,
-            )
-            mixed.append(output)
-            states.append(after)
-        joined = torch.cat(mixed, dim=1)
+        projected = self.project(tokens)
+        steps = [
+            group.step(*group.part_of(*projected, 1), one, position) for group, one in zip(groups, before, strict=True)
+        ]
+        mixed, states = zip(*steps, strict=True)
+        return self._join(torch.cat(mixed, dim=1), tokens)[:, 0], tuple(states)
+
+    def _join(self, mixed: Tensor, tokens: Tensor) -> Tensor:
         if self.gate is not None:
-            joined = joined * self.gate(tokens)
-        return self.dropout(join_heads(self.output, joined))[:, 0], tuple(states)
-
-    def group_costs(
-        self,
-        group: HeadGroup,
-        grid: Grid | None = None,
-        *,
-        num_prefix_tokens: int = 0,
-        context_grid: Grid | None = None,
-    ) -> dict[str, Cost]:
-        """Cost of every backend that can compute some heads between the tokens of grids.
-
-        Args:
-            group: The heads.
-            grid: The grid of the tokens that attend.
-            num_prefix_tokens: Number of first tokens without a position.
-            context_grid: The grid of the tokens that are attended to, the same by default.
-        """
-        check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-        query = make_sites("", grid, None)
-        key = query if context_grid is None else make_sites("context_", context_grid, None)
-        placement = Placement(query, key, num_prefix_tokens)
-        num_queries, num_keys = (
-            num_prefix_tokens + (sites.num_tokens or 1) for sites in (placement.query, placement.key)
-        )
-        relative = group.relative
-        if relative is not None:
-            if grid is None:
-                raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
-            heads = group.heads.stop - group.heads.start
-            relative.check(heads=heads, dim=self.dim_head, num_axes=grid.num_axes, kernel=group.kernel)
-            relative = relative.on(placement)
-        sizes = (num_queries, num_keys, self.dim_head, self.dim_value)
-        return backend_costs(Workload(group.kernel, relative, placement, *sizes, self.causal))
+            mixed = mixed * self.gate(tokens)
+        return self.dropout(join_heads(self.output, mixed))
 
     def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0) -> str:
         """Name of the backend that computes the heads with the relative kernel, or all heads if there is none.
@@ -418,22 +302,19 @@ class Attention(nn.Module):
             ValueError: The backend asked for cannot compute this layer on this grid.
         """
         group = self.head_groups()[-1]
-        costs = self.group_costs(group, grid, num_prefix_tokens=num_prefix_tokens)
+        costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens)
         return choose_backend(group.backend, costs, self.output.weight.device.type)
 
-    def _check_context(
-        self, tokens: Tensor, context: Tensor | None, context_grid: Grid | None, context_positions: Tensor | None
+    def _check_options(
+        self, num_queries: int | None, tokens: Tensor, positions: Tensor | None, context: Tensor | None
     ) -> None:
-        if context is None:
-            for argument, given in (("context_grid", context_grid), ("context_positions", context_positions)):
+        """Check that the layer takes what a call may leave out."""
+        if self.value_convolution is not None:
+            for argument, given in (("num_queries", num_queries), ("positions", positions), ("context", context)):
                 if given is not None:
-                    raise wrong_value(argument, "given", "None without a context")
-            if self.context_dim != self.dim:
-                raise wrong_value("context", None, f"tokens of size context_dim = {self.context_dim}")
-        else:
-            check_tokens("context", context, tokens.shape[0], "tokens", self.context_dim, first=self.output)
-
-    def _check_places(self, argument: str, tokens: Tensor, sites: Sites, num_prefix_tokens: int = 0) -> None:
-        check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-        if sites.is_known or self.relative is not None:
-            check_sites(argument, sites, num_prefix_tokens, batch=tokens.shape[0], num_tokens=tokens.shape[1])
+                    raise wrong_value(argument, "given", "None for a layer with a value convolution")
+        is_possible = self.relative is None and context is None and not self.causal
+        fits = is_whole(num_queries) and 1 <= num_queries <= tokens.shape[1]
+        if num_queries is not None and not (is_possible and fits):
+            expected = f"None, or 1 to {tokens.shape[1]} without a relative kernel, context or causality"
+            raise wrong_value("num_queries", num_queries, expected)

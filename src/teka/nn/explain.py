@@ -10,7 +10,7 @@ from teka.functional.backend import choose_backend
 from teka.functional.backend.cost import ELSEWHERE, Cost
 from teka.grid import Grid
 from teka.nn.attention import Attention
-from teka.nn.head_group import HeadGroup
+from teka.nn.heads import HeadGroup
 
 LONGEST = 2**24
 """Tokens up to which a crossover is looked for."""
@@ -122,22 +122,20 @@ def explain(
         grid = Grid(num_tokens)
     device = layer.output.weight.device.type if device_type is None else device_type
 
-    def costs_on(group: HeadGroup, grid: Grid, context_grid: Grid | None) -> dict[str, Cost]:
-        return layer.group_costs(group, grid, num_prefix_tokens=num_prefix_tokens, context_grid=context_grid)
-
     groups = []
     for group in layer.head_groups():
-        costs = costs_on(group, grid, context_grid)
+        costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens, context_grid=context_grid)
 
         def dense_is_cheapest(factor: float, group: HeadGroup = group) -> bool:
-            grids = (_scaled(grid, factor), None if context_grid is None else _scaled(context_grid, factor))
-            return choose_backend("auto", costs_on(group, *grids), device) == "dense"
+            longer = None if context_grid is None else _scaled(context_grid, factor)
+            costs = group.costs(_scaled(grid, factor), num_prefix_tokens=num_prefix_tokens, context_grid=longer)
+            return choose_backend("auto", costs, device) == "dense"
 
         longer = _crossover(dense_is_cheapest, grid) if len(costs) > 1 else None
         groups.append(
             GroupExplanation(
                 name=group.name,
-                num_heads=group.heads.stop - group.heads.start,
+                num_heads=group.num_heads,
                 backend=choose_backend(group.backend, costs, device),
                 is_chosen=group.backend == "auto",
                 costs=dict(sorted(costs.items(), key=lambda item: item[1].work(item[0], device))),

@@ -1,38 +1,248 @@
-"""From tokens to heads and back."""
+"""The heads of a layer: which are computed together, from tokens to heads and back."""
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka import functional
+from teka.checks import check_name, check_sizes
+from teka.errors import wrong_value
+from teka.functional.backend import Workload, backend_costs
+from teka.functional.backend.cost import Cost
+from teka.functional.decode import DecodingState, decode
+from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, LEARNED_KERNELS, RANDOM_KERNELS, Constant, Kernel
+from teka.functional.placement import Placement, make_sites
+from teka.functional.relative import NUM_FREQUENCIES, Relative
+from teka.grid import Grid
+from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
+from teka.nn.relative import ClippedFeatures, relative_class
+from teka.nn.scene import Scene
+from teka.nn.waves import RelativeModule
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """Heads of a layer that one call of `teka.functional.attention` computes.
+
+    Args:
+        kernel: Their content kernel, with the present parameters.
+        relative: Their relative kernel, with the present parameters, or None.
+        heads: Which they are.
+        backend: The backend asked for.
+        queries: Which of the layer's queries are theirs, or None if they look at none.
+        keys: Which of the layer's keys are theirs, or None if they look at none.
+        dim: Size of a query and a key.
+        dim_value: Size of a value.
+        is_causal: Whether no query sees a later key.
+    """
+
+    kernel: Kernel
+    relative: Relative | None
+    heads: slice
+    backend: str
+    queries: slice | None
+    keys: slice | None
+    dim: int
+    dim_value: int
+    is_causal: bool
+
+    @property
+    def num_heads(self) -> int:
+        """How many they are."""
+        return self.heads.stop - self.heads.start
+
+    @property
+    def name(self) -> str:
+        """The kernels, "kernel × relative kernel"."""
+        return pair_name(self.kernel, self.relative)
+
+    @property
+    def bound(self) -> float | None:
+        """C with |out| ≤ C · max |v| whatever the tokens are, or None where nothing promises one."""
+        return self.kernel.bound if self.relative is None else self.relative.bound_with(self.kernel)
+
+    def part_of(
+        self,
+        query: Float[Tensor, "batch query_heads queries dim_head"] | None,
+        key: Float[Tensor, "batch key_heads keys dim_head"] | None,
+        value: Float[Tensor, "batch heads keys dim_value"],
+        num_queries: int,
+    ) -> tuple[
+        Float[Tensor, "batch group_heads queries dim_head"],
+        Float[Tensor, "batch group_heads keys dim_head"],
+        Float[Tensor, "batch group_heads keys dim_value"],
+    ]:
+        """Queries, keys and values of these heads, out of what `Attention.project` gave.
+
+        Where a head has no queries there are zeros, and where it has no keys the values or zeros: neither is looked at.
+        """
+        value = value[:, self.heads]
+        other = value if key is None else key
+        width = (other if query is None else query).shape[-1]
+        nothing = value.new_zeros(1)
+        if query is None or self.queries is None:
+            query = nothing.expand(*value.shape[:2], num_queries, width)
+        else:
+            query = query[:, self.queries]
+        if key is not None and self.keys is not None:
+            return query, key[:, self.keys], value
+        return query, value if value.shape[-1] == width else nothing.expand(*value.shape[:3], width), value
+
+    def attend(
+        self,
+        query: Float[Tensor, "batch group_heads queries dim_head"],
+        key: Float[Tensor, "batch group_heads keys dim_head"],
+        value: Float[Tensor, "batch group_heads keys dim_value"],
+        scene: Scene,
+    ) -> Float[Tensor, "batch group_heads queries dim_value"]:
+        """What these heads give of the tokens of a scene."""
+        return functional.attention(
+            query,
+            key,
+            value,
+            kernel=self.kernel,
+            relative=self.relative,
+            key_mask=scene.key_mask,
+            query_mask=scene.query_mask,
+            is_causal=self.is_causal,
+            backend=self.backend,
+            **({} if self.relative is None else scene.places),
+        )
+
+    def step(
+        self,
+        query: Float[Tensor, "batch group_heads 1 dim_head"],
+        key: Float[Tensor, "batch group_heads 1 dim_head"],
+        value: Float[Tensor, "batch group_heads 1 dim_value"],
+        state: DecodingState | None,
+        position: Float[Tensor, "*batch axes"] | None,
+    ) -> tuple[Float[Tensor, "batch group_heads 1 dim_value"], DecodingState]:
+        """What these heads give for the next token, and the state after it."""
+        return decode(query, key, value, state, kernel=self.kernel, relative=self.relative, position=position)
+
+    def costs(
+        self, grid: Grid | None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None
+    ) -> dict[str, Cost]:
+        """Cost of every backend that can compute these heads between the tokens of grids, by default of one."""
+        check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+        query = make_sites("", grid, None)
+        key = query if context_grid is None else make_sites("context_", context_grid, None)
+        placement = Placement(query, key, num_prefix_tokens)
+        if self.relative is not None and grid is None:
+            raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
+        return self.costs_at(placement, *(num_prefix_tokens + (sites.num_tokens or 1) for sites in (query, key)))
+
+    def costs_at(self, placement: Placement, num_queries: int, num_keys: int) -> dict[str, Cost]:
+        """The same for tokens at any places."""
+        relative = self.relative
+        if relative is not None:
+            relative.check(heads=self.num_heads, dim=self.dim, num_axes=placement.num_axes, kernel=self.kernel)
+            relative = relative.on(placement)
+        sizes = (num_queries, num_keys, self.dim, self.dim_value)
+        return backend_costs(Workload(self.kernel, relative, placement, *sizes, self.is_causal))
+
+
+def pair_name(kernel: Kernel, relative: Relative | None) -> str:
+    """The name of a content kernel, or "kernel × relative kernel"."""
+    return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
+
+
+def count_position_heads(position_heads: int | None, relative: str | RelativeModule | None, heads: int) -> int:
+    """How many of the heads attend by position alone; by default the relative kernel's habit, half of them or none."""
+    kind = relative_class(relative)
+    check_sizes({"position_heads": position_heads}, 0, or_none=True)
+    if position_heads is None:
+        if kind is None or not kind.has_own_heads:
+            return 0
+        if heads < 2:
+            raise wrong_value("heads", heads, f"at least 2 with relative={relative!r}, which takes half of them")
+        return heads // 2
+    if kind is None and position_heads != 0:
+        raise wrong_value("position_heads", position_heads, "None or 0 without a relative kernel")
+    if kind is not None and kind.needs_content and position_heads != 0:
+        expected = f"None or 0 with relative={relative!r}, which acts inside the content kernel"
+        raise wrong_value("position_heads", position_heads, expected)
+    if position_heads >= heads:
+        expected = f"0 to {heads - 1}, fewer than heads = {heads}; kernel='constant' leaves content out of all heads"
+        raise wrong_value("position_heads", position_heads, expected)
+    return position_heads
+
+
+def make_head_groups(
+    kernel: Kernel,
+    relative: Relative | None,
+    *,
+    heads: int,
+    position_heads: int,
+    uses_query: bool,
+    backend: str,
+    sizes: tuple[int, int, bool],
+) -> tuple[HeadGroup, ...]:
+    """The heads of a layer by what computes them, the ones with the relative kernel last.
+
+    The last `position_heads` attend by position alone and the others by content alone; with 0 both kernels act in every
+    head. `sizes` are the last fields of `HeadGroup`.
+    """
+    content = slice(0, heads - position_heads)
+    keys = content if kernel.uses_content else None
+    if position_heads == 0:
+        return (HeadGroup(kernel, relative, content, backend, content if uses_query else keys, keys, *sizes),)
+    own = slice(-position_heads, None) if uses_query else None
+    return (
+        HeadGroup(kernel, None, content, without_relative(backend), keys, keys, *sizes),
+        HeadGroup(Constant(), relative, slice(content.stop, heads), backend, own, None, *sizes),
+    )
+
+
+def without_relative(backend: str) -> str:
+    """The backend to ask for in heads without a relative kernel: what computes one may not compute the others."""
+    return backend if backend in ("dense", "linear") else "auto"
+
+
+def make_content_kernel(
+    kernel: str | ContentKernel,
+    *,
+    relative: str | RelativeModule | None,
+    content_heads: int,
+    dim_head: int,
+    num_features: int | None,
+    num_axes: int,
+) -> ContentKernel:
+    """The content kernel, or a new one of that name; the relative kernel beside it may lengthen queries and keys."""
+    random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
+    for_positions = relative == "clipped_features" or isinstance(relative, ClippedFeatures)
+    if num_features is not None and not random and not for_positions:
+        raise wrong_value("num_features", num_features, f"None with kernel={kernel!r}, which has no random features")
+    if isinstance(kernel, LearnedFeatures) and (kernel.dim, kernel.heads) != (dim_head, content_heads):
+        expected = f"dim={dim_head} and heads={content_heads}, as many as attend by content"
+        raise wrong_value("kernel", kernel, expected)
+    if isinstance(kernel, Kernel | RandomFeatures | LearnedFeatures):
+        return kernel
+    if random:
+        joint = 2 * num_axes * NUM_FREQUENCIES if relative == "rotation_joint" else 0
+        joint = relative.num_position_features if isinstance(relative, RelativeModule) else joint
+        return RandomFeatures(kernel, dim_head + joint, num_features=num_features)
+    check_name("kernel", kernel, KERNELS)
+    if kernel in LEARNED_KERNELS:
+        return LearnedFeatures(kernel, dim_head, content_heads)
+    return DETERMINISTIC_KERNELS[kernel]()
+
 
 def project_heads(
-    linear: nn.Module, tokens: Float[Tensor, "batch tokens dim"], dim_head: int
+    linear: nn.Module, tokens: Float[Tensor, "batch tokens dim"], dim_head: int, *, heads_first: bool = False
 ) -> Float[Tensor, "batch heads tokens dim_head"]:
     """Heads of a linear map of tokens.
 
-    Args:
-        linear: The map.
-        tokens: Tokens.
-        dim_head: Size of a head.
+    With `heads_first` the same numbers lie in memory in the order (heads, dim_head, batch, tokens): one product,
+    W · tokensᵀ, as large as the other; what works on one head at a time then finds it in one piece. A module that is
+    not a plain `nn.Linear` is called as it is.
     """
-    return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
-
-
-def project_heads_first(
-    linear: nn.Module, tokens: Float[Tensor, "batch tokens dim"], dim_head: int
-) -> Float[Tensor, "batch heads tokens dim_head"]:
-    """The same numbers as `project_heads` gives, in memory in the order (heads, dim_head, batch, tokens).
-
-    One product, W · tokensᵀ, as large as the other; what works on one head at a time then finds it in one piece.
-    A module that is not a plain `nn.Linear` is called as it is.
-
-    Args:
-        linear: The map.
-        tokens: Tokens.
-        dim_head: Size of a head.
-    """
-    if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
-        return project_heads(linear, tokens, dim_head)
+    plain = type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
+    if not heads_first or not plain:
+        return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
+    assert isinstance(linear, nn.Linear)
     batch, num_tokens, dim = tokens.shape
     columns = tokens.reshape(-1, dim).t()
     if linear.bias is None:
@@ -45,12 +255,7 @@ def project_heads_first(
 def join_heads(
     linear: nn.Module, heads: Float[Tensor, "batch heads tokens dim_head"]
 ) -> Float[Tensor, "batch tokens dim"]:
-    """A linear map of tokens whose numbers are those of all heads; in whatever order they lie in memory.
-
-    Args:
-        linear: The map.
-        heads: Heads.
-    """
+    """A linear map of tokens whose numbers are those of all heads; in whatever order they lie in memory."""
     batch, _, num_tokens, _ = heads.shape
     rows = heads.permute(1, 3, 0, 2)
     if rows.is_contiguous() and num_tokens > 1:

@@ -11,13 +11,14 @@ from teka.functional.estimator_report import estimator_report
 from teka.functional.kernel.base import mask_features
 from teka.functional.placement import Sites
 from teka.functional.relative import Relative
-from teka.nn.head_group import HeadGroup
-from teka.nn.random_features import RandomFeatures
+from teka.nn.features import RandomFeatures
+from teka.nn.heads import HeadGroup
 
 # Tokens of one sample on which an estimator is compared with the truth, once.
 CHECKED_TOKENS = 256
 # Outputs so many times as large as the largest value are warned of.
 LARGE_OUTPUT = 1e3
+STACK_LEVEL = 5  # past the layer's forward and torch's two frames of a call
 
 
 class CollapseWarning(UserWarning):
@@ -40,17 +41,10 @@ def warn_of_collapse(
 ) -> None:
     """Compare a new draw of random features with the truth, on the first kept tokens of one sample; warn of a collapse.
 
-    Nothing is compared where there are no numbers to look at, as in a compiled graph, a CUDA graph or a transform of
-    `torch.func`; the draw then stays to be compared.
-
-    Args:
-        random_features: The draw; one that has been compared is not compared again.
-        query: Queries.
-        key: Keys.
-        value: Values.
-        relative: A relative kernel that goes through the random features, or None.
-        sites: Where the last tokens are, for such a kernel; tokens before them have no position.
-        key_mask: True where a key is kept.
+    A draw that has been compared is not compared again. Nothing is compared where there are no numbers to look at, as
+    in a compiled graph, a CUDA graph or a transform of `torch.func`; the draw then stays to be compared. `relative` is
+    a relative kernel that goes through the random features, or None, and `sites` where the last tokens are for it:
+    tokens before them have no position.
     """
     if not has_numbers(query) or not random_features.is_fresh:
         return
@@ -81,7 +75,7 @@ def warn_of_collapse(
             f"of what softmax attention's does; take more features, smaller queries and keys, or another kernel "
             "(teka.diagnose tells more)",
             CollapseWarning,
-            stacklevel=5,  # past the layer's forward and torch's two frames of a call
+            stacklevel=STACK_LEVEL,
         )
 
 
@@ -92,19 +86,10 @@ def warn_of_large_output(
     *,
     key_mask: Bool[Tensor, "batch keys"] | None,
 ) -> bool:
-    """Warn of outputs over `LARGE_OUTPUT` times the largest kept value of the same sample and head.
+    """Warn of outputs over `LARGE_OUTPUT` times the largest kept value of the same sample and head; whether it did.
 
     Nothing is looked at where `warn_of_collapse` looks at nothing. Elsewhere a number is read, for which a GPU is
     waited for: to be asked only of heads without a bound.
-
-    Args:
-        group: The heads.
-        output: Their outputs.
-        value: Their values.
-        key_mask: True where a key is kept.
-
-    Returns:
-        Whether it warned.
     """
     if not has_numbers(output):
         return False
@@ -117,7 +102,7 @@ def warn_of_large_output(
         f"heads' outputs of {group.name} are up to {float(large.max()):.3g} times as large as the largest value: its "
         f"denominator does not bound its weights; take {instead} (teka.diagnose tells more)",
         LargeOutputWarning,
-        stacklevel=5,  # past the layer's forward and torch's two frames of a call
+        stacklevel=STACK_LEVEL,
     )
     return True
 
@@ -125,23 +110,14 @@ def warn_of_large_output(
 def times_the_values(
     output: Float[Tensor, "batch heads queries dim_value"], value: Float[Tensor, "batch heads keys dim_value"]
 ) -> Float[Tensor, "batch heads"]:
-    """Largest |out| over the largest |v| of every sample and head.
-
-    Args:
-        output: Outputs.
-        value: Values, 0 where a key is dropped.
-    """
+    """Largest |out| over the largest |v| of every sample and head; values are 0 where a key is dropped."""
     precise = torch.promote_types(value.dtype, torch.float32)
     largest, of_values = (torch.linalg.vector_norm(one, torch.inf, dim=(-2, -1)).to(precise) for one in (output, value))
     return largest / of_values.clamp_min(torch.finfo(precise).tiny)
 
 
 def bounded_instead(relative: str | None) -> str:
-    """What to give a layer so that its denominators bound its weights.
-
-    Args:
-        relative: Name of the relative kernel of heads that have no bound, or None.
-    """
+    """What to give a layer, whose heads with this relative kernel have no bound, so that denominators bound weights."""
     if relative == "rotary":
         return "rotary_normalizer='nonnegative', or 'mixed' (the default) with a kernel without negative weights"
     return "kernel='squared_relu' or 'positive'"

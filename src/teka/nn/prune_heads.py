@@ -11,36 +11,13 @@ from torch.nn import Parameter
 from teka.checks import is_whole
 from teka.errors import wrong_type, wrong_value
 from teka.functional.kernel import Constant, Hedgehog
+from teka.nn.additions import PlainQueryKey
 from teka.nn.attention import Attention
-from teka.nn.learned_features import LearnedFeatures
-from teka.nn.query_key import NormalizedQueryKey, PlainQueryKey
-from teka.nn.relative import (
-    Clipped,
-    ClippedFeatures,
-    EmbeddedTable,
-    Fourier,
-    GeneralizedQuadratic,
-    Quadratic,
-    RelativeModule,
-    Rotary,
-    Rotation,
-    RotationJoint,
-    Table,
-)
+from teka.nn.features import LearnedFeatures
+from teka.nn.heads import without_relative
+from teka.nn.relative import RELATIVE_MODULES
+from teka.nn.waves import RelativeModule
 
-# The parameters of relative kernels whose first axis is that of the heads; the others are shared by them.
-HEAD_PARAMETERS: dict[type[RelativeModule], tuple[str, ...]] = {
-    Clipped: (),
-    ClippedFeatures: (),
-    EmbeddedTable: ("head_vectors",),
-    Fourier: ("frequency", "phase", "raw_constant_weight", "raw_amplitude"),
-    GeneralizedQuadratic: ("center", "precision_factor"),
-    Quadratic: ("center", "raw_precision"),
-    Rotary: ("frequency",),
-    Rotation: ("cosine_weight", "sine_weight"),
-    RotationJoint: ("cosine_weight", "sine_weight"),
-    Table: ("tables",),
-}
 LEARNED_FEATURES = ("query_weight", "key_weight", "query_bias", "key_bias")
 
 
@@ -82,18 +59,12 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
     pruned.heads = len(kept)
     if attention.position_heads == 0:
         _prune_relative(pruned.relative, kept, attention.heads)
-        pruned.content_heads = len(kept)
-    elif content and placed:
+    elif placed:
         _prune_relative(pruned.relative, placed, attention.position_heads)
-        pruned.content_heads, pruned.position_heads = len(content), len(placed)
     else:
-        if placed:
-            _prune_relative(pruned.relative, placed, attention.position_heads)
-        else:
-            pruned.relative = None
-            # What computes a relative kernel may not compute the others.
-            pruned.backend = attention.backend if attention.backend in ("dense", "linear") else "auto"
-        pruned.content_heads, pruned.position_heads = len(kept), 0
+        pruned.relative, pruned.backend = None, without_relative(attention.backend)
+    pruned.position_heads = len(placed) if attention.position_heads and content else 0
+    pruned.content_heads = len(kept) - pruned.position_heads
     _prune_content(pruned, content, attention.content_heads)
     return pruned
 
@@ -148,11 +119,12 @@ def _without_rows(linear: nn.Linear | None, kept: Sequence[int], size: int) -> n
 def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], heads: int) -> None:
     if relative is None or len(kept) == heads:
         return
-    if type(relative) not in HEAD_PARAMETERS:
-        known = ", ".join(sorted(kind.__name__ for kind in HEAD_PARAMETERS))
-        expected = f"one whose parameters of every head are known: {known}"
+    own = vars(type(relative)).get("head_parameters")  # a class derived from another may have more of them
+    if own is None:
+        known = ", ".join(sorted(kind.__name__ for kind in RELATIVE_MODULES.values()))
+        expected = f"one that declares `head_parameters`, its parameters of every head, as {known} do"
         raise wrong_value("the relative kernel", type(relative).__name__, expected)
-    for name in HEAD_PARAMETERS[type(relative)]:
+    for name in own:
         found = getattr(relative, name)
         if isinstance(found, nn.ModuleList):
             for linear in found:
@@ -176,6 +148,5 @@ def _prune_content(pruned: Attention, content: Sequence[int], heads: int) -> Non
     elif isinstance(pruned.kernel, Hedgehog) and pruned.kernel.query_weight.shape[0] > 1:
         own = {name: getattr(pruned.kernel, name)[list(content)] for name in LEARNED_FEATURES}
         pruned.kernel = dataclasses.replace(pruned.kernel, **own)
-    if isinstance(pruned.query_key, NormalizedQueryKey):
-        for name in ("query_gain", "key_gain"):
-            setattr(pruned.query_key, name, _take(getattr(pruned.query_key, name), content, heads))
+    for name in pruned.query_key.head_parameters:
+        setattr(pruned.query_key, name, _take(getattr(pruned.query_key, name), content, heads))

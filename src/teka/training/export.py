@@ -1,12 +1,13 @@
 """A finished run's model as a model file."""
 
+import dataclasses
 from pathlib import Path
 
 from teka.codec import encode
 from teka.data.load import class_names
 from teka.files import read_json
 from teka.models import ModelConfig, save
-from teka.models.model_config import option_names
+from teka.models.model_config import options_class
 from teka.prediction.pictures import settings_for
 from teka.training.evaluate import EVALUATION_FILE
 from teka.training.restore import TrainedRun
@@ -46,7 +47,9 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     """
     run, dataset = trained.run, trained.dataset
     fields = run.to_dict()
-    options = {name: fields[name] for name in option_names(run.model) if name in fields}
+    options = {one.name: fields[one.name] for one in dataclasses.fields(options_class(run.model)) if one.name in fields}
+    if run.model == "self_attention":
+        options["position"] = run.encoding
     if run.dropout is None:
         options.pop("dropout", None)
     data_dir = fields.pop("data_dir")

@@ -230,7 +230,7 @@ class Run:
             num_classes: Number of classes.
         """
         kind = MODELS[self.model]
-        options = {name: getattr(self, name) for name in _model_fields(kind)}
+        options = {_keyword(name): getattr(self, name) for name in _model_fields(kind)}
         if self.dropout is None:
             options.pop("dropout", None)
         return kind(image_size, in_channels, num_classes, **options)
@@ -239,7 +239,13 @@ class Run:
 def _model_fields(kind: type[nn.Module]) -> list[str]:
     """The fields of a run that are options of a model."""
     options = inspect.signature(kind).parameters.keys() - {"image_size", "in_channels", "num_classes"}
+    if kind is MODELS["self_attention"]:
+        options = options - {"position"} | {"encoding"}
     return [field.name for field in dataclasses.fields(Run) if field.name in options]
+
+
+def _keyword(name: str) -> str:
+    return "position" if name == "encoding" else name
 
 
 def _check_model(run: Run) -> None:

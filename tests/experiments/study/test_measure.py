@@ -100,7 +100,7 @@ def test_the_start_and_the_end_are_kept_layer_by_layer():
 
 
 def test_a_symmetric_matrix_is_kept_as_three_numbers():
-    kept = moment(3, encoding="generalized_quadratic")
+    kept = moment(3, position="generalized_quadratic")
     (layer, _) = measure_heads([kept], ())["end"]
     precision = kept.heads.precision[0]
     assert layer["precision"][0] == pytest.approx(
@@ -109,7 +109,7 @@ def test_a_symmetric_matrix_is_kept_as_three_numbers():
 
 
 def test_heads_of_a_table_keep_their_attention():
-    kept = moment(4, encoding="table")
+    kept = moment(4, position="table")
     (layer, _) = measure_heads([kept], ())["end"]
     assert "center" not in layer
     assert layer["mean"][1] == pytest.approx(kept.heads.mean[1].tolist(), rel=1e-3)

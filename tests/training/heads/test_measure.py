@@ -9,7 +9,7 @@ from teka import Grid
 from teka.functional import relative
 from teka.functional.placement import Placement, Sites
 from teka.models import SelfAttentionNetwork
-from teka.models.encodings import ENCODINGS
+from teka.models.self_attention_network import POSITIONS
 from teka.nn import EmbeddedTable, Quadratic
 from teka.training.heads.measure import (
     HeadGrid,
@@ -159,7 +159,7 @@ def test_random_centers_take_as_many_offsets_as_their_distribution_says():
     assert found.heads == heads
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", POSITIONS)
 def test_chance_is_the_same_every_time_and_leaves_the_random_state(encoding):
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -187,7 +187,7 @@ def images():
 
 @pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "table"])
 def test_without_content_the_maps_are_the_heads_attention_by_position(images, encoding):
-    model = network(encoding=encoding)
+    model = network(position=encoding)
     query = middle_query(model.grid)
     maps = attention_maps(model, images, query)
     assert [one.shape for one in maps] == [(3, 5, 7), (2, 5, 7)]
@@ -200,7 +200,7 @@ def test_without_content_the_maps_are_the_heads_attention_by_position(images, en
 
 
 def test_with_content_they_are_the_mean_over_the_images(images):
-    model = network(content="softmax", encoding="table")
+    model = network(content="softmax", position="table")
     together = attention_maps(model, images, (4, 1))
     alone = [attention_maps(model, image[None], (4, 1)) for image in images]
     for layer, weights in enumerate(together):
@@ -210,7 +210,7 @@ def test_with_content_they_are_the_mean_over_the_images(images):
 
 
 def test_weights_and_values_give_the_layers_output(images):
-    model = network(content="softmax", encoding="table")
+    model = network(content="softmax", position="table")
     layer, tokens = model.attentions()[0], torch.randn(2, 35, 6)
     with torch.no_grad():
         weights = attention_weights(layer, tokens, model.grid)

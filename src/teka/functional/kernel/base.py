@@ -17,6 +17,7 @@ class Kernel(ABC):
     name: ClassVar[str]
     uses_content: ClassVar[bool] = True
     estimates_softmax: ClassVar[bool] = False
+    reads_heads_first: ClassVar[bool] = False  # whether one head at a time, in one piece of memory, is faster on a CPU
 
     @property
     def bound(self) -> float | None:

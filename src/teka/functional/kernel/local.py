@@ -26,6 +26,7 @@ class LocalKernel(FeatureKernel):
     them are taken. The factors are taken as fixed, for no output depends on them.
     """
 
+    reads_heads_first: ClassVar[bool] = True
     degree: ClassVar[int | None] = None
 
     @property

@@ -18,12 +18,13 @@ from teka.functional.kernel.base import mask_features
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import Clipped, ClippedFeatures, Fourier, Relative, Rotary, RotaryRelative
 from teka.grid import Grid
-from teka.nn import Attention, RandomFeatures
+from teka.nn.attention import Attention
 from teka.nn.diagnosis.advice import advise
 from teka.nn.diagnosis.diagnosis import Diagnosis, EstimatorFindings, GroupFindings, SizeFindings
 from teka.nn.diagnosis.excerpt import Excerpt
 from teka.nn.diagnosis.layer_shift import LayerShift, shift_findings
-from teka.nn.head_group import HeadGroup, pair_name
+from teka.nn.features import RandomFeatures
+from teka.nn.heads import HeadGroup, pair_name
 from teka.nn.layer_warnings import times_the_values
 
 # Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.

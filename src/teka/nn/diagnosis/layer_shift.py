@@ -11,7 +11,7 @@ from teka.audit.comparison import relative_difference
 from teka.audit.equivariance import equivariance_error
 from teka.errors import wrong_value
 from teka.grid import Grid
-from teka.nn import Attention
+from teka.nn.attention import Attention
 from teka.nn.diagnosis.diagnosis import ShiftFindings
 from teka.nn.diagnosis.excerpt import Excerpt
 

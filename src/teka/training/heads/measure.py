@@ -17,7 +17,7 @@ from teka.functional.placement import Placement, Sites
 from teka.functional.relative import GeneralizedQuadratic, Quadratic, Relative, StationaryRelative
 from teka.grid import Grid
 from teka.models import SelfAttentionNetwork
-from teka.models.encodings import make_encoding
+from teka.models.self_attention_network import make_gaussian_or_table
 from teka.nn import Attention
 
 LOCAL_WEIGHT = 0.5
@@ -170,7 +170,7 @@ def chance_head_grids(encoding: str, heads: Iterable[int], *, grid: Grid, embedd
     The draws are the same every time, and torch's random state stays as it was.
 
     Args:
-        encoding: A name of `teka.models.encodings.ENCODINGS`.
+        encoding: A name of `teka.models.self_attention_network.POSITIONS`.
         heads: Number of heads of each layer.
         grid: The grid.
         embedding_dim: Size of the embeddings of "table".
@@ -184,7 +184,7 @@ def _chance(encoding: str, heads: int, grid: Grid, embedding_dim: int) -> HeadGr
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         options = {"heads": heads, "sides": grid.shape, "embedding_dim": embedding_dim}
-        drawn = [make_encoding(encoding, **options)() for _ in range(CHANCE_DRAWS)]
+        drawn = [make_gaussian_or_table(encoding, **options)() for _ in range(CHANCE_DRAWS)]
         # One kernel with the heads of all, which are looked at together.
         tensors = [name for name, value in vars(drawn[0]).items() if isinstance(value, Tensor)]
         joined: Any = dataclasses.replace(

@@ -1,0 +1,312 @@
+"""Theorem 1 of Cordonnier et al. 2020: a convolution as attention, and attention as the convolution it computes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from teka.convert.convolutions import (
+    CONVOLUTIONS,
+    Convolution,
+    check_same_convolution,
+    factor_matrices,
+    hard_precision,
+    offset_matrices,
+    precision_for_tolerance,
+    window_reach,
+)
+from teka.errors import wrong_shape, wrong_value
+from teka.functional.kernel import Constant
+from teka.functional.placement import Placement, Sites
+from teka.functional.relative import StationaryRelative
+from teka.grid import Grid
+from teka.nn import Attention, Quadratic
+from teka.nn.waves import inverse_softplus
+
+# Share of a cell by which a grid's spacing may differ from the one that the heads' centres were made for.
+SPACING_TOLERANCE = 1e-6
+
+
+class ZeroBordered(nn.Module):
+    """Attention by position alone from the cells of a grid to them and to a border of zero tokens around them.
+
+    Attention normalises over the keys that there are, so that a head that looks over an edge finds the nearest cell
+    inside. Here it finds a token 0 up to `border` cells outside.
+
+    Source: the padding of the convolutions in Cordonnier et al. 2020, Theorem 1.
+
+    Args:
+        attention: Layer whose content kernel does not look at content; its own size is the output's, and the tokens
+            have its `context_dim`.
+        border: Cells around the grid along each axis.
+        spacing: Distance between neighbouring cells along each axis of the grids to come, in physical units.
+
+    Raises:
+        ValueError: A layer with queries or keys, or not as many spacings as borders.
+    """
+
+    def __init__(self, attention: Attention, border: Sequence[int], spacing: Sequence[float]) -> None:
+        super().__init__()
+        if attention.query is not None or attention.key is not None:
+            raise wrong_value("attention.kernel", attention.kernel, "one that looks at no content, such as 'constant'")
+        if any(cells < 0 for cells in border):
+            raise wrong_value("border", border, "numbers of cells of at least 0")
+        self.attention = attention
+        self.border = tuple(border)
+        self.spacing = Grid((1,) * len(self.border), spacing).spacing
+
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens context_dim"], grid: Grid
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Attend.
+
+        Args:
+            tokens: Tokens of the grid, shape (B, L, context_dim).
+            grid: The grid whose cells they are.
+
+        Returns:
+            Output, shape (B, L, dim).
+
+        Raises:
+            ValueError: Tokens of another size or number, or a grid of other axes or spacing, or a periodic one.
+        """
+        if tokens.ndim != 3 or tokens.shape[-1] != self.attention.context_dim:
+            raise wrong_shape("tokens", tokens.shape, f"(batch, tokens, {self.attention.context_dim})")
+        fits = grid.num_axes == len(self.border) and all(
+            abs(one - two) <= SPACING_TOLERANCE * two for one, two in zip(grid.spacing, self.spacing, strict=True)
+        )
+        if not fits or any(grid.periodic):
+            expected = f"a grid with edges and a spacing of {self.spacing}, one number for each axis"
+            raise wrong_value("grid", grid, expected)
+        # Two grids from 0 on: only differences count, and they are rounded least there.
+        outside = Grid(
+            tuple(side + 2 * cells for side, cells in zip(grid.shape, self.border, strict=True)),
+            self.spacing,
+            origin=tuple(-cells * step for cells, step in zip(self.border, self.spacing, strict=True)),
+        )
+        around = [cells for one in reversed(self.border) for cells in (one, one)]
+        context = outside.flatten(pad(grid.unflatten(tokens), around))
+        # What attends is not looked at: only its number and the size of the output count.
+        attending = tokens.new_zeros(1).expand(*tokens.shape[:2], self.attention.dim)
+        return self.attention(attending, Grid(grid.shape, self.spacing), context=context, context_grid=outside)
+
+    def extra_repr(self) -> str:
+        """Border and spacing, for `print`."""
+        return f"border={self.border}, spacing={self.spacing}"
+
+
+def attention_from_convolution(
+    convolution: nn.Module,
+    *,
+    precision: float | None = None,
+    tolerance: float | None = None,
+    dim_head: int | None = None,
+    spacing: float | Sequence[float] = 1.0,
+) -> ZeroBordered:
+    """A layer of attention that computes a convolution: one head for each offset of its kernel.
+
+    Head h attends by position alone, with weights ∝ exp(−α ‖δ − Δ_h‖²), δ = x_j − x_i, about its offset Δ_h, and its
+    value and output projections multiply to the convolution's matrix there, W_h = O_h V_h. Outside the grid it finds
+    zero tokens. Outputs differ from the convolution's by at most `conversion_error_bound`; hard heads, the limit
+    α → ∞, have weights of exactly 1 and 0 in floating point, and differ by rounding alone.
+
+    The layer has its own parameters and may be trained. Of hard heads no gradient reaches centres and precisions, as
+    the weights do not change with them.
+
+    Source: Cordonnier et al. 2020, Theorem 1, Lemmas 1 and 2, equation 9.
+
+    Args:
+        convolution: A torch.nn.Conv1d, Conv2d or Conv3d of stride 1, of odd sizes, of one group, with zero padding that
+            keeps the size; dilated or not, with a bias or without.
+        precision: α > 0 in units of length^−2. Without it and without a tolerance, or with math.inf, heads are hard.
+        tolerance: Instead of a precision, the error as a share of the largest output that inputs up to max|x| can have,
+            max|x| · max_o Σ|W_o|; the precision is the least for which it holds.
+        dim_head: Size D_h of a head, min(D_in, D_out) by default, which suffices for every convolution; a smaller one
+            for a convolution whose matrices W_h have a rank of at most that.
+        spacing: Distance between neighbouring cells of the grids to come, one number or one for each axis.
+
+    Returns:
+        The layer; its `attention` is a `teka.nn.Attention`. It takes tokens (B, L, D_in) and their grid.
+
+    Raises:
+        ValueError: A convolution that this is not for, both a precision and a tolerance, one that is not positive or
+            that the dtype cannot hold, or a dim_head below 1 or below the rank of a W_h.
+    """
+    convolution = check_same_convolution(convolution)
+    weight = convolution.weight.detach()
+    num_out, num_in, *sides = weight.shape
+    spacing = Grid((1,) * len(sides), spacing).spacing
+    if precision is not None and tolerance is not None:
+        raise wrong_value("precision and tolerance", "both", "at most one of the two")
+    if tolerance is not None:
+        precision = precision_for_tolerance(tolerance, spacing)
+    precision = math.inf if precision is None else precision
+    if not precision > 0:
+        raise wrong_value("precision", precision, "a positive number, or math.inf")
+    dim_head = min(num_in, num_out) if dim_head is None else dim_head
+    if dim_head < 1:
+        raise wrong_value("dim_head", dim_head, "at least 1")
+    values, outputs = factor_matrices(offset_matrices(convolution), dim_head, epsilon=torch.finfo(weight.dtype).eps)
+
+    heads, width = values.shape[:2]
+    relative = Quadratic(len(sides), heads)
+    attention = Attention(
+        num_out,
+        heads,
+        dim_head=dim_head,
+        kernel="constant",
+        relative=relative,
+        context_dim=num_in,
+        qkv_bias=False,
+        num_axes=len(sides),
+    ).to(weight)
+    reach = window_reach(convolution)
+    steps = tuple(one * step for one, step in zip(convolution.dilation, spacing, strict=True))
+    first = tuple(-cells * step for cells, step in zip(reach, spacing, strict=True))
+    with torch.no_grad():
+        relative.center.copy_(Grid(tuple(sides), steps, origin=first).positions(dtype=torch.float64))
+        # From the hard one on, a larger precision changes nothing.
+        size = torch.tensor(min(precision, hard_precision(spacing)), dtype=torch.float64)
+        relative.raw_precision.copy_(inverse_softplus(size).expand(heads))
+        if not relative.raw_precision.isfinite().all():
+            raise wrong_value("precision", float(size), f"a number that {weight.dtype} can hold; widen the spacing")
+        # What a head has beyond its factors keeps its first values, times 0 in the output, so that it can be trained.
+        assert attention.value is not None
+        attention.value.weight.unflatten(0, (heads, dim_head))[:, :width] = values.to(weight)
+        parts = attention.output.weight.zero_().unflatten(1, (heads, dim_head))
+        parts[..., :width] = outputs.transpose(0, 1).to(weight)
+        if convolution.bias is None:
+            attention.output.bias.zero_()
+        else:
+            attention.output.bias.copy_(convolution.bias)
+    return ZeroBordered(attention, reach, spacing).train(convolution.training)
+
+
+@dataclass(frozen=True)
+class HeadOffset:
+    """Where a head looks.
+
+    Args:
+        offset: The offset with the largest weight, key less query, in cells along each axis.
+        share: Its share of the weights of all offsets of up to the grid's sides: a query that sees that place on the
+            grid gives it at least this share, whatever else it sees.
+    """
+
+    offset: tuple[int, ...]
+    share: float
+
+
+def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
+    """The offset at which each head has the largest weight, and its share.
+
+    Args:
+        attention: Layer that attends by position alone, with a relative kernel that does not look at the query.
+        grid: The grid it is used on.
+
+    Raises:
+        ValueError: A layer that looks at content or has not a relative kernel in every head, a periodic grid, or one of
+            another number of axes.
+    """
+    if attention.query is not None or attention.key is not None:
+        came = f"{attention.content_heads} heads that look at content, or a relative kernel that does"
+        raise wrong_value("attention", came, "attention by position alone, kernel='constant'")
+    if attention.position_heads:
+        raise wrong_value("attention.position_heads", attention.position_heads, "0: a relative kernel in every head")
+    relative = None if attention.relative is None else attention.relative()
+    if not isinstance(relative, StationaryRelative):
+        name = None if relative is None else relative.name
+        raise wrong_value("attention.relative", name, "a relative kernel of the offset alone, such as 'quadratic'")
+    if any(grid.periodic):
+        raise wrong_value("grid", grid, "a grid with edges")
+    heads = attention.heads
+    relative.check(heads=heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant())
+    sites = Sites(grid)
+    relative = relative.on(Placement(sites, sites))
+    assert isinstance(relative, StationaryRelative)
+    device = attention.output.weight.device
+    # Offsets δ = x_j − x_i between cells are themselves a grid.
+    sides = tuple(2 * side + 1 for side in grid.shape)
+    first = tuple(-side * step for side, step in zip(grid.shape, grid.spacing, strict=True))
+    away = Grid(sides, grid.spacing, origin=first).positions(dtype=torch.float64, device=device)
+    with torch.no_grad():
+        shares, places = torch.softmax(relative.log_at(-away), dim=-1).max(dim=-1)
+    found = []
+    for share, place in zip(shares.tolist(), places.tolist(), strict=True):
+        cells = torch.unravel_index(torch.tensor(place), sides)
+        offset = tuple(int(cell) - side for cell, side in zip(cells, grid.shape, strict=True))
+        found.append(HeadOffset(offset, share))
+    return tuple(found)
+
+
+def convolution_from_attention(
+    attention: Attention | ZeroBordered, grid: Grid, *, least_share: float = 0.99
+) -> Convolution:
+    """The convolution that attention by position alone computes once every head looks at one offset.
+
+    W_Δ = Σ O_h V_h over the heads that look at Δ, and its bias is that of the output and O_h times those of the values.
+    The window is the smallest odd one that holds all offsets, dilated by what they have in common along each axis. For
+    queries that see the places of all heads, outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| of a
+    channel. Where a head looks over the edge of the grid the convolution finds 0: so does a `ZeroBordered` layer, and
+    plain attention gives that weight to the cells inside. Dropout is left out.
+
+    Source: Cordonnier et al. 2020, Lemma 1, read from right to left.
+
+    Args:
+        attention: The layer, such as `attention_from_convolution` gives, or one that was trained.
+        grid: The grid it is used on, of one to three axes.
+        least_share: Share of its weight, above ½, that each head has to give to one offset; see `HeadOffset`.
+
+    Returns:
+        A torch.nn.Conv1d, Conv2d or Conv3d with zero padding, in the layer's dtype and on its device.
+
+    Raises:
+        ValueError: A layer that looks at content, is causal, or has a gate or a value convolution; a head that is not
+            hard or looks beyond the grid, with its number and share; a grid without edges or of other axes.
+    """
+    layer = attention.attention if isinstance(attention, ZeroBordered) else attention
+    if not 0.5 < least_share <= 1:
+        raise wrong_value("least_share", least_share, "above 0.5 and at most 1")
+    if grid.num_axes not in CONVOLUTIONS:
+        raise wrong_value("grid", grid, "one to three axes")
+    for argument, given in (
+        ("attention.causal", layer.causal),
+        ("attention.gate", layer.gate is not None),
+        ("attention.value_convolution", layer.value_convolution is not None),
+    ):
+        if given:
+            raise wrong_value(argument, given, "a layer without it")
+    found = head_offsets(layer, grid)
+    for head, one in enumerate(found):
+        if not one.share >= least_share:
+            expected = f"at least {least_share:g} at one offset; its largest is at {one.offset}, key less query"
+            raise wrong_value(f"the share of head {head}", float(f"{one.share:.4g}"), expected)
+        if any(abs(cells) >= side for cells, side in zip(one.offset, grid.shape, strict=True)):
+            raise wrong_value(f"the offset of head {head}", one.offset, f"one between two cells of {grid.shape}")
+    along = list(zip(*(one.offset for one in found), strict=True))
+    dilation = tuple(max(1, math.gcd(*cells)) for cells in along)
+    reach = tuple(max(map(abs, cells)) for cells in along)
+    middle = tuple(cells // step for cells, step in zip(reach, dilation, strict=True))
+    outputs = layer.output.weight.detach().double()
+    convolution = CONVOLUTIONS[grid.num_axes](
+        layer.context_dim, layer.dim, tuple(2 * cells + 1 for cells in middle), padding=reach, dilation=dilation
+    ).to(layer.output.weight)
+    by_head = outputs.unflatten(1, (layer.heads, -1)).transpose(0, 1)
+    # A layer whose values are the tokens themselves has its matrices in the output map.
+    if layer.value is not None:
+        by_head = by_head @ layer.value.weight.detach().double().unflatten(0, (layer.heads, -1))
+    matrices = torch.zeros_like(convolution.weight, dtype=torch.float64)
+    for one, matrix in zip(found, by_head, strict=True):
+        place = (cells // step + half for cells, step, half in zip(one.offset, dilation, middle, strict=True))
+        matrices[(..., *place)] += matrix
+    bias = layer.output.bias.detach().double()
+    if layer.value is not None and layer.value.bias is not None:
+        bias = bias + outputs @ layer.value.bias.detach().double()
+    with torch.no_grad():
+        convolution.weight.copy_(matrices)
+        assert convolution.bias is not None
+        convolution.bias.copy_(bias)
+    return convolution.train(layer.training)

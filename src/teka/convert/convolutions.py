@@ -1,0 +1,192 @@
+"""The convolutions that attention can be: their matrices, the nearest of a lower rank, and bounds of the error."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from teka.errors import wrong_value
+from teka.grid import Grid
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+CONVOLUTIONS: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+# α s² from which on e^(−α s²) is 0, in float64 too, whose last number above 0 is e^−744.4: the limit α → ∞ is reached.
+HARD_PRECISION = 800.0
+# Roundings of an output beside those of the sum of products: of weights, their sum and the quotient.
+FURTHER_ROUNDINGS = 8
+HALVINGS = 100
+
+
+def check_same_convolution(convolution: nn.Module) -> Convolution:
+    """The convolution, if every output cell sees a window of odd sides about it, with zeros outside the grid."""
+    # isinstance would let a derived class in, whose weights may mean something else.
+    if type(convolution) not in CONVOLUTIONS.values():
+        expected = "a torch.nn.Conv1d, Conv2d or Conv3d itself"
+        raise wrong_value("convolution", type(convolution).__name__, expected)
+    assert isinstance(convolution, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    for name, right, expected in (
+        ("kernel_size", all(side % 2 for side in convolution.kernel_size), "odd sizes"),
+        ("stride", all(step == 1 for step in convolution.stride), "1 along every axis"),
+        ("groups", convolution.groups == 1, "1"),
+        ("weight.dtype", convolution.weight.is_floating_point(), "a real floating-point dtype"),
+        ("padding_mode", convolution.padding_mode == "zeros", "'zeros'"),
+    ):
+        if not right:
+            raise wrong_value(f"convolution.{name}", attrgetter(name)(convolution), expected)
+    if convolution.padding != "same" and tuple(convolution.padding) != window_reach(convolution):
+        expected = f"'same', or {window_reach(convolution)} for this kernel"
+        raise wrong_value("convolution.padding", convolution.padding, expected)
+    return convolution
+
+
+def window_reach(convolution: Convolution) -> tuple[int, ...]:
+    """Cells from the middle of the window to its edge along every axis, (K − 1)/2 · dilation."""
+    sides = zip(convolution.kernel_size, convolution.dilation, strict=True)
+    return tuple(side // 2 * step for side, step in sides)
+
+
+def offset_matrices(convolution: Convolution) -> Float[Tensor, "offsets out_channels in_channels"]:
+    """The matrix W_h of every offset of the window, in row-major order, in float64."""
+    return convolution.weight.detach().to(torch.float64).flatten(2).permute(2, 0, 1)
+
+
+def factor_matrices(
+    matrices: Float[Tensor, "heads out_channels in_channels"], dim_head: int, *, epsilon: float
+) -> tuple[Float[Tensor, "heads width in_channels"], Float[Tensor, "heads out_channels width"]]:
+    """V_h and O_h of at most dim_head numbers with W_h = O_h V_h.
+
+    With D_h ≥ D_out, O_h is the identity; else with D_h ≥ D_in, V_h is; else they come from the singular values of W_h,
+    of which those below epsilon · max(D_in, D_out) times the largest are 0: a rank above D_h is a ValueError.
+    """
+    heads, num_out, num_in = matrices.shape
+    if dim_head >= num_out:
+        return matrices, torch.eye(num_out).to(matrices).expand(heads, -1, -1)
+    if dim_head >= num_in:
+        return torch.eye(num_in).to(matrices).expand(heads, -1, -1), matrices
+    left, sizes, right = torch.linalg.svd(matrices, full_matrices=False)
+    rank = (sizes > epsilon * max(num_in, num_out) * sizes[:, :1]).sum(dim=1)
+    highest = int(rank.argmax())
+    if rank[highest] > dim_head:
+        expected = (
+            f"at least {int(rank[highest])}, the rank of the weights at offset {highest} of the kernel; "
+            "teka.convert.low_rank_convolution gives the nearest convolution of a lower rank"
+        )
+        raise wrong_value("dim_head", dim_head, expected)
+    root = sizes[:, :dim_head].sqrt()
+    return root[..., None] * right[:, :dim_head], left[..., :dim_head] * root[:, None]
+
+
+def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
+    """The nearest convolution whose matrix at every offset has at most a given rank, and how far it is.
+
+    Heads of size D_h give every offset a matrix of rank ≤ D_h. The nearest such matrix in the Frobenius norm keeps the
+    largest singular values.
+
+    Source: Eckart & Young 1936; the remark on D_h and D_out of Cordonnier et al. 2020, §3.1.
+
+    Args:
+        convolution: A convolution that `attention_from_convolution` takes; it is left as it is.
+        rank: The rank.
+
+    Returns:
+        The convolution and ‖W − W'‖ / ‖W‖, which is the root mean square error of its outputs, over theirs without the
+        bias, for inputs that are independent, of mean 0 and of one variance.
+
+    Raises:
+        ValueError: A convolution that cannot be converted, or a rank below 1.
+    """
+    convolution = check_same_convolution(convolution)
+    if rank < 1:
+        raise wrong_value("rank", rank, "at least 1")
+    left, sizes, right = torch.linalg.svd(offset_matrices(convolution), full_matrices=False)
+    nearest = (left[..., :rank] * sizes[:, None, :rank]) @ right[:, :rank]
+    result = copy.deepcopy(convolution)
+    with torch.no_grad():
+        result.weight.copy_(nearest.permute(1, 2, 0).unflatten(2, convolution.kernel_size))
+    total = float(sizes.square().sum())
+    return result, (float(sizes[:, rank:].square().sum()) / total) ** 0.5 if total else 0.0
+
+
+def hard_precision(spacing: Sequence[float]) -> float:
+    """The precision α at which every weight off a head's centre is 0 in floating point, for cells s apart."""
+    return HARD_PRECISION / min(spacing) ** 2
+
+
+def stray_weight(precision: float, spacing: Sequence[float]) -> float:
+    """Bound of the share of a head's weight that lies off its centre, where the centre is a cell.
+
+    1 − Π_a 1/ϑ(α s_a²) with ϑ(t) = Σ_m e^(−t m²) ≤ 1 + 2e^−t / (1 − e^−3t), since m² ≥ 1 + 3(m − 1). It is the share on
+    the unbounded lattice, but for that last step, which adds less than 2e^(−7t) to ϑ for t ≥ 1.
+
+    Source: derived in docs/attention_as_convolution.md; the limit is Cordonnier et al. 2020, Lemma 2.
+
+    Args:
+        precision: α > 0 in units of length^−2; math.inf is the limit.
+        spacing: Distance s_a between neighbouring cells along every axis.
+
+    Raises:
+        ValueError: A precision that is not positive.
+    """
+    if not precision > 0:
+        raise wrong_value("precision", precision, "a positive number, or math.inf")
+    steepness = [precision * step * step for step in spacing]
+    return -math.expm1(-sum(math.log1p(2 * math.exp(-one) / -math.expm1(-3 * one)) for one in steepness))
+
+
+def precision_for_tolerance(tolerance: float, spacing: Sequence[float]) -> float:
+    """The least precision α, to rounding, for which twice the stray weight is at most a tolerance.
+
+    Outputs are then within tolerance · max|x| · max_o Σ|W_o| of the convolution's, the share of the largest output that
+    inputs up to max|x| can have.
+
+    Args:
+        tolerance: Between 0 and 2.
+        spacing: Distance between neighbouring cells along every axis.
+
+    Raises:
+        ValueError: Another tolerance.
+    """
+    if not 0 < tolerance < 2:
+        raise wrong_value("tolerance", tolerance, "a number above 0 and below 2")
+    high = hard_precision(spacing)
+    low = 1e-9 * high
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if 2 * stray_weight(middle, spacing) <= tolerance else (middle, high)
+    return high
+
+
+def conversion_error_bound(
+    convolution: nn.Module, *, precision: float, largest_input: float, spacing: float | Sequence[float] = 1.0
+) -> float:
+    """Bound of |attention(x) − convolution(x)| over all outputs and all inputs up to a magnitude.
+
+    2 · stray weight · max|x| · g, g = max_o Σ|W_o| the largest output for |x| ≤ 1, and what rounding may add to the two
+    sums of N = D_in · ΠK products, 2ε (N + 8) max|x| · g + ε max|b| to first order in the dtype's ε. The latter is
+    for heads of min(D_in, D_out) numbers or more and any backend but "fft", which errs by a share of its largest
+    output.
+
+    Args:
+        convolution: The convolution.
+        precision: α of the heads; math.inf for hard ones.
+        largest_input: max|x|.
+        spacing: Distance between neighbouring cells, one number or one for each axis.
+
+    Raises:
+        ValueError: A convolution that cannot be converted, a precision that is not positive, or a largest input that
+            is negative or not finite.
+    """
+    convolution = check_same_convolution(convolution)
+    if not 0 <= largest_input < math.inf:
+        raise wrong_value("largest_input", largest_input, "a finite number of at least 0")
+    weight = convolution.weight.detach()
+    gain = float(weight.double().abs().flatten(1).sum(dim=1).max())
+    largest_bias = 0.0 if convolution.bias is None else float(convolution.bias.detach().abs().max())
+    epsilon = torch.finfo(weight.dtype).eps
+    rounding = 2 * epsilon * (weight[0].numel() + FURTHER_ROUNDINGS)
+    straying = 2 * stray_weight(precision, Grid((1,) * (weight.ndim - 2), spacing).spacing)
+    return (straying + rounding) * largest_input * gain + epsilon * largest_bias

@@ -1,0 +1,96 @@
+"""What the models are made of beside their attention: a classifier of images, pre-norm and post-norm blocks."""
+
+from abc import abstractmethod
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from teka.checks import check_sizes, check_tensor
+from teka.errors import wrong_value
+from teka.grid import Grid
+from teka.nn import Attention
+
+NORM_EPSILON = 1e-12
+
+
+class ImageClassifier(nn.Module):
+    """Images of one size to logits; `logits` is what a model computes of images that have been checked."""
+
+    def __init__(
+        self, image_size: int | tuple[int, int], in_channels: int, num_classes: int, *, smallest: int = 1
+    ) -> None:
+        super().__init__()
+        check_sizes({"in_channels": in_channels, "num_classes": num_classes})
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        if len(size) != 2 or min(size) < smallest:
+            raise wrong_value("image_size", image_size, f"height and width of at least {smallest} pixels")
+        self.image_size, self.in_channels = size, in_channels
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images.
+
+        Args:
+            images: Images, shape (B, C, H, W).
+
+        Raises:
+            ValueError: Another number of channels or another size than the model was made for.
+        """
+        check_tensor("images", images, "batch", self.in_channels, *self.image_size)
+        return self.logits(images)
+
+    @abstractmethod
+    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+        """Logits of images of the right size."""
+
+
+class PreNormBlock(nn.Module):
+    """x + attention(norm(x)), then x + MLP(norm(x)) with a GELU: `teka.nn.TransformerBlock` for another attention.
+
+    Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
+    """
+
+    def __init__(self, attention: nn.Module, dim: int, *, mlp_ratio: float = 4.0, dropout: float = 0.0) -> None:
+        super().__init__()
+        hidden = _hidden(dim, int(dim * mlp_ratio), mlp_ratio)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = attention
+        self.attention_dropout = nn.Dropout(dropout)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
+        )
+
+    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+        """Transform the tokens."""
+        tokens = tokens + self.attention_dropout(self.attention(self.attention_norm(tokens)))
+        return tokens + self.mlp(self.mlp_norm(tokens))
+
+
+class PostNormBlock(nn.Module):
+    """x ← norm(x + W attention(x)), then norm(x + MLP(x)) with a GELU.
+
+    W is a linear map of its own after that of the attention, as in the code of Cordonnier et al.
+
+    Source: Vaswani et al. 2017; Devlin et al. 2019 (BERT), with its ε = 10⁻¹² of the norms.
+    """
+
+    def __init__(self, attention: Attention, *, mlp_ratio: float = 4.0, dropout: float = 0.0) -> None:
+        super().__init__()
+        dim = attention.dim
+        hidden = _hidden(dim, round(dim * mlp_ratio), mlp_ratio)
+        self.attention = attention
+        self.attention_output = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(dropout))
+        self.attention_norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim), nn.Dropout(dropout))
+        self.mlp_norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
+
+    def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
+        """Transform the tokens of a grid."""
+        tokens = self.attention_norm(tokens + self.attention_output(self.attention(tokens, grid)))
+        return self.mlp_norm(tokens + self.mlp(tokens))
+
+
+def _hidden(dim: int, hidden: int, mlp_ratio: float) -> int:
+    if hidden < 1:
+        raise wrong_value("mlp_ratio", mlp_ratio, f"at least 1 / dim = 1 / {dim}")
+    return hidden

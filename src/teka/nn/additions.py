@@ -1,0 +1,200 @@
+"""What a layer may have beside its attention: normalised queries and keys, a gate, a convolution of the values."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.functional import conv1d, conv2d, conv3d, pad, rms_norm
+
+from teka.checks import BOOLEAN, check_tensor, is_whole
+from teka.errors import wrong_shape, wrong_value
+from teka.functional.kernel.kept_mean import kept_mean
+from teka.grid import Grid
+
+CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # by the number of axes
+INITIAL_BIAS = 2.0  # of a gate: σ(2) = 0.88, nearly open
+
+
+class PlainQueryKey(nn.Module):
+    """Queries and keys as they are projected."""
+
+    acts: ClassVar[bool] = False
+    removes_bias: ClassVar[bool] = False
+    head_parameters: ClassVar[tuple[str, ...]] = ()
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch heads queries dim_head"],
+        key: Float[Tensor, "batch heads keys dim_head"],
+        key_mask: Bool[Tensor, "batch keys"] | None,
+    ) -> tuple[Float[Tensor, "batch heads queries dim_head"], Float[Tensor, "batch heads keys dim_head"]]:
+        """Queries and keys of the heads that attend by content, and where keys are kept."""
+        return query, key
+
+
+class NormalizedQueryKey(PlainQueryKey):
+    """Queries and keys over their root mean square, times a learned gain: g ⊙ x / √(mean(x²)).
+
+    The gain is one number for each head and channel, of queries and of keys, 1 at first. Its size is a temperature,
+    for kernels in which the size of a vector does not cancel; its differences between channels act in every kernel.
+    Each vector depends on itself alone.
+
+    Source: Henry et al. 2020 and Dehghani et al. 2023, with the norm of Zhang & Sennrich 2019.
+    """
+
+    acts = True
+    head_parameters = ("query_gain", "key_gain")
+
+    def __init__(self, heads: int, dim_head: int) -> None:
+        super().__init__()
+        self.query_gain = Parameter(torch.ones(heads, 1, dim_head))
+        self.key_gain = Parameter(torch.ones(heads, 1, dim_head))
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch heads queries dim_head"],
+        key: Float[Tensor, "batch heads keys dim_head"],
+        key_mask: Bool[Tensor, "batch keys"] | None,
+    ) -> tuple[Float[Tensor, "batch heads queries dim_head"], Float[Tensor, "batch heads keys dim_head"]]:
+        """The normalised queries and keys."""
+        size = query.shape[-1:]
+        normalized = rms_norm(query, size) * self.query_gain, rms_norm(key, size) * self.key_gain
+        # In mixed precision the gain has more of it than the values have.
+        return normalized[0].to(query.dtype), normalized[1].to(key.dtype)
+
+
+class CentredQueryKey(PlainQueryKey):
+    """Keys less their mean over the kept keys of the same sample and head.
+
+    The softmax kernel does not change by that; a kernel that rectifies its features sees keys that point everywhere.
+    A mean over all keys is the same wherever they are, so that equivariance stays exact, but it is not causal.
+
+    Source: this library.
+    """
+
+    acts = True
+    removes_bias = True
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch heads queries dim_head"],
+        key: Float[Tensor, "batch heads keys dim_head"],
+        key_mask: Bool[Tensor, "batch keys"] | None,
+    ) -> tuple[Float[Tensor, "batch heads queries dim_head"], Float[Tensor, "batch heads keys dim_head"]]:
+        """The queries, and the centred keys."""
+        if key_mask is not None:
+            check_tensor("key_mask", key_mask, key.shape[0], key.shape[2], dtypes=BOOLEAN)
+        return query, key - kept_mean(key, key_mask)
+
+
+QUERY_KEYS = ("plain", "normalized", "centred")
+
+
+def make_query_key(query_key: str, heads: int, dim_head: int) -> PlainQueryKey:
+    """What is done to queries and keys of so many heads, by name; a ValueError if there are no keys to act on."""
+    if query_key == "plain":
+        return PlainQueryKey()
+    if heads == 0:
+        raise wrong_value("query_key", query_key, "'plain' with a kernel that does not look at content")
+    return CentredQueryKey() if query_key == "centred" else NormalizedQueryKey(heads, dim_head)
+
+
+class NearlyOpen(nn.Linear):
+    """A linear map that is constant at first; nothing is drawn, so that what else is drawn does not change."""
+
+    def reset_parameters(self) -> None:
+        """Set the initial values."""
+        nn.init.zeros_(self.weight)
+        nn.init.constant_(self.bias, INITIAL_BIAS)
+
+
+class Gate(nn.Module):
+    """σ(W x + b) for every token x, head and channel, by which the heads' output is multiplied.
+
+    A token's gate depends on that token alone. W = 0 and b = 2 at first: all gates are the same and nearly open.
+
+    Source: Qiu et al. 2025 (gated attention: a sigmoid after the attention, for each head and channel).
+
+    Args:
+        dim: Size of a token.
+        heads: Number of heads.
+        dim_head: Size of a head.
+    """
+
+    def __init__(self, dim: int, heads: int, dim_head: int) -> None:
+        super().__init__()
+        self.dim_head = dim_head
+        self.projection = NearlyOpen(dim, heads * dim_head)
+
+    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch heads tokens dim_head"]:
+        """Gates between 0 and 1 of tokens that attend."""
+        return torch.sigmoid(self.projection(tokens).unflatten(-1, (-1, self.dim_head)).transpose(1, 2))
+
+
+class ValueConvolution(nn.Module):
+    """Σ_t w_t v(x + t) over the cells t of a small cube, for every head and channel on its own.
+
+    It depends on offsets alone, and costs O(L): what is near is added with full rank, where linear attention gives a
+    mean. Around periodic axes values go on from the other side, beyond the others they are 0, and so are dropped ones.
+    Offsets are counted in cells, whatever the grid's spacing. w = 0 at first, so that the layer begins as attention.
+
+    Source: Han et al. 2023 (FLatten Transformer), with one kernel for each head instead of one for all.
+
+    Args:
+        heads: Number of heads.
+        dim_head: Size of a head.
+        side: Side of the cube in cells, an odd number.
+        num_axes: Number of axes of the grids to come.
+
+    Raises:
+        ValueError: A side that is even or below 1, or a number of axes other than 1, 2 or 3.
+    """
+
+    equivariance: ClassVar[dict[str, str]] = {"shift": "exact"}
+
+    def __init__(self, heads: int, dim_head: int, side: int, num_axes: int) -> None:
+        super().__init__()
+        if not is_whole(side) or side < 1 or side % 2 == 0:
+            raise wrong_value("value_convolution", side, "None or an odd number of at least 1, the side in cells")
+        if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
+            raise wrong_value("num_axes", num_axes, "1, 2 or 3 with value_convolution")
+        self.side = side
+        self.weight = Parameter(torch.zeros(heads * dim_head, 1, *(side,) * num_axes))
+
+    def forward(
+        self,
+        value: Float[Tensor, "batch heads tokens dim_head"],
+        grid: Grid | None,
+        num_prefix_tokens: int,
+        key_mask: Bool[Tensor, "batch tokens"] | None,
+    ) -> Float[Tensor, "batch heads tokens dim_head"]:
+        """The convolved values; 0 for prefix tokens, which lie nowhere. A ValueError for a grid that does not fit."""
+        num_axes = self.weight.ndim - 2
+        if grid is None or grid.num_axes != num_axes:
+            raise wrong_value("grid", grid, f"a grid of {num_axes} axes for a layer with a value convolution")
+        num_tokens = num_prefix_tokens + grid.num_tokens
+        if value.shape[2] != num_tokens:
+            expected = f"{num_prefix_tokens} prefix tokens and {grid.num_tokens} for a grid of {grid.shape}"
+            raise wrong_value("the number of tokens", value.shape[2], expected)
+        if key_mask is not None:
+            if tuple(key_mask.shape) != (value.shape[0], num_tokens):
+                raise wrong_shape("key_mask", key_mask.shape, f"({value.shape[0]}, {num_tokens})")
+            value = value.masked_fill(~key_mask[:, None, :, None], 0.0)
+        cells = value[:, :, num_prefix_tokens:].transpose(2, 3).flatten(1, 2).unflatten(2, grid.shape)
+        around = self._surrounded(cells, grid)
+        convolved = CONVOLUTIONS[num_axes](around, self.weight.to(cells.dtype), groups=self.weight.shape[0])
+        tokens = convolved.flatten(2).unflatten(1, value.shape[1::2]).transpose(2, 3)
+        return pad(tokens, (0, 0, num_prefix_tokens, 0))
+
+    def _surrounded(self, cells: Tensor, grid: Grid) -> Tensor:
+        """The cells with half a side more at either end of every axis."""
+        margin = self.side // 2
+        for axis, size in enumerate(grid.shape):
+            if grid.axis_periodic(axis):
+                places = torch.arange(-margin, size + margin, device=cells.device) % size
+                cells = cells.index_select(2 + axis, places)
+            else:
+                cells = pad(cells, (0, 0) * (grid.num_axes - 1 - axis) + (margin, margin))
+        return cells

@@ -1,0 +1,252 @@
+"""Relative kernels with learned parameters by name, and those that are not made of waves."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.nn.functional import softplus
+
+from teka.checks import POSITIVE, check_name, check_sizes, is_positive
+from teka.errors import unknown_name, wrong_value
+from teka.functional import relative as kernels
+from teka.functional.relative import MAX_DISTANCE, ROTARY_NORMALIZERS
+from teka.nn.features import RandomFeatures
+from teka.nn.waves import Fourier, RelativeModule, Rotary, Rotation, RotationJoint, inverse_softplus
+
+MAX_OFFSET = 7  # a window of 15 cells along every axis
+
+
+class Clipped(RelativeModule):
+    """`teka.functional.Clipped` with learned embeddings, in half of the heads, by position alone.
+
+    The embeddings are shared by the heads of a layer and begin at 0 (Horn et al. 2021).
+
+    Args:
+        dim_head: Size d of a query.
+        max_distance: The last ring k.
+        ring_width: Distance between neighbouring rings in physical units.
+
+    Raises:
+        ValueError: A distance below 1, or a width that is not positive.
+    """
+
+    has_own_heads = True
+    uses_query = True
+    head_parameters = ()
+
+    def __init__(self, dim_head: int, *, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0) -> None:
+        super().__init__()
+        check_sizes({"dim_head": dim_head, "max_distance": max_distance})
+        if not is_positive(ring_width):
+            raise wrong_value("ring_width", ring_width, POSITIVE)
+        self.distance_embedding = Parameter(torch.zeros(max_distance + 1, dim_head))
+        self.ring_width = ring_width
+
+    def forward(self) -> kernels.Clipped:
+        """The kernel with the present parameters."""
+        return kernels.Clipped(self.distance_embedding, self.ring_width)
+
+
+class ClippedFeatures(Clipped):
+    """`teka.functional.ClippedFeatures` with learned embeddings; its projection is redrawn with the others.
+
+    Args:
+        dim_head: Size d of a query.
+        max_distance: The last ring k.
+        ring_width: Distance between neighbouring rings in physical units.
+        num_features: Number of random features m, ⌊d ln d⌋ by default.
+
+    Raises:
+        ValueError: A distance or size below 1, or a width that is not positive.
+    """
+
+    head_parameters = ()
+
+    def __init__(
+        self,
+        dim_head: int,
+        *,
+        max_distance: int = MAX_DISTANCE,
+        ring_width: float = 1.0,
+        num_features: int | None = None,
+    ) -> None:
+        super().__init__(dim_head, max_distance=max_distance, ring_width=ring_width)
+        self.random_features = RandomFeatures("positive", dim_head, num_features=num_features)
+
+    def forward(self) -> kernels.ClippedFeatures:
+        """The kernel with the present parameters."""
+        projection = self.random_features.projection
+        return kernels.ClippedFeatures(self.distance_embedding, self.ring_width, projection)
+
+
+class Quadratic(RelativeModule):
+    """`teka.functional.Quadratic` with learned Δ_h ~ N(0, 2²) and α = softplus(`raw_precision`) = 1 at first.
+
+    The initial values are those of Cordonnier et al. 2020.
+
+    Args:
+        num_axes: Number of axes n of the grid.
+        heads: Number of heads.
+
+    Raises:
+        ValueError: A size below 1.
+    """
+
+    head_parameters = ("center", "raw_precision")
+
+    def __init__(self, num_axes: int, heads: int) -> None:
+        super().__init__()
+        check_sizes({"num_axes": num_axes, "heads": heads})
+        self.center = Parameter(2 * torch.randn(heads, num_axes))
+        self.raw_precision = Parameter(inverse_softplus(torch.ones(heads)))
+
+    def forward(self) -> kernels.Quadratic:
+        """The kernel with the present parameters."""
+        return kernels.Quadratic(self.center, softplus(self.raw_precision))
+
+
+class GeneralizedQuadratic(RelativeModule):
+    """`teka.functional.GeneralizedQuadratic` with learned Δ_h ~ N(0, 2²) and L, the identity at first.
+
+    Σ⁻¹ = LᵀL is positive semi-definite for any L (Cordonnier et al. 2020).
+
+    Args:
+        num_axes: Number of axes n of the grid.
+        heads: Number of heads.
+
+    Raises:
+        ValueError: A size below 1.
+    """
+
+    head_parameters = ("center", "precision_factor")
+
+    def __init__(self, num_axes: int, heads: int) -> None:
+        super().__init__()
+        check_sizes({"num_axes": num_axes, "heads": heads})
+        self.center = Parameter(2 * torch.randn(heads, num_axes))
+        self.precision_factor = Parameter(torch.eye(num_axes).repeat(heads, 1, 1))
+
+    def forward(self) -> kernels.GeneralizedQuadratic:
+        """The kernel with the present parameters."""
+        return kernels.GeneralizedQuadratic(self.center, self.precision_factor)
+
+
+class Table(RelativeModule):
+    """`teka.functional.Table` with learned entries, 0 at first, so that attention begins without position.
+
+    Args:
+        num_axes: Number of axes n of the grid.
+        heads: Number of heads.
+        max_offset: The last offset in cells that has an entry of its own.
+
+    Raises:
+        ValueError: A size below 1.
+    """
+
+    head_parameters = ("tables",)
+
+    def __init__(self, num_axes: int, heads: int, *, max_offset: int = MAX_OFFSET) -> None:
+        super().__init__()
+        check_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
+        self.tables = Parameter(torch.zeros(heads, num_axes, 2 * max_offset + 1))
+
+    def forward(self) -> kernels.Table:
+        """The kernel with the present parameters."""
+        return kernels.Table(self.tables)
+
+
+class EmbeddedTable(RelativeModule):
+    """`teka.functional.Table` with t_axis[Δ] = v_axisᵀ r_axis[Δ]: an embedding of every offset, and a vector a head.
+
+    The embeddings r, which the heads share, begin as N(0, 1), and the heads' vectors v as PyTorch's linear maps, so
+    that an entry begins with variance 1/3 and the heads begin unlike one another. What can be learned is what `Table`
+    can learn, but steps of one size move an entry about D_p times as far.
+
+    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with D_p = 400.
+
+    Args:
+        num_axes: Number of axes n of the grid.
+        heads: Number of heads.
+        max_offset: The last offset in cells that has an embedding of its own.
+        embedding_dim: Size D_p of an embedding.
+
+    Raises:
+        ValueError: A size below 1.
+    """
+
+    head_parameters = ("head_vectors",)
+
+    def __init__(self, num_axes: int, heads: int, *, max_offset: int, embedding_dim: int) -> None:
+        super().__init__()
+        sizes = {"num_axes": num_axes, "heads": heads, "max_offset": max_offset, "embedding_dim": embedding_dim}
+        check_sizes(sizes)
+        self.embeddings = nn.ModuleList(nn.Embedding(2 * max_offset + 1, embedding_dim) for _ in range(num_axes))
+        self.head_vectors = nn.ModuleList(nn.Linear(embedding_dim, heads, bias=False) for _ in range(num_axes))
+
+    def forward(self) -> kernels.Table:
+        """The kernel with the present parameters."""
+        axes = zip(self.head_vectors, self.embeddings, strict=True)
+        return kernels.Table(torch.stack([vectors(embedding.weight).T for vectors, embedding in axes], dim=1))
+
+
+RELATIVE_MODULES: dict[str, type[RelativeModule]] = {
+    "rotation": Rotation,
+    "rotation_joint": RotationJoint,
+    "clipped": Clipped,
+    "clipped_features": ClippedFeatures,
+    "quadratic": Quadratic,
+    "generalized_quadratic": GeneralizedQuadratic,
+    "table": Table,
+    "fourier": Fourier,
+    "rotary": Rotary,
+}
+
+
+def relative_class(relative: str | RelativeModule | None) -> type[RelativeModule] | None:
+    """The class of a relative kernel, a name, a module or None; a ValueError for anything else."""
+    if relative is None or isinstance(relative, RelativeModule):
+        return None if relative is None else type(relative)
+    if not isinstance(relative, str):
+        raise wrong_value("relative", relative, "None, a name or a module such as teka.nn.Rotation")
+    if relative not in RELATIVE_MODULES:
+        raise unknown_name("relative", relative, RELATIVE_MODULES)
+    return RELATIVE_MODULES[relative]
+
+
+def make_relative_module(
+    relative: str | RelativeModule | None,
+    *,
+    num_axes: int,
+    heads: int,
+    dim_head: int,
+    kernel_features: int,
+    num_features: int | None = None,
+    num_waves: int | None = None,
+    rotary_normalizer: str | None = None,
+) -> RelativeModule | None:
+    """The relative kernel, or a new one of that name for `heads` heads; an option of another kernel is a ValueError.
+
+    `kernel_features` is the number of features of the content kernel, `dim_head` for one without a feature map:
+    "rotary" turns all pairs of them.
+    """
+    kind = relative_class(relative)
+    for argument, given, name in (
+        ("num_waves", num_waves, "fourier"),
+        ("rotary_normalizer", rotary_normalizer, "rotary"),
+    ):
+        if given is not None and relative != name:
+            raise wrong_value(argument, given, f"None with relative={relative!r}; {name!r} by name takes it")
+    if kind is None or isinstance(relative, RelativeModule):
+        return relative
+    if relative == "rotary" and kernel_features < 2:
+        expected = "at least 2 with relative='rotary', which turns pairs of them"
+        raise wrong_value("the number of features of kernel", kernel_features, expected)
+    if rotary_normalizer is not None:
+        check_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)
+    known: dict[str, Any] = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head}
+    known |= {"num_features": num_features, "num_waves": num_waves}
+    known |= {"normalizer": rotary_normalizer, "num_pairs": kernel_features // 2}
+    taken = inspect.signature(kind).parameters
+    return kind(**{name: value for name, value in known.items() if name in taken and value is not None})

@@ -1,0 +1,232 @@
+"""What relative kernels with learned parameters declare, and those that are made of waves."""
+
+import math
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.functional import normalize, softplus
+
+from teka.checks import POSITIVE, check_sizes, check_tensor, is_number, is_positive
+from teka.errors import wrong_type, wrong_value
+from teka.functional import relative as kernels
+from teka.functional.relative import (
+    LENGTH_SHARE,
+    NUM_FOURIER_WAVES,
+    NUM_FREQUENCIES,
+    ROTARY_NORMALIZERS,
+    Relative,
+    initial_frequency,
+    rotation_scale,
+)
+from teka.functional.relative.rotary import check_normalizer
+
+SHORTEST_WAVE = 2.0
+LONGEST_WAVE = 64.0
+
+
+class RelativeModule(nn.Module):
+    """A relative kernel with learned parameters, and what it declares to the layers that use it.
+
+    `has_own_heads`: whether a layer of several heads, unless told otherwise, gives it half of them by position alone,
+    and not every head as a factor of the content kernel. `needs_content`: whether it acts inside the content kernel,
+    and so has no heads by position alone. `uses_query`: whether it looks at the query. `turns`: whether it turns keys,
+    so that a bias of theirs does not cancel in the softmax. `head_parameters`: its parameters whose first axis is that
+    of the heads, which every class says for itself, None if not known.
+    """
+
+    has_own_heads: ClassVar[bool] = False
+    needs_content: ClassVar[bool] = False
+    uses_query: ClassVar[bool] = False
+    turns: ClassVar[bool] = False
+    head_parameters: ClassVar[tuple[str, ...] | None] = None
+
+    @property
+    def num_position_features(self) -> int:
+        """Numbers that it adds to queries and keys, 0 but for a kernel that goes through the random features."""
+        return 0
+
+    @abstractmethod
+    def forward(self) -> Relative:
+        """The kernel with the present parameters."""
+
+
+class Rotation(RelativeModule):
+    """`teka.functional.Rotation` with learned ω, α and β.
+
+    α, β ~ N(0, σ²) for every head, axis and scale, σ = 1 by default; ω = 8^(−s/2), shared by axes and heads, and by
+    layers that are given the same parameter (Horn et al. 2021).
+
+    Args:
+        num_axes: Number of axes n of the grid.
+        heads: Number of heads.
+        dim_head: Size of queries and keys, which sets the scale 1/√(d + 2 · axes · scales).
+        num_frequencies: Number of scales.
+        frequency: A parameter to share, shape (scales,), instead of one of its own.
+        weight_scale: Standard deviation σ of α and β at first; with 0 attention begins without position. With
+            three of six kernels 8 learnt better than 1 beyond noise (see "Which kernel?").
+
+    Raises:
+        ValueError: A size below 1, a shared parameter that is not a vector, or a deviation that cannot be.
+    """
+
+    head_parameters = ("cosine_weight", "sine_weight")
+
+    def __init__(
+        self,
+        num_axes: int,
+        heads: int,
+        dim_head: int,
+        *,
+        num_frequencies: int = NUM_FREQUENCIES,
+        frequency: Parameter | None = None,
+        weight_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        sizes = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head, "num_frequencies": num_frequencies}
+        check_sizes(sizes)
+        if frequency is not None:
+            check_tensor("frequency", frequency, "scales")
+            if not isinstance(frequency, Parameter):
+                raise wrong_type("frequency", frequency, "a torch.nn.Parameter")
+        if not (is_number(weight_scale) and weight_scale >= 0):
+            raise wrong_value("weight_scale", weight_scale, "a finite number of at least 0")
+        dtype = torch.get_default_dtype()
+        self.frequency = Parameter(initial_frequency(num_frequencies).to(dtype)) if frequency is None else frequency
+        shape = (heads, num_axes, self.frequency.shape[0])
+        self.cosine_weight = Parameter(weight_scale * torch.randn(shape))
+        self.sine_weight = Parameter(weight_scale * torch.randn(shape))
+        self.scale = rotation_scale(dim_head, num_axes, self.frequency.shape[0])
+
+    def forward(self) -> kernels.Rotation:
+        """The kernel with the present parameters."""
+        return kernels.Rotation(self.frequency, self.cosine_weight, self.sine_weight, self.scale)
+
+
+class RotationJoint(Rotation):
+    """`teka.functional.RotationJoint` with learned ω, α and β: equivariant in expectation only.
+
+    Arguments and initial values are those of `Rotation`.
+    """
+
+    needs_content = True
+    head_parameters = Rotation.head_parameters
+
+    def forward(self) -> kernels.RotationJoint:
+        """The kernel with the present parameters."""
+        return kernels.RotationJoint(self.frequency, self.cosine_weight, self.sine_weight, self.scale)
+
+    @property
+    def num_position_features(self) -> int:
+        """Length 2 · axes · scales of the positions' features, which the projection must have room for."""
+        return 2 * self.cosine_weight.shape[1] * self.cosine_weight.shape[2]
+
+
+class Fourier(RelativeModule):
+    """`teka.functional.Fourier` with learned ω and θ, and a_0 and a_f as softplus of a learned number.
+
+    At first wavelengths are log-uniform between the shortest and the longest in random directions, θ = 0, a_0 = 1 and
+    a_f = A/F, so that c is 1 + 2A at the query itself and between 1 and 1 + 2A elsewhere.
+
+    Args:
+        num_axes: Number of axes n of the grid.
+        heads: Number of heads.
+        num_waves: Number of waves F.
+        longest_wave: The longest wave at first, in physical units.
+        shortest_wave: The shortest wave at first, in physical units.
+        wave_weight: A > 0, the waves' weight Σ_f a_f at first over the constant a_0: how sharply c peaks.
+
+    Raises:
+        ValueError: A size below 1, waves whose lengths cannot be, or a weight that is not positive.
+    """
+
+    head_parameters = ("frequency", "phase", "raw_constant_weight", "raw_amplitude")
+
+    def __init__(
+        self,
+        num_axes: int,
+        heads: int,
+        *,
+        num_waves: int = NUM_FOURIER_WAVES,
+        longest_wave: float = LONGEST_WAVE,
+        shortest_wave: float = SHORTEST_WAVE,
+        wave_weight: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_sizes({"num_axes": num_axes, "heads": heads, "num_waves": num_waves})
+        if not is_positive(shortest_wave):
+            raise wrong_value("shortest_wave", shortest_wave, POSITIVE)
+        if not (is_number(longest_wave) and longest_wave >= shortest_wave):
+            raise wrong_value("longest_wave", longest_wave, f"finite and at least shortest_wave = {shortest_wave:g}")
+        if not is_positive(wave_weight):
+            raise wrong_value("wave_weight", wave_weight, POSITIVE)
+        length = shortest_wave * (longest_wave / shortest_wave) ** torch.rand(heads, num_waves, 1)
+        self.frequency = Parameter(2 * math.pi / length * _directions(heads, num_waves, num_axes))
+        self.phase = Parameter(torch.zeros(heads, num_waves))
+        self.raw_constant_weight = Parameter(inverse_softplus(torch.ones(heads)))
+        self.raw_amplitude = Parameter(inverse_softplus(torch.full((heads, num_waves), wave_weight / num_waves)))
+
+    def forward(self) -> kernels.Fourier:
+        """The kernel with the present parameters."""
+        constant_weight, amplitude = softplus(self.raw_constant_weight), softplus(self.raw_amplitude)
+        return kernels.Fourier(constant_weight, amplitude, self.frequency, self.phase)
+
+
+class Rotary(RelativeModule):
+    """`teka.functional.Rotary` with learned ω, of lengths base^(−p / pairs) in random directions at first.
+
+    The base of Heo et al. 2024 for images is 10, waves of 6 to 63 units of length; that of Su et al. 2021 for text is
+    10,000.
+
+    Args:
+        num_axes: Number of axes n of the grid.
+        heads: Number of heads.
+        num_pairs: Number of pairs of features that are turned, at most half of the content kernel's features.
+        base: Ratio of the longest wave to the shortest, nearly.
+        normalizer: What the denominator of a kernel with features is made of, "mixed", "nonnegative", "lengths" or
+            "features"; see `teka.functional.Rotary`. No parameter depends on it.
+        length_share: λ of "mixed": outputs are at most 1/λ times the largest value.
+
+    Raises:
+        ValueError: A size below 1, a base that is not positive, an unknown name, or a share out of range.
+    """
+
+    needs_content = True
+    turns = True
+    head_parameters = ("frequency",)
+
+    def __init__(
+        self,
+        num_axes: int,
+        heads: int,
+        num_pairs: int,
+        *,
+        base: float = 10.0,
+        normalizer: str = ROTARY_NORMALIZERS[0],
+        length_share: float = LENGTH_SHARE,
+    ) -> None:
+        super().__init__()
+        check_sizes({"num_axes": num_axes, "heads": heads, "num_pairs": num_pairs})
+        if not is_positive(base):
+            raise wrong_value("base", base, POSITIVE)
+        check_normalizer(normalizer, length_share)
+        self.normalizer, self.length_share = normalizer, length_share
+        length = base ** -(torch.arange(num_pairs) / num_pairs)
+        self.frequency = Parameter(length[:, None] * _directions(heads, num_pairs, num_axes))
+
+    def forward(self) -> kernels.Rotary:
+        """The kernel with the present parameters."""
+        return kernels.Rotary(self.frequency, self.normalizer, self.length_share)
+
+
+def inverse_softplus(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The positive number whose softplus is the given one, log(eˣ − 1)."""
+    return value + torch.log(-torch.expm1(-value))
+
+
+def _directions(heads: int, num_directions: int, num_axes: int) -> Float[Tensor, "heads directions axes"]:
+    """Unit vectors, uniform over directions, from torch's global generator."""
+    return normalize(torch.randn(heads, num_directions, num_axes), dim=-1)
