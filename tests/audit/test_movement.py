@@ -2,15 +2,160 @@ import json
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from teka.audit import TRANSLATION_MODES, paste_on_canvas, square_shifts, translate
-from teka.audit.movement import Movement
+from teka import Grid
+from teka.audit import paste_on_canvas, square_shifts, translate
+from teka.audit.movement import TRANSLATION_MODES, Movement
+from teka.codec import decode, encode
 
-SIZES = {"canvas": {"canvas_size": (15, 17)}, "crop": {"crop_size": (5, 7)}}
+SIZES = [(11,), (5, 7), (3, 5, 2)]
+
+
+def ramp(*sizes):
+    return 1.0 + torch.arange(torch.Size((2, 3, *sizes)).numel(), dtype=torch.float64).reshape(2, 3, *sizes)
+
+
+@st.composite
+def sizes_and_shift(draw):
+    sizes = draw(st.sampled_from(SIZES))
+    return sizes, tuple(draw(st.integers(-side, side)) for side in sizes)
+
+
+def moved_by_hand(images, shift, background, *, wrap):
+    """Cell by cell, from the definition: content at index i moves to i + t."""
+    sizes = images.shape[2:]
+    moved = torch.full_like(images, background)
+    for index in torch.cartesian_prod(*(torch.arange(side) for side in sizes)).reshape(-1, len(sizes)).tolist():
+        target = [start + step for start, step in zip(index, shift, strict=True)]
+        if wrap:
+            target = [place % side for place, side in zip(target, sizes, strict=True)]
+        if all(0 <= place < side for place, side in zip(target, sizes, strict=True)):
+            moved[(..., *target)] = images[(..., *index)]
+    return moved
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes_and_shift())
+def test_circular_and_zero_are_their_definitions(case):
+    sizes, shift = case
+    images = ramp(*sizes)
+    assert torch.equal(translate(images, shift, mode="circular"), moved_by_hand(images, shift, 0.0, wrap=True))
+    zero = translate(images, shift, mode="zero", background=-3.0)
+    assert torch.equal(zero, moved_by_hand(images, shift, -3.0, wrap=False))
+
+
+def test_content_moves_downwards_and_to_the_right():
+    image = torch.zeros(1, 1, 5, 7)
+    image[0, 0, 1, 2] = 1.0
+    assert translate(image, (2, 3), mode="lossless").nonzero().tolist() == [[0, 0, 3, 5]]
+
+
+def test_a_single_int_moves_along_the_last_axis():
+    images = ramp(5, 7)
+    assert torch.equal(translate(images, 3, mode="circular"), translate(images, (0, 3), mode="circular"))
+
+
+@pytest.mark.parametrize("mode", ["circular", "lossless", "zero", "reflect", "fourier", "bilinear"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_shift_by_zero_changes_nothing_and_gives_new_images(mode, sizes):
+    images = ramp(*sizes)
+    moved = translate(images, (0,) * len(sizes), mode=mode)
+    assert torch.equal(moved, images)
+    assert moved.data_ptr() != images.data_ptr()
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes_and_shift())
+def test_there_and_back_on_a_canvas_with_room_changes_nothing(case):
+    sizes, shift = case
+    canvas = tuple(3 * side for side in sizes)
+    pasted = paste_on_canvas(ramp(*sizes), canvas)
+    moved = translate(ramp(*sizes), shift, mode="canvas", canvas_size=canvas)
+    assert torch.equal(moved, Grid(canvas).roll(pasted, shift))
+    assert torch.equal(translate(moved, [-step for step in shift], mode="lossless"), pasted)
+
+
+def test_lossless_allows_just_as_far_as_the_content_reaches():
+    image = torch.full((3, 2, 5, 7), 0.5)
+    image[1, 1, 2, 4] = 9.0
+    assert translate(image, (-2, 2), mode="lossless", background=0.5)[1, 1, 0, 6] == 9.0
+    with pytest.raises(ValueError, match=r"axis 1 \(size 7\) 1 of 3 images lose pixels") as caught:
+        translate(image, (-2, 3), mode="lossless", background=0.5)
+    assert "axis 0" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"axis 0 \(size 5\) 3 of 3 images"):
+        translate(image, (1, 0), mode="lossless")
+
+
+def test_canvas_refuses_to_lose_content():
+    with pytest.raises(ValueError, match=r"axis 0 \(size 9\) 2 of 2 images"):
+        translate(ramp(5, 7), (3, 0), mode="canvas", canvas_size=(9, 11))
+
+
+@pytest.mark.parametrize("mode", TRANSLATION_MODES)
+def test_a_shift_longer_than_the_canvas_is_refused(mode):
+    sizes = {"canvas": {"canvas_size": (5, 7)}, "crop": {"crop_size": (3, 5)}}.get(mode, {})
+    with pytest.raises(ValueError, match=r"shift is \(0, -8\)"):
+        translate(torch.zeros(1, 1, 5, 7), (0, -8), mode=mode, **sizes)
+
+
+def test_an_unknown_mode_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="did you mean 'circular'"):
+        translate(ramp(5), 1, mode="circula")
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes_and_shift())
+def test_sub_pixel_modes_are_circular_at_whole_shifts(case):
+    sizes, shift = case
+    images = ramp(*sizes)
+    for mode in ("fourier", "bilinear"):
+        assert torch.equal(translate(images, shift, mode=mode), translate(images, shift, mode="circular"))
+
+
+def test_a_crop_is_smaller_and_shows_what_was_there():
+    images = ramp(9, 12)
+    moved = translate(images, (2, -3), mode="crop", crop_size=(5, 7))
+    assert torch.equal(moved, images[..., 0:5, 5:12])
+
+
+def test_fractions_are_for_sub_pixel_modes():
+    assert translate(ramp(5, 7), (0.5, 1), mode="bilinear").shape == (2, 3, 5, 7)
+    with pytest.raises(ValueError, match=r"shift is \(0.5, 1\), expected whole numbers, since mode 'reflect'"):
+        translate(ramp(5, 7), (0.5, 1), mode="reflect")
+
+
+def test_integer_images_are_refused_by_sub_pixel_modes():
+    with pytest.raises(ValueError, match=r"images.dtype is torch.uint8, expected a floating-point dtype"):
+        translate(torch.zeros(1, 1, 5, 7, dtype=torch.uint8), 1, mode="fourier")
+
+
+def test_a_crop_size_goes_with_mode_crop_and_with_no_other():
+    with pytest.raises(ValueError, match=r"crop_size is None, expected the size of the crop for mode 'crop'"):
+        translate(ramp(5), 1, mode="crop")
+    with pytest.raises(ValueError, match=r"crop_size is 3.*'circular' has no crop"):
+        translate(ramp(5), 1, mode="circular", crop_size=3)
+
+
+def test_a_canvas_size_goes_with_mode_canvas_and_with_no_other():
+    with pytest.raises(ValueError, match="canvas_size is None"):
+        translate(ramp(5), 1, mode="canvas")
+    with pytest.raises(ValueError, match=r"canvas_size is \(9,\).*'zero' has no canvas"):
+        translate(ramp(5), 1, mode="zero", canvas_size=(9,))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 7), (2, 0, 7), (2, 3, 0)])
+def test_images_without_spatial_axes_or_cells_are_refused(shape):
+    with pytest.raises(ValueError, match="images has shape"):
+        translate(torch.zeros(shape), 1, mode="circular")
+
+
+ROOM = {"canvas": {"canvas_size": (15, 17)}, "crop": {"crop_size": (5, 7)}}
 
 
 def movement(mode: str, background: float | tuple[float, ...] = 0.0) -> Movement:
-    return Movement(mode, background, **SIZES.get(mode, {}))
+    return Movement(mode, background, **ROOM.get(mode, {}))
 
 
 def spot(*sizes):
@@ -29,7 +174,7 @@ def test_place_check_and_move_are_translate(mode):
     for step in steps:
         seen = moving.move(placed, step)
         assert tuple(seen.shape[2:]) == moving.seen_size((9, 11))
-        assert torch.equal(seen, translate(images, step, mode=mode, **SIZES.get(mode, {})))
+        assert torch.equal(seen, translate(images, step, mode=mode, **ROOM.get(mode, {})))
 
 
 @pytest.mark.parametrize("mode", TRANSLATION_MODES)
@@ -125,4 +270,4 @@ def test_settings_that_do_not_go_together_are_refused(settings):
 @pytest.mark.parametrize("background", [0.5, 1, (0.0, 0.25)])
 def test_settings_survive_json(mode, background):
     moving = movement(mode, background)
-    assert Movement.from_dict(json.loads(json.dumps(moving.to_dict()))) == moving
+    assert decode(Movement, json.loads(json.dumps(encode(moving)))) == moving

@@ -16,6 +16,7 @@ from teka.audit import (
     random_permutations,
     square_shifts,
 )
+from teka.codec import encode
 from teka.convert import attention_from_convolution
 from teka.nn import AbsolutePosition, Attention, AttentionPool
 
@@ -111,11 +112,9 @@ def test_the_errors_are_those_worked_out_by_hand():
     # The first token: 1, and 2 afterwards.
     invariant = permutation_error(lambda one: one[:, 0], tokens, orders)
     assert invariant.errors == (0.0, 1.0)
-    assert json.loads(json.dumps(invariant.to_dict())) == {
+    assert json.loads(json.dumps(encode(invariant))) == {
         "output": "invariant",
         "errors": [0.0, 1.0],
-        "maximum": 1.0,
-        "mean": 0.5,
         "noise_floor": 0.0,
     }
 
@@ -145,6 +144,8 @@ def test_a_function_that_writes_into_its_input_is_measured_all_the_same():
         ({"output": "dens"}, "did you mean 'dense'"),
         ({"tokens": torch.ones(2, 0, 8)}, "tokens has shape"),
         ({"permutations": [range(14)]}, "expected every number from 0 to 14 once"),
+        ({"permutations": [range(15), [0] * 15]}, r"permutations is \[0, 0.*, expected every number from 0 to 14 once"),
+        ({"permutations": []}, "expected at least one permutation"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str):
@@ -156,3 +157,16 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], mes
 def test_a_tolerance_that_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="tolerance is -1"):
         assert_permutation_equivariant(lambda tokens: tokens, draw_tokens(), ORDERS, tolerance=-1.0)
+
+
+def test_they_are_permutations_that_move_something_and_the_seed_decides_which():
+    drawn = random_permutations(3, 200)
+    assert set(drawn) == {(0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)}
+    assert random_permutations(11, 5, seed=1) == random_permutations(11, 5, seed=1) != random_permutations(11, 5)
+    assert all(sorted(order) == list(range(11)) for order in random_permutations(11, 5))
+
+
+@pytest.mark.parametrize(("arguments", "message"), [((1,), "num_tokens is 1"), ((5, 0), "number is 0")])
+def test_numbers_that_make_no_sense_are_refused(arguments: tuple[int, ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        random_permutations(*arguments)

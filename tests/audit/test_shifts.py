@@ -1,13 +1,13 @@
 import inspect
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teka import Grid
 from teka.audit import axis_shifts, square_shifts
-from teka.audit.shifts import check_shift, check_shifts, check_subpixel_shift, check_subpixel_shifts
+from teka.audit.shifts import check_shifts, shift_order
 
 
 def test_axis_shifts_are_the_lines_through_zero():
@@ -37,45 +37,70 @@ def test_a_negative_reach_or_no_axis_is_refused(make):
 
 
 def test_ints_and_tuples_become_one_step_for_each_axis_and_repeats_count_once():
-    assert check_shifts(Grid((5, 7)), [3, (0, 3), (-5, 2), [1, 0]]) == ((0, 3), (-5, 2), (1, 0))
+    assert check_shifts((5, 7), [3, (0, 3), (-5, 2), [1, 0]]) == ((0, 3), (-5, 2), (1, 0))
 
 
-def test_numpy_integers_are_integers():
+def test_fractions_stay_and_whole_numbers_of_any_kind_are_ints():
     numbers = np.arange(-3, 3)
-    assert check_shifts(Grid((5, 7)), [numbers[0], (numbers[5], 1)]) == ((0, -3), (2, 1))
-
-
-def test_a_shift_may_be_as_long_as_the_canvas_but_not_longer():
-    assert check_shift(Grid((5, 7)), (-5, 7)) == (-5, 7)
-    with pytest.raises(ValueError, match=r"shift is \(6, 0\).*\(5, 7\)"):
-        check_shift(Grid((5, 7)), (6, 0))
-
-
-def test_a_shift_of_the_wrong_length_is_refused():
-    with pytest.raises(ValueError, match="shift is"):
-        check_shift(Grid((5, 7)), (1, 2, 3))
-
-
-@pytest.mark.parametrize("check", [check_shifts, check_subpixel_shifts])
-def test_an_empty_set_is_refused(check):
-    with pytest.raises(ValueError, match="at least one shift"):
-        check(Grid((5, 7)), [])
-
-
-def test_sub_pixel_shifts_keep_fractions_and_whole_ones_are_ints():
-    steps = check_subpixel_shifts(Grid((5, 7)), [0.5, (0, 0.5), (1.0, np.float32(-2.25)), (1, -2.25)])
+    assert check_shifts((5, 7), [numbers[0], (numbers[5], 1)]) == ((0, -3), (2, 1))
+    steps = check_shifts((5, 7), [0.5, (0, 0.5), (1.0, np.float32(-2.25)), (1, -2.25)])
     assert steps == ((0, 0.5), (1, -2.25))
     assert type(steps[1][0]) is int
 
 
+def test_a_shift_may_be_as_long_as_the_canvas_but_not_longer():
+    assert check_shifts((5, 7), [(-5, 7), (-5, 6.75)]) == ((-5, 7), (-5, 6.75))
+    for shift in ((6, 0), (5.25, 0)):
+        with pytest.raises(ValueError, match=rf"shift is \({shift[0]}, 0\).*\(5, 7\)"):
+            check_shifts((5, 7), [shift])
+
+
+def test_an_empty_set_is_refused():
+    with pytest.raises(ValueError, match="at least one shift"):
+        check_shifts((5, 7), [])
+
+
 @pytest.mark.parametrize("shift", [(0.5,), (1, 2, 3), (0.0, float("nan")), (0.0, float("inf")), ("a", "b")])
-def test_a_sub_pixel_shift_needs_a_finite_number_for_each_axis(shift):
+def test_a_shift_needs_a_finite_number_for_each_axis(shift):
     # Past the annotations, as a caller without a type checker would come.
     with pytest.raises(ValueError, match=r"shift is .*a finite number for each of the 2 axes"):
-        inspect.unwrap(check_subpixel_shift)(Grid((5, 7)), shift)
+        inspect.unwrap(check_shifts)((5, 7), [shift])
 
 
-def test_a_sub_pixel_shift_may_be_as_long_as_the_canvas_but_not_longer():
-    assert check_subpixel_shift(Grid((5, 7)), (-5, 6.75)) == (-5, 6.75)
-    with pytest.raises(ValueError, match=r"shift is \(5.25, 0\).*\(5, 7\)"):
-        check_subpixel_shift(Grid((5, 7)), (5.25, 0))
+SHIFTS = st.lists(st.tuples(*[st.integers(-11, 11)] * 2), min_size=1, max_size=40, unique=True)
+
+
+def ordered(shifts):
+    return [shifts[index] for index in shift_order(shifts)]
+
+
+@given(SHIFTS)
+def test_the_order_is_a_permutation(shifts):
+    assert sorted(shift_order(shifts)) == list(range(len(shifts)))
+
+
+@given(SHIFTS)
+def test_the_zero_shift_comes_first(shifts):
+    assert ordered([*(shift for shift in shifts if any(shift)), (0, 0)])[0] == (0, 0)
+
+
+@pytest.mark.parametrize(("step", "number"), [(8, 9), (4, 25), (2, 81), (1, 289)])
+def test_the_first_shifts_of_a_square_are_a_coarser_square(step, number):
+    steps = range(-8, 9, step)
+    assert sorted(ordered(square_shifts(8))[:number]) == sorted(itertools.product(steps, steps))
+
+
+def test_the_far_corners_come_after_zero():
+    assert set(ordered(square_shifts(5))[1:5]) == {(-5, -5), (-5, 5), (5, -5), (5, 5)}
+
+
+def test_shifts_along_the_axes_go_from_the_ends_inwards():
+    assert ordered(axis_shifts(4)) == [
+        *[(0, 0), (-4, 0), (4, 0), (0, -4), (0, 4)],
+        *[(-2, 0), (2, 0), (0, -2), (0, 2)],
+        *[(-3, 0), (3, 0), (0, -3), (0, 3), (-1, 0), (1, 0), (0, -1), (0, 1)],
+    ]
+
+
+def test_shifts_to_one_side_and_by_fractions_are_ordered_too():
+    assert ordered([(0.5,), (1.0,), (1.5,), (2.0,), (0.0,)]) == [(0.0,), (2.0,), (1.0,), (1.5,), (0.5,)]

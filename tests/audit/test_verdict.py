@@ -3,7 +3,8 @@ from torch import Tensor
 
 from teka.audit import Caveat, Metrics, Movement, error_by_phase, measure_responses, square_shifts, summarize
 from teka.audit.layers import LayerBreak, LayerFindings
-from teka.audit.measure import NoiseFloor, Responses
+from teka.audit.measure.noise_floor import NoiseFloor
+from teka.audit.measure.responses import Responses
 from teka.audit.verdict import verdict
 
 

@@ -1,32 +1,25 @@
 """Measure how any function of images, volumes or signals behaves when its input moves."""
 
 from teka.audit.audit import audit
-from teka.audit.background import blank_margins
-from teka.audit.canvas import paste_on_canvas
 from teka.audit.caveats import Caveat
 from teka.audit.equivariance import EquivarianceError, assert_translation_equivariant, equivariance_error
 from teka.audit.example import Example
+from teka.audit.function import ModelError
+from teka.audit.images import blank_margins, paste_on_canvas
 from teka.audit.layers import LayerFindings, blame_layers
-from teka.audit.measure import (
-    LieDerivative,
-    ModelError,
-    NoiseFloor,
-    Responses,
-    SensitivityMap,
-    lie_derivative,
-    measure_responses,
-    noise_floor,
-    search_worst,
-    sensitivity_map,
-)
-from teka.audit.movement import Movement
+from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
+from teka.audit.measure.measure_responses import measure_responses, search_worst
+from teka.audit.measure.noise_floor import NoiseFloor, noise_floor
+from teka.audit.measure.responses import Responses
+from teka.audit.measure.sensitivity_map import SensitivityMap, sensitivity_map
+from teka.audit.movement import TRANSLATION_MODES, Movement, translate
 from teka.audit.permutation import (
     PermutationError,
     assert_permutation_equivariant,
     assert_permutation_invariant,
     permutation_error,
+    random_permutations,
 )
-from teka.audit.permutations import random_permutations
 from teka.audit.presets import PRESETS, PresetResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.settings import PARTS, AuditSettings
@@ -38,7 +31,6 @@ from teka.audit.statistics.intervals import wilson_interval
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable, StrideChoice, best_stride, error_by_phase
 from teka.audit.statistics.summarize import summarize, summarize_seeds
-from teka.audit.translate import TRANSLATION_MODES, translate
 
 __all__ = [
     "PARTS",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from teka.audit.audit_work import AuditWork, Progress
 from teka.audit.caveats import Caveat, training_mode
-from teka.audit.evaluation_mode import evaluating, module_of
+from teka.audit.function import evaluating, module_of
 from teka.audit.measure.checkpoint import tensor_hash, weights_hash
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, Steps

@@ -20,13 +20,12 @@ from teka.audit.caveats import (
     phases_unseen,
     random_features,
 )
-from teka.audit.evaluation_mode import module_of
 from teka.audit.example import Example, make_examples, worst_images
+from teka.audit.function import ModelError, module_of
 from teka.audit.layers import LayerFindings, blame_layers
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.noise_floor import NoiseFloor, noise_floor
-from teka.audit.measure.outputs import ModelError
 from teka.audit.measure.responses import Responses
 from teka.audit.measure.sensitivity_map import SensitivityMap, sensitivity_map
 from teka.audit.presets import PRESETS, PresetResult

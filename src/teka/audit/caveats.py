@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from teka.audit.background import background_value
-from teka.audit.comparison import evaluate, relative_difference
+from teka.audit.function import evaluate, relative_difference
+from teka.audit.images import background_value
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.audit.statistics.intervals import wilson_interval

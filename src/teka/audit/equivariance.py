@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
-from teka.audit.comparison import compared_cells, evaluate, is_dense_output, relative_difference
-from teka.audit.evaluation_mode import check_evaluation_mode
-from teka.audit.shifts import Shift, check_shifts
-from teka.audit.translate import place, translate
+from teka.audit.function import check_evaluation_mode, evaluate, relative_difference
+from teka.audit.images import roll_and_blank
+from teka.audit.movement import make_movement
+from teka.audit.shifts import Shift
 from teka.errors import unknown_name, wrong_shape, wrong_value
-from teka.grid import Grid
 
 OUTPUTS = ("auto", "dense", "invariant")
 
@@ -22,46 +22,40 @@ class EquivarianceError:
     """Relative error of translation equivariance at every shift.
 
     Args:
-        by_shift: The error at each shift; the keys have one step in cells for each spatial axis.
+        shifts: The shifts, with one step in cells for each spatial axis.
+        errors: The error at each shift.
         noise_floor: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input: no error below it means anything.
         mode: The mode of `teka.audit.translate` that moved the inputs.
         output: What was compared, "dense" (maps that move along) or "invariant" (outputs that stay).
         border: Cells left out at each side of dense outputs.
     """
 
-    by_shift: dict[tuple[int, ...], float]
+    shifts: tuple[tuple[int, ...], ...]
+    errors: tuple[float, ...]
     noise_floor: float
     mode: str
     output: str
     border: int = 0
 
     @property
+    def by_shift(self) -> dict[tuple[int, ...], float]:
+        """The error at each shift."""
+        return dict(zip(self.shifts, self.errors, strict=True))
+
+    @property
     def maximum(self) -> float:
         """Largest error over the shifts."""
-        return max(self.by_shift.values())
+        return max(self.errors)
 
     @property
     def mean(self) -> float:
         """Mean error over the shifts."""
-        return sum(self.by_shift.values()) / len(self.by_shift)
+        return sum(self.errors) / len(self.errors)
 
     @property
     def worst_shift(self) -> tuple[int, ...]:
         """The shift with the largest error."""
-        return max(self.by_shift, key=self.by_shift.__getitem__)
-
-    def to_dict(self) -> dict[str, object]:
-        """The numbers as lists, strings and floats, ready for JSON."""
-        return {
-            "mode": self.mode,
-            "output": self.output,
-            "border": self.border,
-            "shifts": [list(shift) for shift in self.by_shift],
-            "errors": list(self.by_shift.values()),
-            "maximum": self.maximum,
-            "mean": self.mean,
-            "noise_floor": self.noise_floor,
-        }
+        return self.shifts[self.errors.index(self.maximum)]
 
 
 def equivariance_error(
@@ -73,7 +67,7 @@ def equivariance_error(
     output: str = "auto",
     border: int = 0,
     canvas_size: int | Sequence[int] | None = None,
-    background: float | Sequence[float] = 0.0,
+    background: float | int | Sequence[float | int] = 0.0,
 ) -> EquivarianceError:
     """Measure how far a function is from moving with its input, or from not noticing that it moved.
 
@@ -97,9 +91,9 @@ def equivariance_error(
         background: Value of the inputs' background, for all modes but `circular`.
 
     Raises:
-        ValueError: A module in training mode; an unknown mode or output; no or too long shifts; empty inputs; an output
-            that is no tensor, is not finite, has the wrong shape, or has norm zero; a border that leaves nothing, or
-            one for an output that is not dense.
+        ValueError: A module in training mode; an unknown mode or output; no or too long shifts, or none of whole cells;
+            empty inputs; an output that is no tensor, is not finite, has the wrong shape, or has norm zero; a border
+            that leaves nothing, or one for an output that is not dense.
     """
     check_evaluation_mode("function", function)
     if output not in OUTPUTS:
@@ -108,27 +102,46 @@ def equivariance_error(
         raise wrong_value("border", border, "a number of cells of at least 0")
     if inputs.ndim < 3 or inputs.numel() == 0:
         raise wrong_shape("inputs", inputs.shape, "(batch, channels, one or more spatial sizes), none of them empty")
-    scene = place(inputs, mode=mode, background=background, canvas_size=canvas_size)
-    grid = Grid(tuple(scene.shape[2:]))
-    steps = check_shifts(grid, shifts)
-    # The canvas is there already; moving on it is what `lossless` does.
-    moving = "lossless" if mode == "canvas" else mode
+    movement = make_movement(mode, background, canvas_size)
+    scene = movement.place(inputs)
+    steps = movement.check(scene, shifts)
+    for step in steps:
+        if float in map(type, step):
+            raise wrong_value("shift", step, "whole numbers, to compare cell by cell")
     with torch.no_grad():
         # A copy for each call, because the function may write into its input.
         reference = evaluate(function, scene.clone())
-        is_dense = is_dense_output(reference, scene, output)
+        fits = reference.ndim == scene.ndim and reference.shape[2:] == scene.shape[2:]
+        if output == "dense" and not fits:
+            expected = f"({len(scene)}, channels, {', '.join(map(str, scene.shape[2:]))}) if dense"
+            raise wrong_shape("the output of function", reference.shape, expected)
+        is_dense = fits and output != "invariant"
         if border and not is_dense:
             raise wrong_value("border", border, f"0, since an output of shape {tuple(reference.shape)} is not dense")
         noise_floor = relative_difference(evaluate(function, scene.clone(), reference.shape), reference)
-        by_shift = {}
+        errors = []
         for step in steps:
-            response = evaluate(function, translate(scene, step, mode=moving, background=background), reference.shape)
+            response, target = evaluate(function, movement.move(scene, step), reference.shape), reference
             if is_dense:
-                kept = compared_cells(grid, step, border, mode)
-                by_shift[step] = relative_difference(response[..., kept], grid.roll(reference, step)[..., kept])
-            else:
-                by_shift[step] = relative_difference(response, reference)
-    return EquivarianceError(by_shift, noise_floor, mode, "dense" if is_dense else "invariant", border)
+                kept = _compared_cells(tuple(scene.shape[2:]), step, border, mode)
+                target = reference.roll(step, tuple(range(2, reference.ndim)))[..., kept]
+                response = response[..., kept]
+            errors.append(relative_difference(response, target))
+    return EquivarianceError(steps, tuple(errors), noise_floor, mode, "dense" if is_dense else "invariant", border)
+
+
+def _compared_cells(sizes: tuple[int, ...], shift: tuple[int, ...], border: int, mode: str) -> Bool[Tensor, "*sizes"]:
+    """The cells at which a dense output is compared with its moved self."""
+    interior = torch.zeros(1, 1, *sizes, dtype=torch.bool)
+    interior[(..., *(slice(border, max(side - border, border)) for side in sizes))] = True
+    if mode == "circular":
+        moved = interior.roll(shift, tuple(range(2, interior.ndim)))
+    else:
+        moved = roll_and_blank(interior, shift, torch.tensor(False))
+    cells = (interior & moved)[0, 0]
+    if not cells.any():
+        raise wrong_value("border", border, f"one that leaves cells of {sizes} to compare at shift {shift}")
+    return cells
 
 
 def assert_translation_equivariant(
@@ -141,7 +154,7 @@ def assert_translation_equivariant(
     output: str = "auto",
     border: int = 0,
     canvas_size: int | Sequence[int] | None = None,
-    background: float | Sequence[float] = 0.0,
+    background: float | int | Sequence[float | int] = 0.0,
 ) -> EquivarianceError:
     """Assert that the error is at most `tolerance` at every shift; `equivariance_error` describes the arguments.
 
@@ -153,8 +166,7 @@ def assert_translation_equivariant(
             the noise floor.
         ValueError: A negative tolerance, or what `equivariance_error` refuses.
     """
-    if not 0 <= tolerance < math.inf:
-        raise wrong_value("tolerance", tolerance, "a finite number of at least 0")
+    check_tolerance(tolerance)
     error = equivariance_error(
         function,
         inputs,
@@ -172,3 +184,9 @@ def assert_translation_equivariant(
             f"(mode {error.mode!r}, output {error.output!r})"
         )
     return error
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Check that a tolerance is finite and not negative."""
+    if not 0 <= tolerance < math.inf:
+        raise wrong_value("tolerance", tolerance, "a finite number of at least 0")

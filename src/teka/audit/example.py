@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.audit.measure.outputs import call_model
+from teka.audit.function import call_model
 from teka.audit.measure.responses import Responses
 
 

@@ -1,6 +1,5 @@
-"""How far any function of tokens is from permutation equivariance or invariance: the meter, and assertions on it."""
+"""How far any function of tokens is from permutation equivariance or invariance: sets, the meter, and assertions."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -8,12 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.audit.comparison import evaluate, relative_difference
-from teka.audit.evaluation_mode import check_evaluation_mode
-from teka.audit.permutations import check_permutations
+from teka.audit.equivariance import OUTPUTS, check_tolerance
+from teka.audit.function import check_evaluation_mode, evaluate, relative_difference
 from teka.errors import unknown_name, wrong_shape, wrong_value
-
-OUTPUTS = ("auto", "dense", "invariant")
 
 
 @dataclass(frozen=True)
@@ -41,15 +37,29 @@ class PermutationError:
         """Mean error over the permutations."""
         return sum(self.errors) / len(self.errors)
 
-    def to_dict(self) -> dict[str, object]:
-        """The numbers as lists, strings and floats, ready for JSON."""
-        return {
-            "output": self.output,
-            "errors": list(self.errors),
-            "maximum": self.maximum,
-            "mean": self.mean,
-            "noise_floor": self.noise_floor,
-        }
+
+def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    """Permutations of tokens drawn uniformly from all but the one that moves nothing.
+
+    Args:
+        num_tokens: Number of tokens, at least 2.
+        number: How many to draw.
+        seed: Seed of the draw; the same gives the same permutations.
+
+    Raises:
+        ValueError: Fewer than 2 tokens or 1 permutation.
+    """
+    if num_tokens < 2:
+        raise wrong_value("num_tokens", num_tokens, "at least 2")
+    if number < 1:
+        raise wrong_value("number", number, "at least 1")
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[tuple[int, ...]] = []
+    while len(drawn) < number:
+        order = tuple(torch.randperm(num_tokens, generator=generator).tolist())
+        if order != tuple(range(num_tokens)):
+            drawn.append(order)
+    return tuple(drawn)
 
 
 def permutation_error(
@@ -85,7 +95,13 @@ def permutation_error(
         raise unknown_name("output", output, OUTPUTS)
     if tokens.ndim != 3 or tokens.numel() == 0:
         raise wrong_shape("tokens", tokens.shape, "(batch, tokens, dim), none of them 0")
-    orders = check_permutations(permutations, tokens.shape[1])
+    orders = [list(map(int, order)) for order in permutations]
+    if not orders:
+        raise wrong_value("permutations", orders, "at least one permutation")
+    for order in orders:
+        if sorted(order) != list(range(tokens.shape[1])):
+            expected = f"every number from 0 to {tokens.shape[1] - 1} once in each"
+            raise wrong_value("permutations", order, expected)
     with torch.no_grad():
         # A copy for each call, because the function may write into its input.
         reference = evaluate(function, tokens.clone())
@@ -141,8 +157,7 @@ def assert_permutation_invariant(
 
 
 def _assert_within(tolerance: float, error: PermutationError, name: str) -> PermutationError:
-    if not 0 <= tolerance < math.inf:
-        raise wrong_value("tolerance", tolerance, "a finite number of at least 0")
+    check_tolerance(tolerance)
     if error.maximum > tolerance:
         worst = error.errors.index(error.maximum)
         raise AssertionError(

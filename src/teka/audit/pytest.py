@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from teka.audit.evaluation_mode import check_evaluation_mode
+from teka.audit.function import check_evaluation_mode
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.settings import AuditSettings, Steps

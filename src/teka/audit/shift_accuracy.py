@@ -7,13 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.background import blank_margins, check_lossless
-from teka.audit.evaluation_mode import check_evaluation_mode
-from teka.audit.shifts import Shift, check_shifts
+from teka.audit.function import check_evaluation_mode
+from teka.audit.movement import make_movement
+from teka.audit.shifts import Shift
 from teka.audit.statistics.intervals import wilson_interval
-from teka.audit.translate import place, translate
 from teka.errors import wrong_shape, wrong_value
-from teka.grid import Grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,31 +161,23 @@ def accuracy_by_shift(
     if batch_size < 1:
         raise wrong_value("batch_size", batch_size, "at least 1")
 
-    def placed(start: int) -> Tensor:
-        # One batch at a time, for all images on their canvases may not fit into memory.
-        batch = images[start : start + batch_size]
-        return place(batch, mode=mode, background=background, canvas_size=canvas_size)
-
-    grid = Grid(tuple(placed(0).shape[2:]))
-    steps = check_shifts(grid, shifts)
-    starts = range(0, len(images), batch_size)
-    if mode in ("lossless", "canvas"):
-        margins = torch.cat([blank_margins(placed(start), background) for start in starts])
-        for step in steps:
-            check_lossless(grid, margins, step)
-    # What would be lost was looked for above; now a roll will do.
-    moving = "circular" if mode in ("lossless", "canvas") else mode
+    movement = make_movement(mode, background, canvas_size)
+    starts, wanted = range(0, len(images), batch_size), tuple(shifts)
+    # One batch at a time, for all images on their canvases may not fit into memory.
+    for start in starts:
+        steps = movement.check(movement.place(images[start : start + batch_size]), wanted)
     truth = labels.cpu().to(torch.int64)
     predictions = torch.empty(len(steps), len(images), dtype=torch.int64)
     for done, start in enumerate(starts):
-        batch = placed(start).to(device)
+        batch = movement.place(images[start : start + batch_size]).to(device)
         for row, step in enumerate(steps):
             with torch.inference_mode():
-                logits = predict(translate(batch, step, mode=moving, background=background))
+                logits = predict(movement.move(batch, step))
             predictions[row, start : start + batch_size] = _answers(logits, len(batch), truth)
             if progress is not None:
                 progress(done * len(steps) + row + 1, len(starts) * len(steps))
-    return ShiftAccuracy(steps, predictions == truth, predictions, mode, grid.shape if mode == "canvas" else None)
+    canvas = movement.seen_size(images.shape[2:]) if mode == "canvas" else None
+    return ShiftAccuracy(steps, predictions == truth, predictions, mode, canvas)
 
 
 def _check_data(images: Tensor, labels: Tensor) -> None:

@@ -1,13 +1,11 @@
-"""Sets of shifts: along each axis, over the full square, and the check that a set fits a canvas."""
+"""Sets of shifts: along each axis, over the full square, checked to fit a canvas, and ordered from coarse to fine."""
 
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import SupportsFloat, SupportsIndex
 
 from teka.errors import wrong_value
-from teka.grid import Grid
 
 MOST_STEPS = 500  # of a set of shifts along an axis, in each direction: a million shifts of an image
 
@@ -45,61 +43,6 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], .
     return tuple(itertools.product(_steps(max_shift, num_axes), repeat=num_axes))
 
 
-def check_shift(grid: Grid, shift: Shift) -> tuple[int, ...]:
-    """The shift as one int for each axis of the grid; a single int moves along the last axis.
-
-    Raises:
-        ValueError: Not one whole number for each axis, or further than the grid is long.
-    """
-    steps = grid.check_shift([index(step) for step in shift] if isinstance(shift, Sequence) else index(shift))
-    _check_reach(grid, shift, steps)
-    return steps
-
-
-def check_shifts(grid: Grid, shifts: Iterable[Shift]) -> tuple[tuple[int, ...], ...]:
-    """The set of shifts in the order given, each as one int for each axis of the grid; repeats count once.
-
-    Raises:
-        ValueError: No shift at all, or one that `check_shift` refuses.
-    """
-    checked = tuple(dict.fromkeys(check_shift(grid, shift) for shift in shifts))
-    if not checked:
-        raise wrong_value("shifts", shifts, "at least one shift")
-    return checked
-
-
-def check_subpixel_shift(grid: Grid, shift: SubpixelShift) -> tuple[int | float, ...]:
-    """The shift as one number for each axis of the grid, whole ones as ints; a single number moves along the last axis.
-
-    Raises:
-        ValueError: Not one finite number for each axis, or further than the grid is long.
-    """
-    given = shift if isinstance(shift, Sequence) else (0,) * (grid.num_axes - 1) + (shift,)
-    values = [float(step) if isinstance(step, SupportsFloat | SupportsIndex) else math.nan for step in given]
-    if len(values) != grid.num_axes or not all(map(math.isfinite, values)):
-        raise wrong_value("shift", shift, f"a finite number for each of the {grid.num_axes} axes")
-    steps = tuple(int(value) if value.is_integer() else value for value in values)
-    _check_reach(grid, shift, steps)
-    return steps
-
-
-def check_subpixel_shifts(grid: Grid, shifts: Iterable[SubpixelShift]) -> tuple[tuple[int | float, ...], ...]:
-    """The set of shifts in the order given, each as one number for each axis of the grid; repeats count once.
-
-    Raises:
-        ValueError: No shift at all, or one that `check_subpixel_shift` refuses.
-    """
-    checked = tuple(dict.fromkeys(check_subpixel_shift(grid, shift) for shift in shifts))
-    if not checked:
-        raise wrong_value("shifts", shifts, "at least one shift")
-    return checked
-
-
-def _check_reach(grid: Grid, shift: object, steps: Sequence[int | float]) -> None:
-    if any(abs(step) > side for step, side in zip(steps, grid.shape, strict=True)):
-        raise wrong_value("shift", shift, f"at most the size of the canvas along each axis, {grid.shape}")
-
-
 def _steps(max_shift: int, num_axes: int) -> range:
     if max_shift < 0:
         raise wrong_value("max_shift", max_shift, "a whole number of at least 0")
@@ -108,3 +51,63 @@ def _steps(max_shift: int, num_axes: int) -> range:
     if num_axes < 1:
         raise wrong_value("num_axes", num_axes, "a whole number of at least 1")
     return range(-max_shift, max_shift + 1)
+
+
+def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift]) -> tuple[tuple[int | float, ...], ...]:
+    """The set of shifts in the order given, each as one number for each axis; repeats count once.
+
+    Whole numbers are ints, and a single number moves along the last axis.
+
+    Raises:
+        ValueError: No shift at all, not one finite number for each axis, or further than the canvas of these sizes is
+            long.
+    """
+    checked: dict[tuple[int | float, ...], None] = {}
+    for shift in shifts:
+        given = shift if isinstance(shift, Sequence) else (0,) * (len(sizes) - 1) + (shift,)
+        try:
+            values = [float(step) for step in given]
+        except (TypeError, ValueError):
+            values = [math.nan]
+        if len(values) != len(sizes) or not all(map(math.isfinite, values)):
+            raise wrong_value("shift", shift, f"a finite number for each of the {len(sizes)} axes")
+        if any(abs(value) > side for value, side in zip(values, sizes, strict=True)):
+            raise wrong_value("shift", shift, f"at most the size of the canvas along each axis, {tuple(sizes)}")
+        checked[tuple(int(value) if value.is_integer() else value for value in values)] = None
+    if not checked:
+        raise wrong_value("shifts", shifts, "at least one shift")
+    return tuple(checked)
+
+
+def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
+    """Indices of shifts from coarse to fine, so that a budget that ends leaves a coarse set.
+
+    The zero shift comes first. Along every axis the smallest step, zero and the largest are of level 0, and each
+    further level halves the gaps that the levels before have left. A shift has the level of its finest step; within a
+    level the farthest come first. Of the square −8 … 8 the first 9 shifts are the square of steps of 8, the first 25
+    that of steps of 4, the first 81 that of steps of 2.
+    """
+    levels = [_levels({0, *steps}) for steps in zip(*shifts, strict=True)]
+    ranks = []
+    for index, shift in enumerate(shifts):
+        level = max([of_step[step] for of_step, step in zip(levels, shift, strict=True)])
+        ranks.append((any(shift), level, -math.hypot(*shift), index))
+    return tuple([index for *_, index in sorted(ranks)])
+
+
+def _levels(steps: set[int | float]) -> dict[int | float, int]:
+    values = sorted(steps)
+    anchors = sorted({0, values.index(0), len(values) - 1})
+    levels = {values[anchor]: 0 for anchor in anchors}
+    gaps = list(itertools.pairwise(anchors))
+    level = 0
+    while gaps:
+        level += 1
+        halves = []
+        for left, right in gaps:
+            if right - left > 1:
+                middle = (left + right) // 2
+                levels[values[middle]] = level
+                halves += [(left, middle), (middle, right)]
+        gaps = halves
+    return levels

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from teka.audit import axis_shifts, square_shifts
+from teka.audit.function import ModelError
 from teka.audit.layers import LayerFindings, blame_layers
-from teka.audit.measure.outputs import ModelError
 from teka.audit.movement import Movement
 from teka.codec import decode, encode
 from teka.models import Performer

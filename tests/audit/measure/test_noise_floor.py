@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from teka.audit.function import ModelError
 from teka.audit.measure.noise_floor import NoiseFloor, noise_floor
-from teka.audit.measure.outputs import ModelError
+from teka.codec import decode, encode
 
 
 def images(dtype=torch.float32):
@@ -120,4 +121,4 @@ def test_no_images_are_refused():
 
 def test_the_numbers_survive_json():
     for floor in (noise_floor(network(), images()), NoiseFloor(0.5, None, "no module")):
-        assert NoiseFloor.from_dict(json.loads(json.dumps(floor.to_dict()))) == floor
+        assert decode(NoiseFloor, json.loads(json.dumps(encode(floor)))) == floor

@@ -1,14 +1,18 @@
 import pytest
 import torch
-from torch import nn
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import avg_pool2d
 
-from teka.audit.measure.outputs import ModelError, OutputKind, call_model, check_stride, infer_output
-
-BATCH = torch.arange(2 * 1 * 5 * 7, dtype=torch.float64).reshape(2, 1, 5, 7)
-
-
-def call(function):
-    return call_model(function, BATCH, lambda: "at shift (1, 2)")
+from teka.audit.measure.outputs import (
+    OutputKind,
+    check_dense_shifts,
+    check_stride,
+    dense_error,
+    infer_output,
+    sum_of_squares,
+)
+from teka.audit.movement import Movement
 
 
 @pytest.mark.parametrize(
@@ -61,43 +65,88 @@ def test_a_stride_that_is_none_is_refused(stride, as_users_run_it):
         check_stride(stride, 2)
 
 
-def test_the_output_of_an_object_with_logits_is_taken_out_of_it():
-    class Answer:
-        logits = BATCH.sum((1, 2))
-
-    assert torch.equal(call(lambda _: Answer()), BATCH.sum((1, 2)))
+HEIGHT, WIDTH = 12, 18
+IMAGES = torch.rand(3, 2, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+MODES = ("circular", "zero", "reflect", "fourier", "bilinear")
 
 
-def test_the_model_runs_in_inference_mode():
-    assert call(lambda batch: torch.full((2, 1), float(torch.is_inference_mode_enabled()))).tolist() == [[1], [1]]
+def moved(movement, shift):
+    return movement.move(IMAGES, shift)
 
 
-def test_what_a_model_raises_is_the_cause_of_an_error_that_says_where():
-    with pytest.raises(ModelError, match=r"the model raised RuntimeError at shift \(1, 2\): .*shapes") as caught:
-        call(nn.Linear(3, 4).double())
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    assert isinstance(caught.value, ValueError)
+@pytest.mark.parametrize("mode", MODES)
+@given(st.integers(-11, 11), st.integers(-17, 17))
+def test_what_moves_along_has_no_error(mode, down, right):
+    movement = Movement(mode)
+    error, _ = dense_error(moved(movement, (down, right)), IMAGES, (down, right), (1, 1), movement)
+    assert error.max() <= (1e-24 if mode == "fourier" else 0)
 
 
-def test_the_error_of_too_little_memory_gives_a_hint():
-    def fail(batch):
-        raise torch.OutOfMemoryError("no room")
+@given(st.integers(-5, 5), st.integers(-5, 5))
+def test_pooled_maps_have_no_error_at_whole_cells(down, right):
+    stride, shift = (2, 3), (2 * down, 3 * right)
+    for mode in ("circular", "zero"):
+        movement = Movement(mode)
+        reference, response = avg_pool2d(IMAGES, stride), avg_pool2d(moved(movement, shift), stride)
+        error, _ = dense_error(response, reference, shift, stride, movement)
+        assert error.max() <= 1e-28
 
-    with pytest.raises(ModelError, match="no room; a smaller batch_size needs less memory"):
-        call(fail)
+
+def test_with_circular_edges_every_cell_counts():
+    error, norm = dense_error(IMAGES, IMAGES, (1, -4), (1, 1), Movement("circular"))
+    rolled = IMAGES.roll((1, -4), (2, 3))
+    torch.testing.assert_close(error, (IMAGES - rolled).square().sum((1, 2, 3)))
+    torch.testing.assert_close(norm, IMAGES.square().sum((1, 2, 3)))
+
+
+def test_without_circular_edges_only_cells_that_came_from_inside_count():
+    response = torch.zeros_like(IMAGES)
+    error, norm = dense_error(response, IMAGES, (4, -6), (2, 3), Movement("zero"))
+    # A map whose cells are 2 × 3 pixels moves by (2, −2) cells: its last two rows and its first two columns leave.
+    left = IMAGES[:, :, :-2, 2:].square().sum((1, 2, 3))
+    torch.testing.assert_close(error, left)
+    torch.testing.assert_close(norm, left)
+
+
+def test_a_fraction_of_a_cell_is_the_same_interpolation_of_the_map():
+    movement = Movement("fourier")
+    error, _ = dense_error(moved(movement, (0.5, -1.25)), IMAGES, (1, -2.5), (2, 2), movement)
+    assert error.max() <= 1e-24
+
+
+def test_half_precision_is_summed_without_overflow():
+    values = torch.full((1, 4), 300.0, dtype=torch.float16)
+    assert sum_of_squares(values).tolist() == [360000.0]
+    assert sum_of_squares(values, -values).tolist() == [1440000.0]
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("mode", "shift", "stride", "message"),
     [
-        (lambda batch: (batch, batch), r"is a tuple at shift \(1, 2\), expected a tensor or an object with one as"),
-        (lambda batch: batch.long(), r"of torch.int64 at shift \(1, 2\)"),
-        (lambda batch: batch.sum(), r"shape \(\) at shift \(1, 2\), expected \(2, …\)"),
-        (lambda batch: batch.sum((1, 2, 3)), r"shape \(2,\)"),
-        (lambda batch: batch[:1], r"shape \(1, 1, 5, 7\)"),
-        (lambda batch: batch[:, :0], r"shape \(2, 0, 5, 7\)"),
+        ("circular", (0, 1), (2, 3), r"\(0, 1\).*multiples of the stride \(2, 3\).*'circular'"),
+        ("zero", (3, 0), (2, 3), "multiples of the stride"),
+        ("bilinear", (0.5, 0), (2, 3), "multiples of the stride"),
+        ("zero", (12, 0), (2, 3), r"leave some of the model's \(6, 6\) cells"),
     ],
 )
-def test_what_is_no_output_is_refused(function, message):
-    with pytest.raises(ModelError, match=message):
-        call(function)
+def test_shifts_without_a_counterpart_are_refused(mode, shift, stride, message):
+    with pytest.raises(ValueError, match=message):
+        check_dense_shifts([(0, 0), shift], (6, 6), stride, (HEIGHT, WIDTH), Movement(mode))
+
+
+@pytest.mark.parametrize(
+    ("mode", "shift", "size", "stride"),
+    [
+        ("circular", (12, 18), (6, 6), (2, 3)),
+        ("fourier", (0.5, 1), (6, 6), (2, 3)),
+        ("bilinear", (0.5, 3), (12, 6), (1, 3)),
+        ("zero", (9, 15), (10, 16), (1, 1)),
+    ],
+)
+def test_shifts_with_a_counterpart_are_passed(mode, shift, size, stride):
+    check_dense_shifts([shift], size, stride, (HEIGHT, WIDTH), Movement(mode))
+
+
+def test_maps_that_do_not_cover_the_images_are_refused_with_circular_edges():
+    with pytest.raises(ValueError, match=r"stride is \(1, 1\), expected \(12, 18\) over \(10, 16\)"):
+        check_dense_shifts([(1, 1)], (10, 16), (1, 1), (HEIGHT, WIDTH), Movement("circular"))

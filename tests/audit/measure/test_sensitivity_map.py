@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from teka.audit import square_shifts
-from teka.audit.measure.outputs import ModelError
+from teka.audit.function import ModelError
 from teka.audit.measure.sensitivity_map import SensitivityMap, sensitivity_map
 from teka.audit.movement import Movement
+from teka.codec import decode, encode
 
 
 def noise(batch=7):
@@ -103,4 +104,4 @@ def test_a_model_that_raises_is_named_with_the_shift():
 
 def test_the_numbers_survive_json():
     measured = sensitivity_map(lambda batch: batch[:, :, 0], noise(), [(0, 0), (0.5, 1)], Movement("bilinear"))
-    assert SensitivityMap.from_dict(json.loads(json.dumps(measured.to_dict()))) == measured
+    assert decode(SensitivityMap, json.loads(json.dumps(encode(measured)))) == measured

@@ -1,6 +1,5 @@
-from teka.audit.movement import Movement
+from teka.audit.movement import TRANSLATION_MODES, Movement
 from teka.audit.page.modes import MODE_WORDS, mode_words
-from teka.audit.translate import TRANSLATION_MODES
 
 
 def test_every_mode_is_explained():

@@ -1,16 +1,15 @@
-"""The state of a measurement in a file, so that one that was stopped goes on."""
+"""The state of a measurement in a file, so that one that was stopped can be resumed."""
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from teka.audit.evaluation_mode import module_of
+from teka.audit.function import module_of
 from teka.errors import wrong_value
 from teka.files import write_bytes
 
@@ -20,19 +19,17 @@ SECONDS_BETWEEN, TIMES_BETWEEN = 5.0, 20.0
 
 
 class Checkpoint:
-    """A safetensors file with the state of a measurement and what it is of.
+    """A safetensors file, in a folder that exists, with the state of a measurement and what it is of.
 
-    Args:
-        path: The file; its folder must exist.
-        identity: What the state is of: a name for each part and a text that differs if the part does.
-
-    Raises:
-        ImportError: safetensors is not installed.
-        ValueError: No such folder, or a path that is one.
+    The identity has a name for each part and a text that differs if the part does.
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str]) -> None:
-        self._library = _import_safetensors()
+        try:
+            import safetensors.torch
+        except ImportError as error:
+            raise ImportError("checkpoints need safetensors, which is missing: pip install teka[train]") from error
+        self._library = safetensors
         self.path = Path(path)
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise wrong_value("checkpoint", str(path), "a file in a folder that exists")
@@ -48,8 +45,6 @@ class Checkpoint:
         """
         if not self.path.exists():
             return None
-        from safetensors import SafetensorError
-
         try:
             with self._library.safe_open(str(self.path), framework="pt") as file:
                 notes = file.metadata() or {}
@@ -58,7 +53,7 @@ class Checkpoint:
             identity = json.loads(notes.get("identity", ""))
             if not (isinstance(numbers, dict) and isinstance(identity, dict)):
                 raise ValueError("its notes are no mappings")
-        except (SafetensorError, ValueError, RecursionError) as error:
+        except (self._library.SafetensorError, ValueError, RecursionError) as error:
             raise wrong_value("checkpoint", str(self.path), f"a whole file of a measurement ({error})") from error
         if notes.get("sha256") != _content_hash(tensors, numbers):
             raise wrong_value("checkpoint", str(self.path), "a file that is as it was written; it is damaged")
@@ -113,12 +108,3 @@ def _content_hash(tensors: Mapping[str, Tensor], numbers: Mapping[str, float | i
     for name in sorted(tensors):
         digest.update(f"{name} {tensor_hash(tensors[name])}\n".encode())
     return digest.hexdigest()
-
-
-def _import_safetensors() -> ModuleType:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("checkpoints need safetensors, which is missing: pip install teka[train]") from error
-    return safetensors

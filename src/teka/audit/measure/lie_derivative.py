@@ -1,6 +1,6 @@
 """How fast outputs change as their images begin to move, in the limit of no movement at all."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,13 +8,43 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from teka.audit.background import check_images
-from teka.audit.comparison import evaluate
-from teka.audit.evaluation_mode import check_evaluation_mode
-from teka.audit.measure.directional_derivative import DERIVATIVES, Derivative
-from teka.audit.measure.outputs import call_model
-from teka.audit.subpixel import fourier_shift
+from teka.audit.function import check_evaluation_mode, evaluate_model
+from teka.audit.images import check_images, fourier_shift
 from teka.errors import FOREIGN, wrong_value
+
+# Step of the central difference, between its error of order h² and rounding of order ε / h.
+STEP = 1 / 32
+Derivative = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def forward_derivative(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
+    """f(x) and ∂f(x)·v, by forward-mode differentiation, which an operation may lack."""
+    return torch.func.jvp(function, (inputs,), (direction,))  # pyright: ignore[reportReturnType]
+
+
+def backward_derivative(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
+    """f(x) and ∂f(x)·v, by the derivative of the backward pass with respect to what enters it."""
+    return torch.autograd.functional.jvp(function, inputs, direction)  # pyright: ignore[reportReturnType]
+
+
+def difference_quotient(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
+    """f(x) and (f(x + h v) − f(x − h v)) / 2h with h = 1/32: ∂f(x)·v up to h² and rounding."""
+    # New tensors each time, and copies of what comes, for a function may write into its input and reuse its output.
+    ahead, behind, value = (function(inputs + step * direction).clone() for step in (STEP, -STEP, 0.0))
+    return value, (ahead - behind) / (2 * STEP)
+
+
+DERIVATIVES: dict[str, Derivative] = {
+    "forward-mode jvp": forward_derivative,
+    "double backward": backward_derivative,
+    "central difference": difference_quotient,
+}
 
 
 @dataclass(frozen=True)
@@ -40,17 +70,6 @@ class LieDerivative:
         """Mean over the images."""
         return sum(self.by_image) / len(self.by_image)
 
-    def to_dict(self) -> dict[str, object]:
-        """The numbers and their mean, ready for JSON."""
-        return {**vars(self), "by_image": list(self.by_image), "mean": self.mean}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> "LieDerivative":
-        """What `to_dict` wrote."""
-        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-        del fields["mean"]
-        return cls(**fields)  # pyright: ignore[reportArgumentType]
-
 
 def lie_derivative(
     function: Callable[[Tensor], object],
@@ -63,13 +82,13 @@ def lie_derivative(
 
     Outputs that should stay:      L f(x) = d/dt f(T_t x) at t = 0.
     Dense maps, which should move: L f(x) = d/dt T_{−t h / S} f(T_t x) at t = 0, with h cells of the map along the axis
-    for S of the images. T_t is the Fourier shift by t cells (`teka.audit.subpixel`), with edges that wrap round. An
-    output is dense if it has as many axes as the images, and along each spatial one more than one cell, in a number
-    that divides the images'.
+    for S of the images. T_t is the Fourier shift by t cells (`teka.audit.images.fourier_shift`), with edges that wrap
+    round. An output is dense if it has as many axes as the images, and along each spatial one more than one cell, in a
+    number that divides the images'.
 
     The derivative is a forward-mode Jacobian-vector product. Where an operation has none, or where it is zero for all
-    images, as of a function that detaches its input, a double backward pass is tried, and then a central difference
-    (`teka.audit.measure.directional_derivative`). Attention is computed without fused kernels, which have neither.
+    images, as of a function that detaches its input, a double backward pass is tried, and then a central difference.
+    Attention is computed without fused kernels, which have neither.
 
     Args:
         function: Takes images (B, C, *S) and returns a real tensor (B, …).
@@ -99,9 +118,7 @@ def lie_derivative(
     measured: dict[str, tuple[float, ...]] = {}
     with torch.inference_mode(False), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         # A call without derivatives, so that what is wrong with the function itself is said as it is.
-        plain = evaluate(
-            lambda batch: call_model(function, batch, lambda: "for the Lie derivative"), images[:1].clone()
-        )
+        plain = evaluate_model(function, images[:1].clone(), "for the Lie derivative")
         is_dense = _is_dense(plain, images)
         for method, derivative in DERIVATIVES.items():
             try:

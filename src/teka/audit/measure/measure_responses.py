@@ -1,19 +1,19 @@
-"""From a model and images to what it answered at every shift."""
+"""From a model and images to what it answered at every shift, and whether it is correct at each."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from teka.audit.function import ModelError
 from teka.audit.measure.checkpoint import Checkpoint, tensor_hash, weights_hash
-from teka.audit.measure.measurement import Measurement
-from teka.audit.measure.outputs import ModelError
-from teka.audit.measure.pace import Pace
+from teka.audit.measure.measurement import Deadline, Measurement
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
+from teka.codec import encode
 from teka.errors import wrong_value
 
 # Relative difference of answers up to which a model counts as the one of the checkpoint.
@@ -61,7 +61,7 @@ def measure_responses(
         budget_seconds: Time after which no further call begins; the first one is always made.
         progress: Called after each call with the entries done (images times shifts), their total and the seconds left.
         checkpoint: A file for the state, written now and then, at the end and when the measurement is stopped. If it is
-            there, the measurement goes on from it, after one more call that holds that the model is the same.
+            there, the measurement resumes from it, after one more call to check that the model is the same.
 
     Returns:
         The responses, on the CPU; `evaluated` is False where time ran out.
@@ -76,7 +76,7 @@ def measure_responses(
     """
     if batch_size < 1:
         raise wrong_value("batch_size", batch_size, "at least 1")
-    pace = Pace(budget_seconds, progress)
+    deadline = Deadline(budget_seconds, progress)
     measurement = Measurement(function, images, shifts, movement, labels, output, stride, device)
     keeper = None
     if checkpoint is not None:
@@ -85,31 +85,31 @@ def measure_responses(
             "images": tensor_hash(images),
             "labels": "none" if labels is None else tensor_hash(labels),
             "shifts": json.dumps(measurement.moved.given_shifts),
-            "movement": json.dumps(movement.to_dict()),
+            "movement": json.dumps(encode(movement)),
             "output": json.dumps([output, stride]),
         }
         keeper = Checkpoint(checkpoint, identity)
     done = begun = 0 if keeper is None else _restore(measurement, keeper, batch_size)
     total = len(measurement.moved)
     try:
-        while done < total and (done == begun or not pace.expired):
+        while done < total and (done == begun or not deadline.passed):
             stop = min(done + batch_size, total)
             measurement.answer(torch.arange(done, stop))
             done = stop
-            pace.report(done - begun, done, total)
+            deadline.report(done - begun, done, total)
             if keeper is not None and keeper.due:
-                _keep(measurement, keeper, pace)
-        return measurement.responses(pace.seconds)
+                _keep(measurement, keeper, deadline)
+        return measurement.responses(deadline.seconds)
     except ModelError as error:
-        error.responses = measurement.sound_responses(pace.seconds)
+        error.responses = measurement.sound_responses(deadline.seconds)
         raise
     finally:
         if keeper is not None and done > begun:
-            _keep(measurement, keeper, pace)
+            _keep(measurement, keeper, deadline)
 
 
-def _keep(measurement: Measurement, keeper: Checkpoint, pace: Pace) -> None:
-    responses = measurement.sound_responses(pace.seconds)
+def _keep(measurement: Measurement, keeper: Checkpoint, deadline: Deadline) -> None:
+    responses = measurement.sound_responses(deadline.seconds)
     if measurement.table is not None and responses is not None:
         numbers = {
             "calls": responses.calls,
@@ -127,10 +127,82 @@ def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> i
     table, difference = measurement.restore(tensors, batch_size)
     if not difference <= SAME_MODEL:
         expected = (
-            f"the state of this model; its answers to the images unmoved differ by {difference:.2g} of their norm"
+            f"the state of this model; its answers to the unshifted images differ by {difference:.2g} of their norm"
         )
         raise wrong_value("checkpoint", str(keeper.path), expected)
     measurement.calls += int(numbers["calls"])
     measurement.seconds_before = numbers["seconds"]
     measurement.forward_seconds += numbers["forward_seconds"]
     return table.noted
+
+
+def search_worst(
+    function: Callable[[Tensor], object],
+    images: Shaped[Tensor, "images channels *sizes"],
+    labels: Shaped[Tensor, " images"],
+    shifts: Iterable[int | float | Sequence[int | float]],
+    movement: Movement,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    budget_seconds: float | int | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> Responses:
+    """Ask a classifier for every image at shift after shift, until it is wrong once.
+
+    An image answered wrongly is not shown again, but for shifts in the batch that it failed in. The share of images
+    that are correct at every shift, the mean of `correct.all(dim=0)`, is the worst-shift accuracy over the whole set,
+    exactly as `measure_responses` gives it. The far corners come first, where most models fail soonest.
+
+    Args:
+        function: The classifier, images (B, C, *S) to logits (B, K).
+        images: Images (N, C, *S).
+        labels: Their classes (N,), integers from 0 to K − 1.
+        shifts: The set of shifts, with the zero shift. Repeats count once.
+        movement: How the images are moved.
+        batch_size: Images for one call; batches are full until the images run out.
+        device: Where the images are moved and the classifier gets them; None leaves them where they are.
+        budget_seconds: Time after which no further call begins; the first one is always made. An image that was not
+            shown at every shift by then is not correct at all of them in `correct`, so that its share is a lower bound.
+        progress: Called after each call with the entries settled (images times shifts), their total and the seconds
+            left if no further image failed.
+
+    Returns:
+        The responses, on the CPU; `evaluated` is False where an image was not shown.
+
+    Raises:
+        ModelError: The classifier raised, or gave NaN, infinity or no logits.
+        ValueError: What `measure_responses` refuses.
+    """
+    if batch_size < 1:
+        raise wrong_value("batch_size", batch_size, "at least 1")
+    deadline = Deadline(budget_seconds, progress)
+    measurement = Measurement(function, images, shifts, movement, labels, "logits", None, device)
+    num_shifts, total = len(measurement.moved.shifts), len(measurement.moved)
+    right = torch.ones(measurement.moved.num_images, dtype=torch.bool)
+    start = shown = 0
+    try:
+        while len(entries := _next_entries(right, start, num_shifts, batch_size)):
+            table = measurement.answer(entries)
+            right[entries[table.wrong(entries)] % len(right)] = False
+            start, shown = int(entries[-1]) + 1, shown + len(entries)
+            deadline.report(shown, total - num_shifts * int(right.sum()) + _before(right, start), total)
+            if deadline.passed:
+                break
+    except ModelError as error:
+        error.responses = measurement.sound_responses(deadline.seconds)
+        raise
+    return measurement.responses(deadline.seconds)
+
+
+def _next_entries(right: Bool[Tensor, " images"], start: int, num_shifts: int, number: int) -> Int[Tensor, " entries"]:
+    """The entries from `start` on, at most so many, of the images that were right so far."""
+    alive, before = right.nonzero().flatten(), _before(right, start)
+    places = torch.arange(before, max(before, min(before + number, num_shifts * len(alive))))
+    return places // len(alive) * len(right) + alive[places % len(alive)] if len(places) else places
+
+
+def _before(right: Bool[Tensor, " images"], start: int) -> int:
+    """How many of the entries before `start` are of images that were right so far."""
+    rank, image = divmod(start, len(right))
+    return rank * int(right.sum()) + int(right[:image].sum())

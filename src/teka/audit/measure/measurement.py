@@ -1,4 +1,4 @@
-"""A measurement in progress: the model, the images at their shifts, and the answers so far."""
+"""A measurement in progress: the time it may take, the model, the images at their shifts, and the answers so far."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,30 +8,61 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from teka.audit.evaluation_mode import check_evaluation_mode
+from teka.audit.function import ModelError, call_model, check_evaluation_mode
 from teka.audit.measure.moved_images import MovedImages
-from teka.audit.measure.outputs import OUTPUT_CHOICES, ModelError, call_model, check_stride, infer_output
+from teka.audit.measure.outputs import OUTPUT_CHOICES, check_stride, infer_output
 from teka.audit.measure.response_table import ResponseTable
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.errors import unknown_name, wrong_shape, wrong_value
 
 
-class Measurement:
-    """A measurement in progress.
+class Deadline:
+    """The time of a measurement, from its making on: what it may take, and what is left.
 
     Args:
-        function: The model under audit.
-        images: Images (N, C, *S).
-        shifts: The set of shifts.
-        movement: How the images are moved.
-        labels: Their classes (N,), or None.
-        output: "auto", or what the output is.
-        stride: Pixels for one cell of a dense output, or None.
-        device: Where the images are moved and the model gets them; None leaves them where they are.
+        budget_seconds: Time that the measurement may take, or None.
+        progress: Called with the entries done, their total and the seconds left, or None.
 
     Raises:
-        ValueError: A module in training mode, or what `measure_responses` refuses before the first call.
+        ValueError: A budget that is no positive number.
+    """
+
+    def __init__(
+        self, budget_seconds: float | int | None = None, progress: Callable[[int, int, float], None] | None = None
+    ) -> None:
+        if budget_seconds is not None and not budget_seconds > 0:
+            raise wrong_value("budget_seconds", budget_seconds, "a positive number of seconds, or None")
+        self._budget, self._progress = budget_seconds, progress
+        self._since = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self._since
+
+    @property
+    def passed(self) -> bool:
+        """Whether the budget is spent."""
+        return self._budget is not None and self.seconds >= self._budget
+
+    def report(self, asked: int, done: int, total: int) -> None:
+        """Tell the caller how far it is: the rest takes as long as each of those asked for since the beginning.
+
+        Entries that are done without asking, at earlier starts or since an image failed, count as done only.
+        """
+        if self._progress is None:
+            return
+        left = self.seconds / asked * (total - done)
+        if self._budget is not None:
+            left = min(left, max(self._budget - self.seconds, 0.0))
+        self._progress(done, total, left)
+
+
+class Measurement:
+    """A measurement in progress: the model, the images at their shifts, and the answers so far.
+
+    The arguments are those of `measure_responses`, and what it refuses before the first call is refused here.
     """
 
     def __init__(
@@ -51,15 +82,12 @@ class Measurement:
         self.moved = MovedImages(images, shifts, movement, device)
         self._function, self._output = function, output
         self._stride = check_stride(stride, images.ndim - 2)
-        self._labels = None if labels is None else _checked_labels(labels, len(images))
+        self._labels = None if labels is None else check_labels(labels, len(images))
         self.table: ResponseTable | None = None
         self.calls, self.seconds_before, self.forward_seconds = 0, 0.0, 0.0
 
     def answer(self, entries: Int[Tensor, " batch"]) -> ResponseTable:
-        """Ask the model for entries, ascending, in one call, and take its answers into the table.
-
-        Returns:
-            The table with the answers so far.
+        """Ask the model for ascending entries in one call, and take its answers into the table.
 
         Raises:
             ModelError: The model raised, or gave what cannot be measured, in this call or in one of the last 16.
@@ -72,33 +100,21 @@ class Measurement:
         return self.table
 
     def restore(self, tensors: Mapping[str, Tensor], batch_size: int) -> tuple[ResponseTable, float]:
-        """Go on from the answers of an earlier start, and ask the model once more for those to the first images.
+        """Resume from what `ResponseTable.tensors` gave, and ask the model once more for the first images, one batch.
 
-        Args:
-            tensors: What `ResponseTable.tensors` gave.
-            batch_size: How many images to ask for at most.
-
-        Returns:
-            The table, and ‖now − then‖ / ‖then‖ over these answers.
-
-        Raises:
-            ModelError: The model raised, or gave what cannot be measured.
-            ValueError: Tensors of another measurement.
+        Returns the table, and ‖now − then‖ / ‖then‖ over these answers.
         """
         entries = torch.arange(min(batch_size, self.moved.num_images))
         output, seen_size = self._call(entries)
         self.table = self._begin(output, seen_size)
         self.table.load(tensors)
         known = min(self.table.noted, len(entries))
-        now, then = output[:known].float(), self.table.reference(known).to(output.device).float()
+        now, then = output[:known].float(), self.table.references[:known].to(output.device).float()
         norm = torch.linalg.vector_norm(then)
         return self.table, float(torch.linalg.vector_norm(now - then) / norm.clamp(min=torch.finfo(norm.dtype).tiny))
 
     def responses(self, seconds: float) -> Responses:
-        """The answers so far.
-
-        Args:
-            seconds: Seconds since this start; those of earlier ones are added.
+        """The answers so far; to the seconds since this start those of earlier ones are added.
 
         Raises:
             ModelError: NaN or infinity in what the last calls gave.
@@ -131,7 +147,8 @@ class Measurement:
         return ResponseTable(self.moved, self._labels, kind, seen_size, output)
 
 
-def _checked_labels(labels: Tensor, num_images: int) -> Tensor:
+def check_labels(labels: Tensor, num_images: int) -> Tensor:
+    """The labels in int64 on the CPU, one class for each image."""
     if tuple(labels.shape) != (num_images,):
         raise wrong_shape("labels", labels.shape, f"({num_images},), one label for each image")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from teka.audit.measure.shift_order import shift_order
 from teka.audit.movement import Movement
+from teka.audit.shifts import shift_order
 from teka.errors import wrong_shape, wrong_value
 
 # Up to this size, what belongs to all images (they themselves, their outputs) stays on the device.
@@ -34,17 +34,12 @@ class Segment:
 class MovedImages:
     """Every image at every shift, in the order of measurement: by shifts from coarse to fine, then by images.
 
-    Entry p of these N · S is image p mod N at shift p div N, the first N are the images unmoved. The images go to the
-    device once if they fit into 1 GiB there, and else batch by batch; they are moved on the device.
-
-    Args:
-        images: Images (N, C, *S).
-        shifts: The set of shifts; the zero shift must be among them.
-        movement: How they are moved.
-        device: Where they are moved; None leaves them where they are.
+    Entry p of these N · S is image p mod N at shift p div N, the first N are the unshifted images. The images
+    (N, C, *S) go to the device once if they fit into 1 GiB there, and else batch by batch; they are moved on the
+    device, or where they are if it is None.
 
     Raises:
-        ValueError: No images, or none with spatial axes; what `Movement.check` refuses; no zero shift.
+        ValueError: No images, or none with spatial axes; what `Movement.check` refuses; no zero shift in the set.
     """
 
     def __init__(
@@ -70,33 +65,26 @@ class MovedImages:
         # In chunks, for all images on their canvases may not fit into memory.
         for start in range(0, len(images), chunk):
             self.given_shifts = movement.check(self._place(slice(start, start + chunk)), wanted)
-        if all(any(shift) for shift in self.given_shifts):
+        if all(map(any, self.given_shifts)):
             expected = "a set with the zero shift, to which the others are compared"
             raise wrong_value("shifts", self.given_shifts, expected)
         self.order = shift_order(self.given_shifts)
-        self.shifts: tuple[tuple[int | float, ...], ...] = tuple(self.given_shifts[index] for index in self.order)
+        self.shifts: tuple[tuple[int | float, ...], ...] = tuple([self.given_shifts[index] for index in self.order])
 
     def __len__(self) -> int:
         return self.num_images * len(self.shifts)
 
     def segments(self, entries: Int[Tensor, " batch"]) -> list[Segment]:
-        """The parts of a batch that have the same shift.
-
-        Args:
-            entries: Which entries, ascending.
-        """
+        """The parts of a batch of ascending entries that have the same shift."""
         first, last = int(entries[0]) // self.num_images, int(entries[-1]) // self.num_images
         bounds = torch.searchsorted(entries, torch.arange(first, last + 2) * self.num_images).tolist()
         segments = []
         for rank, (start, stop) in enumerate(itertools.pairwise(bounds), first):
             if start < stop:
-                low, high = (
-                    int(entries[start]) - rank * self.num_images,
-                    int(entries[stop - 1]) - rank * self.num_images,
-                )
+                images = entries[start:stop] - rank * self.num_images
+                low, high = int(images[0]), int(images[-1])
                 # A slice is a view, which costs no copy.
-                whole = high - low + 1 == stop - start
-                chosen = slice(low, high + 1) if whole else entries[start:stop] - rank * self.num_images
+                chosen = slice(low, high + 1) if high - low + 1 == stop - start else images
                 segments.append(Segment(rank, chosen, slice(start, stop)))
         return segments
 
@@ -115,10 +103,6 @@ class MovedImages:
         return f"at {named[0]}" if len(segments) == 1 else f"in a batch from {named[0]} on, to {named[1]}"
 
     def _place(self, images: slice | Tensor) -> Tensor:
-        if self._placed is None:
-            return self.movement.place(self._images[_on(images, self._images)].to(self._device))
-        return self._placed[_on(images, self._placed)]
-
-
-def _on(images: slice | Tensor, indexed: Tensor) -> slice | Tensor:
-    return images if isinstance(images, slice) else images.to(indexed.device)
+        source = self._images if self._placed is None else self._placed
+        chosen = source[images if isinstance(images, slice) else images.to(source.device)]
+        return self.movement.place(chosen.to(self._device)) if self._placed is None else chosen

@@ -2,16 +2,14 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from teka.audit.background import check_images
-from teka.audit.comparison import evaluate
-from teka.audit.evaluation_mode import check_evaluation_mode
-from teka.audit.measure.outputs import call_model
+from teka.audit.function import check_evaluation_mode, evaluate_model
+from teka.audit.images import check_images
 from teka.errors import FOREIGN, wrong_shape
 
 
@@ -29,15 +27,6 @@ class NoiseFloor:
     repeat: float
     precision: float | None
     reason: str | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """The fields, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> "NoiseFloor":
-        """What `to_dict` wrote."""
-        return cls(**content)  # pyright: ignore[reportArgumentType]
 
 
 def noise_floor(
@@ -62,32 +51,29 @@ def noise_floor(
     if len(images) == 0:
         raise wrong_shape("images", images.shape, "at least one image")
     batches = images.split(batch_size)
-    with torch.no_grad():
+
+    def answer(
+        function: Callable[[Tensor], object], dtype: torch.dtype, shapes: list[torch.Size | None]
+    ) -> list[Tensor]:
         # Copies, because the function may write into its input.
-        answers = [_answer(function, batch.clone()) for batch in batches]
-        again = [_answer(function, batch.clone(), answer.shape) for batch, answer in zip(batches, answers, strict=True)]
-        repeat = _difference(again, answers)
+        pairs = zip(batches, shapes, strict=True)
+        return [evaluate_model(function, one.to(dtype, copy=True), "for the noise floor", size) for one, size in pairs]
+
+    with torch.no_grad():
+        answers = answer(function, images.dtype, [None] * len(batches))
+        shapes: list[torch.Size | None] = [one.shape for one in answers]
+        repeat = _difference(answer(function, images.dtype, shapes), answers)
         if not other_dtype:
             return NoiseFloor(repeat, None, "not asked for")
         if not isinstance(function, nn.Module):
             return NoiseFloor(repeat, None, f"the function is a {type(function).__name__}, no module that can be cast")
         dtype = torch.float32 if images.dtype == torch.float64 else torch.float64
         try:
-            twin = copy.deepcopy(function).to(dtype)
-            cast = [
-                _answer(twin, batch.to(dtype, copy=True), answer.shape)
-                for batch, answer in zip(batches, answers, strict=True)
-            ]
+            cast = answer(copy.deepcopy(function).to(dtype), dtype, shapes)
         except FOREIGN as error:  # whatever a module raises in a dtype that it was not made for
             return NoiseFloor(repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}")
     single, double = (answers, cast) if dtype == torch.float64 else (cast, answers)
     return NoiseFloor(repeat, _difference(single, double))
-
-
-def _answer(
-    function: Callable[[Tensor], object], batch: Tensor, expected_shape: tuple[int, ...] | None = None
-) -> Tensor:
-    return evaluate(lambda given: call_model(function, given, lambda: "for the noise floor"), batch, expected_shape)
 
 
 def _difference(answers: list[Tensor], references: list[Tensor]) -> float:

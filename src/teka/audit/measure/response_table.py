@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from teka.audit.measure.dense_error import check_dense_shifts, dense_error, sum_dtype, sum_of_squares
+from teka.audit.function import ModelError
 from teka.audit.measure.moved_images import RESIDENT_BYTES, MovedImages
-from teka.audit.measure.outputs import ModelError, OutputKind
+from teka.audit.measure.outputs import OutputKind, check_dense_shifts, dense_error, sum_dtype, sum_of_squares
 from teka.audit.measure.responses import Responses
 from teka.errors import wrong_value
 
@@ -22,18 +23,9 @@ OF_LOGITS = ("loss", "probability_change", "divergence")
 class ResponseTable:
     """What a model answered so far.
 
-    The outputs for the images not moved are kept, to compare the others with: N · K numbers of logits, N · C' · H' · W'
-    of dense maps; on the device if they fit into 1 GiB there.
-
-    Attributes:
-        kind: What the outputs are.
-
-    Args:
-        moved: The images and their shifts.
-        labels: Classes (N,) in int64 on the CPU, or None.
-        kind: What the outputs are.
-        seen_size: Spatial sizes of the images that the model gets.
-        output: The first output of the model, for its shape, dtype and device.
+    The outputs for the unshifted images are kept, to compare the others with: N · K numbers of logits,
+    N · C' · H' · W' of dense maps; on the device if they fit into 1 GiB there. Labels are classes (N,) in int64 on the
+    CPU; the first output of the model tells shape, dtype and device.
 
     Raises:
         ValueError: Shifts that dense outputs of this stride have no counterpart for, or labels beyond the logits.
@@ -53,7 +45,7 @@ class ResponseTable:
             raise wrong_value("labels", int(labels.max()), f"classes below {output.shape[1]}, the number of logits")
         self.kind, self._moved, self._labels = kind, moved, labels
         fits = moved.num_images * output[0].numel() * output.element_size() <= RESIDENT_BYTES
-        self._references = torch.zeros(
+        self.references = torch.zeros(
             moved.num_images, *output.shape[1:], dtype=output.dtype, device=output.device if fits else "cpu"
         )
         names = ["error_squared", "norm_squared"]
@@ -66,21 +58,18 @@ class ResponseTable:
         self._noted_at = time.perf_counter()
 
     def add(self, entries: Int[Tensor, " batch"], output: Float[Tensor, "batch ..."]) -> None:
-        """Take the output of a batch. The images not moved must come before, or in the same batch.
+        """Take the output (B, …) of a batch of entries, which ascend from batch to batch.
 
         Small outputs wait until there are enough of them, and are noted together.
-
-        Args:
-            entries: Which entries, ascending, and after those of the batch before.
-            output: The model's output (B, …).
 
         Raises:
             ModelError: Another shape than that of the first; or what `flush` finds.
         """
-        if output.shape[1:] != self._references.shape[1:]:
+        if output.shape[1:] != self.references.shape[1:]:
             raise ModelError(
-                f"the output of the model has shape {tuple(output.shape)} {self._where(entries)}, expected "
-                f"{(len(entries), *self._references.shape[1:])}, as at first"
+                f"the output of the model has shape {tuple(output.shape)} "
+                f"{self._moved.where(self._moved.segments(entries))}, expected "
+                f"{(len(entries), *self.references.shape[1:])}, as at first"
             )
         # A copy, because the function may use one buffer for all its outputs.
         large = output.numel() >= WAITING_NUMBERS
@@ -112,10 +101,6 @@ class ResponseTable:
         """Number of entries noted."""
         return int(self._evaluated.sum())
 
-    def reference(self, num_images: int) -> Tensor:
-        """The outputs for the first images, not moved."""
-        return self._references[:num_images]
-
     def wrong(self, entries: Int[Tensor, " batch"]) -> Tensor:
         """Which of these entries were answered wrongly; needs labels and logits."""
         self.flush()
@@ -125,11 +110,11 @@ class ResponseTable:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, to be written to a file."""
-        tensors = {"references": self._references, "evaluated": self._evaluated, **self._columns}
+        tensors = {"references": self.references, "evaluated": self._evaluated, **self._columns}
         return tensors if self._predictions is None else {**tensors, "predictions": self._predictions}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `tensors` gave.
+        """Resume from what `tensors` gave.
 
         Raises:
             ValueError: Tensors of another table.
@@ -142,32 +127,33 @@ class ResponseTable:
 
     def responses(self, calls: int, seconds: float, forward_seconds: float) -> Responses:
         """The table with its shifts in the order in which they were given."""
-        place = torch.empty(len(self._moved.order), dtype=torch.int64)
-        place[torch.tensor(self._moved.order)] = torch.arange(len(place))
-
-        def ordered(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.reshape(len(place), -1)[place]
-
-        columns: dict[str, Tensor | None] = {name: ordered(values) for name, values in self._columns.items()}
-        return Responses(
-            self._moved.movement,
-            self._moved.given_shifts,
+        place = torch.tensor(self._moved.order).argsort()
+        tables = {
+            name: values.reshape(len(place), -1)[place]
+            for name, values in self.tensors().items()
+            if name != "references"
+        }
+        moved = self._moved
+        responses = Responses(
+            moved.movement,
+            moved.given_shifts,
             self.kind.name,
-            ordered(self._evaluated),  # pyright: ignore[reportArgumentType]
-            labels=self._labels,
-            predictions=ordered(self._predictions),
+            tables.pop("evaluated"),
+            tables.pop("error_squared"),
+            tables.pop("norm_squared"),
+            self._labels,
             calls=calls,
             seconds=seconds,
             forward_seconds=forward_seconds,
-            **columns,  # pyright: ignore[reportArgumentType]
         )
+        return replace(responses, **tables)
 
     def _note(self, entries: Tensor, output: Tensor) -> None:
         images = entries % self._moved.num_images
         unmoved = int((entries < self._moved.num_images).sum())
         if unmoved:
-            device = self._references.device
-            self._references[images[:unmoved].to(device)] = output[:unmoved].to(device)
+            device = self.references.device
+            self.references[images[:unmoved].to(device)] = output[:unmoved].to(device)
         stride = self.kind.stride
         noted = self._compare(images, output) if stride is None else self._compare_maps(entries, output, stride)
         for name, values in noted.items():
@@ -180,14 +166,14 @@ class ResponseTable:
     def _compare_maps(self, entries: Tensor, output: Tensor, stride: tuple[int, ...]) -> dict[str, Tensor]:
         pairs = []
         for one in self._moved.segments(entries):
-            reference = self._references[one.images].to(output.device)
+            reference = self.references[one.images].to(output.device)
             shift = self._moved.shifts[one.rank]
             pairs.append(dense_error(output[one.rows], reference, shift, stride, self._moved.movement))
         errors, norms = zip(*pairs, strict=True)
         return {"error_squared": torch.cat(errors), "norm_squared": torch.cat(norms)}
 
     def _compare(self, images: Tensor, output: Tensor) -> dict[str, Tensor]:
-        reference = self._references[images.to(self._references.device)].to(output.device)
+        reference = self.references[images.to(self.references.device)].to(output.device)
         noted = {"error_squared": sum_of_squares(output, reference), "norm_squared": sum_of_squares(reference)}
         if self.kind.name == "features":
             return noted
@@ -201,9 +187,6 @@ class ResponseTable:
             truth = self._labels[images].to(output.device)[:, None]
             noted["loss"] = -log_moved.gather(1, truth)[:, 0]
         return noted
-
-    def _where(self, entries: Tensor) -> str:
-        return self._moved.where(self._moved.segments(entries))
 
     def _counted(self, entries: Tensor, lost: Tensor) -> str:
         counts = [

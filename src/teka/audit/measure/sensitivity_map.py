@@ -1,15 +1,13 @@
 """How far outputs move when images do, on the scale of how far apart the outputs of different images lie."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from teka.audit.comparison import evaluate
-from teka.audit.evaluation_mode import check_evaluation_mode
-from teka.audit.measure.outputs import call_model
+from teka.audit.function import check_evaluation_mode, evaluate_model
 from teka.audit.movement import Movement
 from teka.audit.shifts import SubpixelShift
 from teka.errors import wrong_value
@@ -26,8 +24,8 @@ class SensitivityMap:
     Args:
         movement: How the images were moved.
         shifts: The set of shifts, one step for each spatial axis; of images, (dy, dx).
-        values: Mean distance to the output of the image unmoved, divided by the scale, at each shift.
-        scale: Median distance between the outputs of different images, unmoved.
+        values: Mean distance to the output of the image unshifted, divided by the scale, at each shift.
+        scale: Median distance between the outputs of different images, unshifted.
         num_images: Number of images N.
     """
 
@@ -36,25 +34,6 @@ class SensitivityMap:
     values: tuple[float, ...]
     scale: float
     num_images: int
-
-    def to_dict(self) -> dict[str, object]:
-        """The numbers, ready for JSON."""
-        return {
-            "movement": self.movement.to_dict(),
-            "shifts": [list(shift) for shift in self.shifts],
-            "values": list(self.values),
-            "scale": self.scale,
-            "num_images": self.num_images,
-        }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> "SensitivityMap":
-        """What `to_dict` wrote."""
-        fields = dict(content)
-        fields["movement"] = Movement.from_dict(fields["movement"])  # pyright: ignore[reportArgumentType]
-        fields["shifts"] = tuple(map(tuple, fields["shifts"]))  # pyright: ignore[reportArgumentType]
-        fields["values"] = tuple(fields["values"])  # pyright: ignore[reportArgumentType]
-        return cls(**fields)  # pyright: ignore[reportArgumentType]
 
 
 def sensitivity_map(
@@ -101,16 +80,15 @@ def sensitivity_map(
     kept: list[Tensor] = []
 
     def answer(placed: Tensor, step: tuple[int | float, ...]) -> Tensor:
-        moved = movement.move(placed, step)
-        return evaluate(lambda batch: call_model(function, batch, lambda: f"at shift {step}"), moved).flatten(1)
+        return evaluate_model(function, movement.move(placed, step), f"at shift {step}").flatten(1)
 
     for batch in batches:
         placed = movement.place(batch)
-        unmoved = answer(placed, (0,) * (images.ndim - 2))
-        most = min(SCALE_IMAGES, max(2, SCALE_NUMBERS // unmoved.shape[1]))
-        kept.append(unmoved[: max(0, most - sum(map(len, kept)))])
+        unshifted = answer(placed, (0,) * (images.ndim - 2))
+        most = min(SCALE_IMAGES, max(2, SCALE_NUMBERS // unshifted.shape[1]))
+        kept.append(unshifted[: max(0, most - sum(map(len, kept)))])
         for row, step in enumerate(steps):
-            sums[row] += (answer(placed, step) - unmoved).norm(dim=1).sum()
+            sums[row] += (answer(placed, step) - unshifted).norm(dim=1).sum()
     scale = torch.nn.functional.pdist(torch.cat(kept)).median().item()
     if scale == 0:
         raise ValueError("the outputs of function are the same for most pairs of images, expected ones that differ")

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from teka.audit.movement import translate
 from teka.audit.presets.mean_share import mean_share
 from teka.audit.presets.preset_result import PresetResult
 from teka.audit.presets.random_pairs import Place, pair_agreement, whole_numbers
-from teka.audit.translate import translate
 from teka.errors import wrong_value
 
 SMALL, SHIFT_OF_SMALL, SHIFT = 32, 3, 32

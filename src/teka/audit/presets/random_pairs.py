@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from teka.audit.evaluation_mode import check_evaluation_mode
-from teka.audit.measure.outputs import call_model, infer_output
+from teka.audit.function import call_model, check_evaluation_mode
+from teka.audit.measure.outputs import infer_output
 from teka.errors import wrong_value
 
 Place = tuple[int, int]

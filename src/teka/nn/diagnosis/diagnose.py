@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from teka import functional
-from teka.audit.evaluation_mode import check_evaluation_mode
+from teka.audit.function import check_evaluation_mode
 from teka.errors import wrong_value
 from teka.functional.backend import Workload, backend_costs, choose_backend
 from teka.functional.backend.cost import Cost

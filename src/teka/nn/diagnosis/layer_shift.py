@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from teka.audit.comparison import relative_difference
 from teka.audit.equivariance import equivariance_error
+from teka.audit.function import relative_difference
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn.attention import Attention

@@ -1,0 +1,136 @@
+"""The function under audit: in evaluation mode, called, what it gives checked, and how far two outputs lie apart."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from teka.errors import FOREIGN, is_out_of_memory, wrong_shape, wrong_value
+
+if TYPE_CHECKING:
+    from teka.audit.measure.responses import Responses
+
+
+class ModelError(ValueError):
+    """A model under audit raised, or gave an output that cannot be measured.
+
+    Args:
+        message: What happened, and at which shift and images.
+
+    Attributes:
+        responses: What was measured before it happened, or None.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.responses: Responses | None = None
+
+
+def module_of(function: object) -> nn.Module | None:
+    """The module that a function is, or is a method of; None if it is none."""
+    module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    return module if isinstance(module, nn.Module) else None
+
+
+def check_evaluation_mode(argument: str, function: object) -> None:
+    """Check that no part of the module that a function is, or is a method of, is in training mode.
+
+    Dropout would add noise to every measurement, and batch normalisation would learn from it.
+    """
+    module = module_of(function)
+    if module is None:
+        return
+    for name, part in module.named_modules():
+        if part.training:
+            place = f"its part {name!r}" if name else "it"
+            kind = type(module).__name__
+            raise ValueError(
+                f"{argument} is a {kind} and {place} is in training mode, expected evaluation: call .eval()"
+            )
+
+
+@contextmanager
+def evaluating(module: nn.Module | None) -> Iterator[None]:
+    """A context in which all parts of a module are in evaluation mode; afterwards each is as it was."""
+    training = [] if module is None else [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def call_model(function: Callable[[Tensor], object], batch: Tensor, where: Callable[[], str]) -> Tensor:
+    """The output of a model in inference mode, taken out of an object with `.logits`: real, floating-point, (B, …).
+
+    Raises:
+        ModelError: The model raised, or gave anything else; `where` says which shifts and images the batch holds.
+    """
+    try:
+        with torch.inference_mode():
+            result = function(batch)
+    except FOREIGN as error:
+        hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
+        raise ModelError(f"the model raised {type(error).__name__} {where()}: {error}{hint}") from error
+    output = result if isinstance(result, Tensor) else getattr(result, "logits", None)
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"the output of the model is a {type(result).__name__} {where()}, expected a tensor or an object with one "
+            "as .logits"
+        )
+    if not output.is_floating_point():
+        raise ModelError(f"the output of the model is of {output.dtype} {where()}, expected real floating-point values")
+    if output.ndim < 2 or len(output) != len(batch) or output.numel() == 0:
+        raise ModelError(
+            f"the output of the model has shape {tuple(output.shape)} {where()}, expected ({len(batch)}, …), one "
+            "entry for each image"
+        )
+    return output
+
+
+def evaluate(
+    function: Callable[[Tensor], object], batch: Tensor, expected_shape: Sequence[int] | None = None
+) -> Tensor:
+    """The function's output for a batch as a new float64 tensor on the CPU, after the checks that comparing it needs.
+
+    Raises:
+        ValueError: An output that is no real floating-point tensor (B, …), has another shape than the earlier one, or
+            holds NaN or infinity.
+    """
+    result = function(batch)
+    if not isinstance(result, Tensor):
+        raise wrong_value("the output of function", type(result).__name__, "a tensor")
+    if not result.is_floating_point():
+        raise wrong_value("the dtype of function's output", result.dtype, "a real floating-point dtype")
+    if result.ndim == 0 or result.shape[0] != batch.shape[0]:
+        raise wrong_shape("the output of function", result.shape, f"({batch.shape[0]}, …), one entry for each input")
+    if expected_shape is not None and tuple(result.shape) != tuple(expected_shape):
+        expected = f"{tuple(expected_shape)}, as for the unshifted input"
+        raise wrong_shape("the output of function", result.shape, expected)
+    if not result.isfinite().all():
+        raise ValueError("the output of function holds NaN or infinity, expected finite values")
+    # A copy, because the function may use one buffer for all its outputs.
+    return result.cpu().to(torch.float64, copy=True)
+
+
+def evaluate_model(
+    function: Callable[[Tensor], object], batch: Tensor, where: str, expected_shape: Sequence[int] | None = None
+) -> Tensor:
+    """What `evaluate` gives of a model that is called by `call_model`."""
+    return evaluate(lambda given: call_model(function, given, lambda: where), batch, expected_shape)
+
+
+def relative_difference(response: Tensor, reference: Tensor) -> float:
+    """‖response − reference‖ / ‖reference‖ over all entries.
+
+    Raises:
+        ValueError: The reference has norm zero.
+    """
+    norm = torch.linalg.vector_norm(reference)
+    if norm == 0:
+        raise ValueError("the output of function has norm zero where it is compared, expected a norm to divide by")
+    return float(torch.linalg.vector_norm(response - reference) / norm)

@@ -1,0 +1,96 @@
+import pytest
+import torch
+from torch import nn
+
+from teka.audit.function import ModelError, call_model, check_evaluation_mode, evaluating
+
+BATCH = torch.arange(2 * 1 * 5 * 7, dtype=torch.float64).reshape(2, 1, 5, 7)
+
+
+def call(function):
+    return call_model(function, BATCH, lambda: "at shift (1, 2)")
+
+
+def test_a_module_in_evaluation_mode_and_a_plain_function_pass():
+    check_evaluation_mode("function", nn.Sequential(nn.Dropout()).eval())
+    check_evaluation_mode("function", torch.sin)
+
+
+def test_a_module_in_training_mode_is_told_to_call_eval():
+    with pytest.raises(ValueError, match=r"function is a Dropout and it is in training mode.*\.eval\(\)"):
+        check_evaluation_mode("function", nn.Dropout())
+
+
+def test_a_part_in_training_mode_is_named():
+    model = nn.Sequential(nn.Identity(), nn.Dropout()).eval()
+    model[1].train()
+    with pytest.raises(ValueError, match=r"its part '1' is in training mode"):
+        check_evaluation_mode("predict", model)
+
+
+def test_a_method_of_a_training_module_is_caught():
+    with pytest.raises(ValueError, match="Dropout"):
+        check_evaluation_mode("function", nn.Dropout().forward)
+
+
+def test_a_module_is_in_evaluation_within_the_context_and_as_it_was_after_it():
+    module = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()).eval())
+    before = [part.training for part in module.modules()]
+
+    def fail() -> None:
+        with evaluating(module):
+            assert not any(part.training for part in module.modules())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [part.training for part in module.modules()] == before
+    assert True in before
+    assert False in before
+
+
+def test_no_module_is_no_context():
+    with evaluating(None):
+        pass
+
+
+def test_the_output_of_an_object_with_logits_is_taken_out_of_it():
+    class Answer:
+        logits = BATCH.sum((1, 2))
+
+    assert torch.equal(call(lambda _: Answer()), BATCH.sum((1, 2)))
+
+
+def test_the_model_runs_in_inference_mode():
+    assert call(lambda batch: torch.full((2, 1), float(torch.is_inference_mode_enabled()))).tolist() == [[1], [1]]
+
+
+def test_what_a_model_raises_is_the_cause_of_an_error_that_says_where():
+    with pytest.raises(ModelError, match=r"the model raised RuntimeError at shift \(1, 2\): .*shapes") as caught:
+        call(nn.Linear(3, 4).double())
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_the_error_of_too_little_memory_gives_a_hint():
+    def fail(batch):
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(ModelError, match="no room; a smaller batch_size needs less memory"):
+        call(fail)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda batch: (batch, batch), r"is a tuple at shift \(1, 2\), expected a tensor or an object with one as"),
+        (lambda batch: batch.long(), r"of torch.int64 at shift \(1, 2\)"),
+        (lambda batch: batch.sum(), r"shape \(\) at shift \(1, 2\), expected \(2, …\)"),
+        (lambda batch: batch.sum((1, 2, 3)), r"shape \(2,\)"),
+        (lambda batch: batch[:1], r"shape \(1, 1, 5, 7\)"),
+        (lambda batch: batch[:, :0], r"shape \(2, 0, 5, 7\)"),
+    ],
+)
+def test_what_is_no_output_is_refused(function, message):
+    with pytest.raises(ModelError, match=message):
+        call(function)

@@ -1,0 +1,335 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from teka import Grid
+from teka.audit import blank_margins, paste_on_canvas
+from teka.audit.images import background_value, bilinear_shift, crop, fourier_shift, reflect, window_size
+from teka.audit.movement import check_lossless, check_room
+
+
+def test_margins_are_the_blank_cells_before_and_after_the_content():
+    image = torch.zeros(1, 2, 5, 7)
+    image[0, 0, 1, 2] = 1.0
+    image[0, 1, 3, 4] = -1.0
+    assert blank_margins(image).tolist() == [[[1, 1], [2, 2]]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 2)))
+def test_one_lit_voxel_lies_between_its_margins(index):
+    volume = torch.zeros(1, 1, 5, 7, 3)
+    volume[(0, 0, *index)] = 1.0
+    expected = [[before, side - 1 - before] for before, side in zip(index, (5, 7, 3), strict=True)]
+    assert blank_margins(volume).tolist() == [expected]
+
+
+def test_an_image_that_is_all_background_has_margins_of_its_whole_size():
+    assert blank_margins(torch.full((1, 1, 5, 7), 0.25), 0.25).tolist() == [[[5, 5], [7, 7]]]
+
+
+def test_each_channel_may_have_its_own_background():
+    image = torch.tensor([0.5, -2.0]).reshape(1, 2, 1).repeat(1, 1, 7)
+    image[0, 1, 3] = 0.5
+    assert blank_margins(image, (0.5, -2.0)).tolist() == [[[3, 3]]]
+
+
+def test_content_that_is_not_a_number_counts_as_content():
+    image = torch.zeros(1, 1, 7)
+    image[0, 0, 2] = torch.nan
+    assert blank_margins(image).tolist() == [[[2, 4]]]
+
+
+def test_the_error_names_every_axis_and_how_many_images_lose_pixels():
+    margins = torch.tensor([[[0, 2], [3, 1]], [[4, 2], [3, 0]], [[4, 2], [3, 0]]])
+    check_lossless((5, 7), margins, [(2, -3)])
+    with pytest.raises(ValueError, match=r"axis 0 \(size 5\) 1 of 3 images.*axis 1 \(size 7\) 2 of 3 images"):
+        check_lossless((5, 7), margins, [(-1, 1)])
+
+
+@pytest.mark.parametrize("background", [(0.0, 1.0, 2.0), float("nan"), float("inf")])
+def test_a_background_that_fits_no_channel_or_is_not_finite_is_refused(background):
+    with pytest.raises(ValueError, match="background is"):
+        background_value(torch.zeros(1, 2, 5), background)
+
+
+@pytest.mark.parametrize("background", [0.5, -1.0, 256.0])
+def test_a_background_that_the_dtype_cannot_hold_is_refused(background):
+    with pytest.raises(ValueError, match=r"torch.uint8 holds"):
+        background_value(torch.zeros(1, 1, 5, dtype=torch.uint8), background)
+
+
+@pytest.mark.parametrize(
+    "images", [torch.zeros(5, 7), torch.zeros(2, 1, 0), torch.zeros(2, 1, 5, dtype=torch.complex64)]
+)
+def test_margins_of_what_is_no_batch_of_images_are_refused(images):
+    with pytest.raises(ValueError, match=r"images(\.dtype)? (is|has)"):
+        blank_margins(images)
+
+
+def test_an_empty_batch_has_no_margins():
+    assert blank_margins(torch.zeros(0, 1, 5, 7)).shape == (0, 2, 2)
+
+
+def ramp(*sizes):
+    return 1.0 + torch.arange(torch.Size((2, 3, *sizes)).numel(), dtype=torch.float64).reshape(2, 3, *sizes)
+
+
+def test_the_image_lies_in_the_middle_of_its_canvas():
+    images = ramp(5, 7)
+    canvas = paste_on_canvas(images, (8, 11), (1.5, 2.5, 3.5))
+    assert canvas.shape == (2, 3, 8, 11)
+    assert torch.equal(canvas[..., 1:6, 2:9], images)
+    outside = torch.ones(8, 11, dtype=torch.bool)
+    outside[1:6, 2:9] = False
+    for channel, value in enumerate((1.5, 2.5, 3.5)):
+        assert (canvas[:, channel, outside] == value).all()
+
+
+def test_one_canvas_size_serves_every_axis_and_the_dtype_stays():
+    images = torch.ones(2, 1, 3, 5, dtype=torch.uint8)
+    canvas = paste_on_canvas(images, 7, 255.0)
+    assert canvas.shape == (2, 1, 7, 7)
+    assert canvas.dtype == torch.uint8
+    assert canvas[0, 0, 0, 0] == 255
+
+
+@pytest.mark.parametrize("canvas_size", [(4, 9), (9, 6), (9, 9, 9), 6])
+def test_a_canvas_that_does_not_hold_the_images_is_refused(canvas_size):
+    with pytest.raises(ValueError, match="canvas_size is"):
+        paste_on_canvas(ramp(5, 7), canvas_size)
+
+
+def test_the_window_has_a_size_for_each_axis():
+    assert window_size("canvas_size", (5, 7), 9) == (9, 9)
+    assert window_size("canvas_size", (5, 7), (5, 8)) == (5, 8)
+
+
+@st.composite
+def windows(draw):
+    sizes = draw(st.sampled_from([(11,), (8, 13), (5, 6, 7)]))
+    window = tuple(draw(st.integers(1, side)) for side in sizes)
+    rooms = [((side - part) // 2, side - part) for side, part in zip(sizes, window, strict=True)]
+    return sizes, window, tuple(draw(st.integers(start - room, start)) for start, room in rooms)
+
+
+@settings(max_examples=50, deadline=None)
+@given(windows())
+def test_in_the_window_content_moves_as_in_the_whole_image(case):
+    sizes, window, shift = case
+    check_room(sizes, window, [shift])
+    images = ramp(*sizes)
+    centre = (0,) * len(sizes)
+    assert torch.equal(crop(images, window, shift), crop(Grid(sizes).roll(images, shift), window, centre))
+
+
+def test_the_zero_shift_is_the_centre_crop():
+    assert torch.equal(crop(ramp(8, 13), (4, 5), (0, 0)), ramp(8, 13)[..., 2:6, 4:9])
+
+
+def test_the_largest_shifts_reach_the_edges_of_the_image():
+    images = ramp(8, 13)
+    assert torch.equal(crop(images, (5, 13), (1, 0)), images[..., 0:5, :])
+    assert torch.equal(crop(images, (5, 13), (-2, 0)), images[..., 3:8, :])
+
+
+@pytest.mark.parametrize(("shift", "axis"), [((2, 0), 0), ((-3, 0), 0), ((0, 1), 1)])
+def test_a_window_that_would_leave_the_image_is_refused(shift, axis):
+    with pytest.raises(ValueError, match=rf"from -?\d to \d along axis {axis}"):
+        check_room((8, 13), (5, 13), [shift])
+
+
+@pytest.mark.parametrize("crop_size", [9, (5,), (5, 14), (0, 5)])
+def test_a_window_that_does_not_fit_is_refused(crop_size):
+    with pytest.raises(ValueError, match="crop_size is"):
+        window_size("crop_size", (8, 13), crop_size)
+
+
+def test_one_size_serves_every_axis():
+    assert window_size("crop_size", (8, 13), 5) == (5, 5)
+
+
+def test_a_crop_is_new_memory():
+    images = ramp(7)
+    crop(images, (7,), (0,)).zero_()
+    assert images.sum() > 0
+
+
+@st.composite
+def sizes_and_step(draw):
+    sizes = draw(st.sampled_from([(11,), (5, 7), (3, 4, 2)]))
+    return sizes, tuple(draw(st.integers(-side, side)) for side in sizes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes_and_step())
+def test_it_is_a_window_of_the_mirrored_image(case):
+    sizes, shift = case
+    images = np.arange(6 * np.prod(sizes), dtype=np.float64).reshape(2, 3, *sizes)
+    mirrored = np.pad(images, [(0, 0), (0, 0), *((side, side) for side in sizes)], mode="reflect")
+    inside = tuple(slice(side - step, 2 * side - step) for side, step in zip(sizes, shift, strict=True))
+    moved = reflect(torch.from_numpy(images), shift)
+    assert np.array_equal(moved.numpy(), mirrored[(slice(None), slice(None), *inside)])
+
+
+def test_the_edge_cell_is_not_repeated():
+    line = torch.arange(5).reshape(1, 1, 5)
+    assert reflect(line, (2,)).flatten().tolist() == [2, 1, 0, 1, 2]
+    assert reflect(line, (-2,)).flatten().tolist() == [2, 3, 4, 3, 2]
+
+
+def test_a_single_cell_stays():
+    assert torch.equal(reflect(torch.ones(1, 1, 1, 3), (1, 0)), torch.ones(1, 1, 1, 3))
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (1, -2)])
+def test_the_images_are_left_alone(shift):
+    images = torch.rand(2, 1, 5, 7)
+    before = images.clone()
+    reflect(images, shift).zero_()
+    assert torch.equal(images, before)
+
+
+ODD = [(11,), (5, 7), (3, 5, 7)]
+ANY = [(11,), (6, 7), (3, 4, 2)]
+STEPS = st.floats(-8.0, 8.0)
+
+
+def noise(*sizes, batch=2):
+    return torch.randn(batch, 3, *sizes, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def wave(side, frequency, phase=0.3):
+    """One wave sampled at cells 0 … S − 1, and what it is after a move by s."""
+
+    def moved(step):
+        cells = torch.arange(side, dtype=torch.float64) - step
+        return torch.cos(2 * math.pi * frequency * cells / side + phase).reshape(1, 1, side)
+
+    return moved
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(ODD), st.data())
+def test_fourier_moves_are_a_group_on_odd_sides(sizes, data):
+    first, second = ([data.draw(STEPS) for _ in sizes] for _ in range(2))
+    images = noise(*sizes)
+    both = fourier_shift(images, [a + b for a, b in zip(first, second, strict=True)])
+    assert_close(fourier_shift(fourier_shift(images, first), second), both)
+    assert_close(fourier_shift(fourier_shift(images, first), [-step for step in first]), images)
+
+
+@settings(max_examples=30, deadline=None)
+@given(STEPS, STEPS)
+def test_and_on_even_sides_without_the_highest_frequency(first, second):
+    alternating = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
+    images = noise(8)
+    images -= (images * alternating).mean(-1, keepdim=True) * alternating
+    assert_close(fourier_shift(fourier_shift(images, [first]), [second]), fourier_shift(images, [first + second]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([(7, 3), (8, 3), (9, 0), (12, 5)]), STEPS)
+def test_a_wave_is_read_between_its_cells(case, step):
+    moved = wave(*case)
+    assert_close(fourier_shift(moved(0.0), [step]), moved(step))
+
+
+@pytest.mark.parametrize("step", [0.25, 0.5, -1.75, 3.0])
+def test_the_highest_frequency_of_an_even_side_is_scaled_by_a_cosine_and_stays_real(step):
+    alternating = torch.tensor([[[1.0, -1.0] * 3]], dtype=torch.float64)
+    assert_close(fourier_shift(alternating, [step]), math.cos(math.pi * step) * alternating)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(ANY), st.data())
+def test_whole_steps_are_a_roll(sizes, data):
+    steps = [data.draw(st.integers(-side, side)) for side in sizes]
+    images = noise(*sizes)
+    for move in (fourier_shift, bilinear_shift):
+        assert torch.equal(move(images, [float(step) for step in steps]), Grid(sizes).roll(images, steps))
+    # As tensors they go through the frequencies, and come out the same but for rounding.
+    assert_close(
+        fourier_shift(images, [torch.tensor(step, dtype=torch.float64) for step in steps]),
+        Grid(sizes).roll(images, steps),
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(ODD), st.data())
+def test_fourier_loses_nothing_on_odd_sides_and_keeps_the_mean(sizes, data):
+    images = noise(*sizes)
+    moved = fourier_shift(images, [data.draw(STEPS) for _ in sizes])
+    assert_close(moved.norm(), images.norm())
+    assert_close(moved.flatten(2).mean(2), images.flatten(2).mean(2))
+
+
+@pytest.mark.parametrize("method", ["forward", "backward"])
+def test_the_derivative_of_a_moved_wave_is_that_of_the_wave(method):
+    side, frequency, step = 12, 5, 0.75
+    images = wave(side, frequency)(0.0)
+
+    def moved(time):
+        return fourier_shift(images, [time])
+
+    time, one = torch.tensor(step, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    jvp = torch.func.jvp if method == "forward" else torch.autograd.functional.jvp
+    speed = jvp(moved, (time,), (one,))[1]
+    omega = 2 * math.pi * frequency / side
+    cells = torch.arange(side, dtype=torch.float64) - step
+    assert_close(speed, (omega * torch.sin(omega * cells + 0.3)).reshape(1, 1, side))
+
+
+def test_bilinear_at_half_a_cell_is_the_mean_of_two_neighbours():
+    line = torch.tensor([[[0.0, 4.0, 0.0, 0.0, 8.0]]], dtype=torch.float64)
+    assert bilinear_shift(line, [0.5]).flatten().tolist() == [4.0, 2.0, 2.0, 0.0, 4.0]
+    assert bilinear_shift(line, [-0.25]).flatten().tolist() == [1.0, 3.0, 0.0, 2.0, 6.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([(7, 3), (12, 5), (12, 6)]), STEPS)
+def test_bilinear_dims_a_wave_by_the_stated_share(case, step):
+    side, frequency = case
+    omega, part = 2 * math.pi * frequency / side, step - math.floor(step)
+    kept = abs(1 - part + part * complex(math.cos(omega), -math.sin(omega)))
+    moved = wave(side, frequency)(0.0)
+    if 2 * frequency < side:  # at the highest frequency the sampled norm depends on the phase
+        assert_close(bilinear_shift(moved, [step]).norm(), kept * moved.norm())
+    else:
+        assert_close(bilinear_shift(moved, [step]).abs(), kept * moved.abs())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(ANY), st.data())
+def test_both_move_along_each_axis_by_itself(sizes, data):
+    steps = [data.draw(STEPS) for _ in sizes]
+    images = noise(*sizes)
+    for move in (fourier_shift, bilinear_shift):
+        by_axis = images
+        for axis, step in reversed(list(enumerate(steps))):
+            by_axis = move(by_axis, [step if other == axis else 0.0 for other in range(len(sizes))])
+        assert_close(move(images, steps), by_axis)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_dtype_stays(dtype):
+    images = noise(6, 7)
+    for move in (fourier_shift, bilinear_shift):
+        moved = move(images.to(dtype), [0.5, 1.25])
+        assert moved.dtype == dtype
+        tolerance = 8 * torch.finfo(dtype).eps
+        assert_close(moved.double(), move(images.to(dtype).double(), [0.5, 1.25]), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("move", [fourier_shift, bilinear_shift])
+def test_the_images_moved_by_fractions_are_left_alone(move):
+    images = noise(5, 7)
+    before = images.clone()
+    for shift in ([0.0, 0.0], [0.5, 2.0]):
+        move(images, shift).zero_()
+    assert torch.equal(images, before)
