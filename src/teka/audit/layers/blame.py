@@ -6,15 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.evaluation_mode import check_evaluation_mode
+from teka.audit.function import ModelError, check_evaluation_mode
 from teka.audit.layers.findings import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.layers.recogniser import absolute_embeddings, class_tokens
 from teka.audit.layers.shift_errors import Measured, ShiftErrors
 from teka.audit.layers.survey import Stop, Survey, Trace, call_name, survey_batch
-from teka.audit.measure.outputs import ModelError
 from teka.audit.movement import Movement
 from teka.audit.shifts import Shift, SubpixelShift
-from teka.audit.translate import SUBPIXEL_MODES
 from teka.errors import FOREIGN, unknown_name, wrong_shape, wrong_value
 
 # Images of one batch, and of the survey: more share the cost of the images that do not move.
@@ -22,7 +20,6 @@ IMAGES_AT_ONCE = 8
 # The part of the image's shorter side that is overwritten at most to see how far the edge is felt.
 WIDEST_EDGE = 0.25
 # Modes in which what leaves at one side enters at the other, so that every cell came from inside.
-WRAPPING_MODES = ("circular", *SUBPIXEL_MODES)
 # Without a threshold given: 1e-4, or so many roundings of the coarsest dtype among the layers.
 THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4
@@ -144,7 +141,7 @@ def _compare(
     batch_size: int,
 ) -> ShiftErrors:
     seen = tuple(movement.move(placed[:1], (0, 0)).shape[2:])
-    errors = ShiftErrors(survey.slots, survey.stops, steps, seen, movement.mode in WRAPPING_MODES)
+    errors = ShiftErrors(survey.slots, survey.stops, steps, seen, movement.wraps)
     at_once = max(1, min(IMAGES_AT_ONCE, batch_size // 2))
     with torch.no_grad(), Trace(followed, errors.see) as trace:
         for images in placed.split(at_once):
