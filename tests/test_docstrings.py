@@ -13,10 +13,10 @@ from teka.functional.kernel import DETERMINISTIC_KERNELS
 from teka.functional.kernel.floored_relu import FlooredRelu
 from teka.functional.relative import ROTARY_NORMALIZERS, RingRelative, RotaryRelative, RotationJoint, WaveRelative
 from teka.models import MODELS
-from teka.models.self_attention_network import POSITIONS as ENCODINGS
 from teka.models.performer import POOLS, POSITIONS, STEMS
-from teka.nn.options import VALUES
+from teka.models.self_attention_network import POSITIONS as ENCODINGS
 from teka.nn.additions import QUERY_KEYS
+from teka.nn.options import VALUES
 from teka.training import Run
 from teka.training.run import OPTIMIZERS, PRECISIONS, SCHEDULES
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from teka.audit.example import Example, encode_levels, make_examples, worst_images
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.movement import Movement
+from teka.codec import decode, encode
 
 SHIFTS = [(0, 0), (0, 1), (0, 2)]
 
@@ -43,7 +44,7 @@ def test_an_example_has_the_answer_and_its_probability_at_every_shift():
         (0, 2): (1, pytest.approx(share, abs=1e-4)),
     }
     assert example.label is None
-    assert Example.from_dict(example.to_dict()) == example
+    assert decode(Example, encode(example)) == example
 
 
 def test_levels_are_rows_of_pixels_of_channels():

@@ -20,7 +20,7 @@ from teka.audit.permutation import (
     permutation_error,
     random_permutations,
 )
-from teka.audit.presets import PRESETS, PresetResult
+from teka.audit.procedures import PRESETS, PresetResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shift_accuracy import ShiftAccuracy, accuracy_by_shift

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from teka.audit.audit_work import AuditWork, Progress
 from teka.audit.caveats import Caveat, training_mode
 from teka.audit.function import evaluating, module_of
 from teka.audit.measure.checkpoint import tensor_hash, weights_hash
+from teka.audit.parts import Progress, Work, do_parts, find_caveats
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.verdict import verdict
@@ -64,7 +64,7 @@ def audit(
         model_facts: What else to report of the model.
         data_facts: What else to report of the images, such as the name of the data set.
         caveats: What the caller knows that could mislead.
-        checkpoint: A folder for the state of a measurement; if there is one in it, it goes on from there.
+        checkpoint: A folder for the state of a measurement, which is resumed if there is one in it.
         progress: Called with the name of a part, the entries done, their total and the seconds left.
         command: The command to keep with the numbers.
 
@@ -83,19 +83,19 @@ def audit(
     named = {option: value for option, value in given.items() if value is not None}
     settings = dataclasses.replace(settings or AuditSettings(), **named)  # pyright: ignore[reportArgumentType]
     _check_data(images, labels, class_names)
-    started = time.monotonic()
+    folder = None if checkpoint is None else Path(checkpoint)
+    work = Work(model, images, labels, settings, progress, folder)
     module = module_of(model)
-    work = AuditWork(
-        model, images, labels, settings, started, progress, None if checkpoint is None else Path(checkpoint)
-    )
     found = [*caveats, *(training_mode(module) if module is not None else ())]
     with evaluating(module):
-        work.run()
-        found += work.caveats()
-    results = work.results
+        do_parts(work)
+        found += find_caveats(work)
+    results, noise, layers = work.results, work.first("noise"), work.first("layers")
+    responses, metrics = zip(*results["mode"], strict=True)
+    phases, presets = dict(results["phases"]), tuple(results["preset"])
     facts = {
         "kind": type(model).__name__,
-        "parameters": None if module is None else sum(one.numel() for one in module.parameters()),
+        "parameters": None if module is None else sum(map(torch.numel, module.parameters())),
         "weights_sha256": weights_hash(model),
         **(model_facts or {}),
     }
@@ -111,20 +111,20 @@ def audit(
         name or str(facts["kind"]),
         facts,
         data,
-        settings.to_dict(tuple(images.shape[2:])),
-        tuple(results.metrics),
-        results.phases,
-        results.noise,
-        tuple(results.derivatives),
-        results.sensitivity,
-        results.layers,
-        tuple(results.presets),
+        settings.to_dict(work.sizes),
+        metrics,
+        phases,
+        noise,
+        tuple(results["derivative"]),
+        {one.movement.mode: one for one in results["sensitivity"]},
+        layers,
+        presets,
         tuple(found),
-        tuple(results.failures),
-        tuple(results.examples),
-        verdict(results.metrics, results.layers, results.noise, results.phases, found, results.presets),
-        {**provenance(command), "seconds": round(time.monotonic() - started, 2)},
-        tuple(map(PackedResponses.pack, results.responses)),
+        tuple(work.failures),
+        tuple(results["examples"]),
+        verdict(metrics, layers, noise, phases, found, presets),
+        {**provenance(command), "seconds": round(time.monotonic() - work.started, 2)},
+        tuple(map(PackedResponses.pack, responses)),
     )
 
 

@@ -1,7 +1,7 @@
 """Images that show what an audit found, with the model's answer at every shift."""
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -40,40 +40,23 @@ class Example:
     predictions: tuple[int, ...]
     probabilities: tuple[float, ...]
 
-    def to_dict(self) -> dict[str, object]:
-        """The fields, ready for JSON."""
-        return {**vars(self), "shifts": [list(shift) for shift in self.shifts]}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> "Example":
-        """What `to_dict` wrote."""
-        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-        fields["shifts"] = tuple(map(tuple, fields["shifts"]))  # pyright: ignore[reportArgumentType]
-        return cls(**fields)  # pyright: ignore[reportArgumentType]
-
 
 def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
-    """Indices of the images whose answer changes at most shifts, those that are right unmoved first.
-
-    Args:
-        responses: What a classifier answered.
-        number: How many.
-    """
+    """Indices of so many images whose answer changes at most shifts, those that are correct unshifted first."""
     if responses.predictions is None:
         return ()
     changed = ((responses.predictions != responses.predictions[responses.zero]) & responses.evaluated).sum(dim=0)
     correct = responses.correct
     right = torch.zeros_like(changed) if correct is None else correct[responses.zero].to(changed)
-    # One who was right has something to lose; ties go to the earlier image.
+    # One that was correct has something to lose; ties go to the earlier image.
     order = torch.argsort(changed + right * (changed > 0) * responses.evaluated.shape[0], descending=True, stable=True)
     return tuple(order[:number].tolist())
 
 
 def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
-    """An image's levels as bytes (H, W, C) in base64; values outside [0, 1] are spread over their own range.
+    """An image's levels as bytes (H, W, C) in base64, of C other than 1 or 3 the mean over the channels.
 
-    Args:
-        image: Floating point, C of 1 or 3; of other numbers of channels the mean is taken.
+    Values outside [0, 1] are spread over their own range.
     """
     shown = image if image.shape[0] in (1, 3) else image.mean(dim=0, keepdim=True)
     low, high = (bound.item() for bound in torch.aminmax(shown.double()))
@@ -92,16 +75,7 @@ def make_examples(
     batch_size: int = 256,
     device: torch.device | str | None = None,
 ) -> tuple[Example, ...]:
-    """Some of the images, with the answer and its probability at every shift.
-
-    Args:
-        function: The classifier, images to logits (B, K).
-        images: All images, as they were measured.
-        responses: What the classifier answered; nothing comes of another output.
-        indices: Which images, such as `worst_images` gives.
-        batch_size: Images for one call.
-        device: Where the images are taken; None leaves them where they are.
-    """
+    """Some of the images, with a classifier's answer and its probability at every shift; none of another output."""
     movement, examples = responses.movement, []
     rows = responses.complete.nonzero().flatten().tolist()
     shifts = tuple(responses.shifts[row] for row in rows)

@@ -38,7 +38,7 @@ def assert_consistent(
     batch_size: int = 256,
     seed: int = 0,
 ) -> Metrics:
-    """Assert that a classifier answers moved images as unmoved ones, in at least a share of the cases.
+    """Assert that a classifier answers moved images as unshifted ones, in at least a share of the cases.
 
     Args:
         model: Images (B, C, H, W) to logits (B, K); a module in evaluation mode.
@@ -47,7 +47,7 @@ def assert_consistent(
         shifts: The largest shift of a square, in pixels, or the shifts.
         mode: How images move, a mode of `teka.audit.translate`.
         minimum: The least value of the metric that passes, in [0, 1].
-        metric: "consistency" (answers as unmoved), or with labels "consistency_when_right" or "worst_shift_accuracy"
+        metric: "consistency" (answers as unshifted), or with labels "consistency_when_right" or "worst_shift_accuracy"
             (images right at every shift).
         background: Value of the images' background.
         batch_size: Images for one call.
@@ -98,9 +98,6 @@ def minimal_counter_example(responses: Responses) -> str:
 
     The shortest is that of the smallest largest step, then of the smallest sum of steps, then the first; of the images
     that change there, the first.
-
-    Args:
-        responses: What a classifier answered.
     """
     predictions = responses.predictions
     if predictions is None:
@@ -117,7 +114,7 @@ def minimal_counter_example(responses: Responses) -> str:
             label = "" if responses.labels is None else f" of class {int(responses.labels[index])}"
             return (
                 f"the shortest shift that changes an answer is {tuple(responses.shifts[row])}: image {index}{label} is "
-                f"answered {int(still[index])} unmoved and {int(predictions[row, index])} there "
+                f"answered {int(still[index])} unshifted and {int(predictions[row, index])} there "
                 f"({len(changed)} of {responses.num_images} images change)"
             )
     return "no shift changes an answer"

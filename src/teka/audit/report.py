@@ -17,7 +17,7 @@ from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.measure.responses import Responses
 from teka.audit.measure.sensitivity_map import SensitivityMap
 from teka.audit.movement import Movement
-from teka.audit.presets import PresetResult
+from teka.audit.procedures import PresetResult
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
 from teka.codec import decode, encode

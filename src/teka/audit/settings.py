@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from teka.audit.measure.outputs import OUTPUT_CHOICES
 from teka.audit.movement import Movement
-from teka.audit.presets import PRESETS
+from teka.audit.procedures import PRESETS
 from teka.audit.shifts import square_shifts
+from teka.codec import encode
 from teka.errors import unknown_name, wrong_value
 
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
@@ -93,26 +94,21 @@ class AuditSettings:
         return tuple(dict.fromkeys([(0, *still), *given]))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
-        """What was asked for of images of a size, ready for JSON.
+        """What was asked for of images of a size, ready for JSON."""
+        content = encode(replace(self, shifts=self.shifts_for(sizes)))
+        return {**content, "device": None if self.device is None else str(self.device)}
 
-        Args:
-            sizes: Spatial sizes of the images.
+    def reach(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The longest step along each axis, in whole pixels.
+
+        Raises:
+            ValueError: A shift with another number of steps than the images have axes.
         """
-        return {
-            "shifts": [list(shift) for shift in self.shifts_for(sizes)],
-            "modes": list(self.modes),
-            "preset": self.preset,
-            "parts": list(self.parts),
-            "background": list(self.background) if isinstance(self.background, tuple) else self.background,
-            "output": self.output,
-            "layers": None if self.layers is None else list(self.layers),
-            "seed": self.seed,
-            "device": None if self.device is None else str(self.device),
-            "batch_size": self.batch_size,
-            "budget_seconds": self.budget_seconds,
-            "confidence": self.confidence,
-            "num_resamples": self.num_resamples,
-        }
+        shifts = self.shifts_for(sizes)
+        wrong = [step for step in shifts if len(step) != len(sizes)]
+        if wrong:
+            raise wrong_value("shifts", wrong[0], f"one step for each of the {len(sizes)} axes")
+        return tuple([math.ceil(max(map(abs, steps))) for steps in zip(*shifts, strict=True)])
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
         """How images of a size move in one of the modes.
@@ -124,15 +120,14 @@ class AuditSettings:
         Raises:
             ValueError: A shift with another number of steps than the images have axes, or an unknown mode.
         """
-        wrong = [step for step in self.shifts_for(sizes) if len(step) != len(sizes)]
-        if wrong:
-            raise wrong_value("shifts", wrong[0], f"one step for each of the {len(sizes)} axes")
-        reach = [math.ceil(max(abs(step[axis]) for step in self.shifts_for(sizes))) for axis in range(len(sizes))]
-        canvas = self.canvas_size or tuple(side + 2 * step for side, step in zip(sizes, reach, strict=True))
-        crop = self.crop_size or tuple(side - 2 * step for side, step in zip(sizes, reach, strict=True))
+        reach = self.reach(sizes)
+        room = {
+            "canvas": self.canvas_size or tuple([side + 2 * step for side, step in zip(sizes, reach, strict=True)]),
+            "crop": self.crop_size or tuple([side - 2 * step for side, step in zip(sizes, reach, strict=True)]),
+        }
         return Movement(
             mode,
             self.background,
-            canvas if mode == "canvas" else None,
-            crop if mode == "crop" else None,
+            room["canvas"] if mode == "canvas" else None,
+            room["crop"] if mode == "crop" else None,
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from teka.audit.caveats import Caveat
 from teka.audit.layers import LayerFindings
 from teka.audit.measure.noise_floor import NoiseFloor
-from teka.audit.presets import PresetResult
+from teka.audit.procedures import PresetResult
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
@@ -79,7 +79,7 @@ def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
     if _is_exact(metrics, noise):
         error = numbers["maximum_error"].value
         kind = "moves along exactly" if metrics.output == "dense" else "does not change"
-        right = f"; {_share(numbers['accuracy'])} of the images are answered rightly" if "accuracy" in numbers else ""
+        right = f"; {_share(numbers['accuracy'])} of the images are answered correctly" if "accuracy" in numbers else ""
         return f"{where}, the output {kind}: relative error at most {error:.1e}, which is rounding{right}."
     if "flip_rate" not in numbers:
         by = f" by {numbers['maximum_error'].value:.2g} of its size" if "maximum_error" in numbers else ""
@@ -90,7 +90,7 @@ def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
     curve = metrics.curves["accuracy"]
     worst = metrics.shifts[curve.values.index(min(curve.values))]
     return (
-        f"{answer}: {_share(numbers['accuracy'])} of the images are answered rightly unmoved, "
+        f"{answer}: {_share(numbers['accuracy'])} of the images are answered correctly unshifted, "
         f"{numbers['minimum_accuracy'].value:.1%} at the worst shift, (dy, dx) = {_shift(worst)}, and "
         f"{_share(numbers['worst_shift_accuracy'])} at every shift."
     )

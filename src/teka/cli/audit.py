@@ -16,7 +16,7 @@ from teka.audit.audit import audit
 from teka.audit.page.audit_page import write_audit_page
 from teka.audit.page.template import require
 from teka.audit.page.text import audit_text
-from teka.audit.presets import PRESETS
+from teka.audit.procedures import PRESETS
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shifts import axis_shifts, square_shifts

@@ -4,8 +4,7 @@ import argparse
 import dataclasses
 
 from teka.cli.parser import Parser
-from teka.models.degenerate_heads import heads_table
-from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION
+from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, heads_table
 from teka.training import prune, restore
 
 EXAMPLES = """\

@@ -6,7 +6,7 @@ from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, ma
 
 from teka.audit.movement import Movement
 from teka.audit.page.audit_page import render_audit_page, write_audit_page
-from teka.audit.presets import PresetResult
+from teka.audit.procedures import PresetResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Estimate
 

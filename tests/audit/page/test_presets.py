@@ -1,7 +1,7 @@
 from tests.audit.page.audit_reports import make_metrics, make_report
 
 from teka.audit.page.presets import preset_sections
-from teka.audit.presets import PresetResult
+from teka.audit.procedures import PresetResult
 from teka.audit.statistics.estimate import Estimate
 
 

@@ -19,7 +19,6 @@ from teka.errors import FOREIGN, unknown_name, wrong_shape, wrong_value
 IMAGES_AT_ONCE = 8
 # The part of the image's shorter side that is overwritten at most to see how far the edge is felt.
 WIDEST_EDGE = 0.25
-# Modes in which what leaves at one side enters at the other, so that every cell came from inside.
 # Without a threshold given: 1e-4, or so many roundings of the coarsest dtype among the layers.
 THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4

@@ -1,0 +1,280 @@
+"""The parts of an audit: each is tried, and what fails is written down and costs only itself."""
+
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from teka.audit.caveats import (
+    Caveat,
+    batch_mates,
+    chance,
+    collapse,
+    few_images,
+    fill_value,
+    non_determinism,
+    phases_unseen,
+    random_features,
+)
+from teka.audit.example import Example, make_examples, worst_images
+from teka.audit.function import ModelError, module_of
+from teka.audit.layers import LayerFindings, blame_layers
+from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.noise_floor import NoiseFloor, noise_floor
+from teka.audit.measure.responses import Responses
+from teka.audit.measure.sensitivity_map import SensitivityMap, sensitivity_map
+from teka.audit.movement import Movement
+from teka.audit.procedures import PRESETS, Asking, PresetResult
+from teka.audit.report import Failure
+from teka.audit.settings import PARTS, AuditSettings
+from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.phase import PhaseTable, best_stride, error_by_phase
+from teka.audit.statistics.summarize import summarize
+from teka.errors import FOREIGN, wrong_value
+
+Progress = Callable[[str, int, int, float], None]
+# What is differentiated, compared in double precision or looked into layer by layer, needs few images to be known.
+FEW_IMAGES = 32
+# Grids that are looked for in a model without layers to look into, in pixels.
+STRIDES = (2, 3, 4, 7, 8, 14, 16, 32)
+AXES = ("dy", "dx")
+
+
+class Work:
+    """What the parts of one audit work with, and what they have found so far.
+
+    Attributes:
+        results: What each part has found, by its name in `PARTS_IN_ORDER`.
+        failures: What could not be done.
+        stride: Pixels to a cell of the grid whose phases are told apart; found with the phases.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[Tensor], object],
+        images: Tensor,
+        labels: Tensor | None,
+        settings: AuditSettings,
+        progress: Progress | None,
+        checkpoint: Path | None,
+    ) -> None:
+        self.model, self.images, self.labels, self.settings = model, images, labels, settings
+        self.progress, self.checkpoint = progress, checkpoint
+        self.started = time.monotonic()
+        self.sizes = (images.shape[2], images.shape[3])
+        self.shifts = settings.shifts_for(self.sizes)
+        self.results: defaultdict[str, list[Any]] = defaultdict(list)
+        self.failures: list[Failure] = []
+        self.stride: tuple[int, ...] = (1, 1)
+        self._movements: dict[str, Movement] = {}
+
+    @property
+    def few(self) -> Tensor:
+        """The first images, where they are wanted."""
+        return self.images[:FEW_IMAGES].to(self.settings.device)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the budget is spent; None without one."""
+        budget = self.settings.budget_seconds
+        return None if budget is None else budget - (time.monotonic() - self.started)
+
+    def first(self, part: str) -> Any:
+        """The first result of a part, or None."""
+        return next(iter(self.results[part]), None)
+
+    def attempt(self, part: str, name: str, find: Callable[[], Iterator[object]]) -> BaseException | None:
+        """Do a part, unless time is up, and keep what it yields; what it raises is written down and given back."""
+        left = self.seconds_left
+        if left is not None and left <= 0 and self.results["mode"]:
+            self.failures.append(Failure(name, "not done: the time budget was spent"))
+            return None
+        try:
+            for result in find():
+                self.results[part].append(result)
+        # A model may raise anything; one part's failure must not cost the others.
+        except FOREIGN as error:
+            message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            self.failures.append(Failure(name, message, "".join(traceback.format_exception(error))))
+            return error
+        return None
+
+    def movement(self, mode: str) -> Movement:
+        """How the images move in one of the modes."""
+        if mode not in self._movements:
+            self._movements[mode] = self.settings.movement(mode, self.sizes)
+        return self._movements[mode]
+
+    def unshifted(self) -> Tensor:
+        """What the model sees of a few images that are not moved, in the first mode."""
+        movement = self.movement(self.settings.modes[0])
+        return movement.move(movement.place(self.few), (0, 0))
+
+
+def do_parts(work: Work) -> None:
+    """Do every part that was asked for.
+
+    Raises:
+        ValueError: Not a single mode could be measured; the message is that of the first.
+    """
+    for part in PARTS_IN_ORDER:
+        if part.name in PARTS and part.name not in work.settings.parts:
+            continue
+        errors = [
+            work.attempt(part.name, part.title.format(one), partial(part.find, work, one))
+            for one in part.over(work.settings)
+        ]
+        first = next((error for error in errors if error is not None), None)
+        if part.name == "mode" and first is not None and not work.results["mode"]:
+            raise ValueError(str(first)) from first
+
+
+def find_caveats(work: Work) -> list[Caveat]:
+    """What could mislead, of what was measured and of the model and the images."""
+    settings, noise, module = work.settings, work.first("noise"), module_of(work.model)
+    repeat = 0.0 if noise is None else noise.repeat
+    found = [*non_determinism(repeat), *few_images(len(work.images), settings.confidence)]
+    if module is not None:
+        found += random_features(module)
+    work.attempt("batch mates", "batch mates", lambda: batch_mates(work.model, work.unshifted(), repeat))
+    found += work.results["batch mates"]
+    for mode in settings.modes:
+        found += fill_value(work.images, work.movement(mode))
+    responses = work.first("mode")[0]
+    if responses.output == "logits":
+        found += [*collapse(responses), *chance(responses)]
+    found += phases_unseen(responses.shifts, work.stride)
+    return list(dict.fromkeys(found))
+
+
+def _noise(work: Work, _one: str) -> Iterator[NoiseFloor]:
+    yield noise_floor(work.model, work.unshifted(), batch_size=work.settings.batch_size)
+
+
+def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
+    settings, left, error = work.settings, work.seconds_left, None
+    # The modes that are still to come get as much.
+    modes_left = len(settings.modes) - list(settings.modes).index(mode)
+    try:
+        responses = measure_responses(
+            work.model,
+            work.images,
+            work.shifts,
+            work.movement(mode),
+            labels=work.labels,
+            output=settings.output,
+            stride=settings.stride,
+            batch_size=settings.batch_size,
+            device=settings.device,
+            budget_seconds=None if left is None else max(left / modes_left, 1e-3),
+            progress=None if work.progress is None else partial(work.progress, mode),
+            checkpoint=None if work.checkpoint is None else work.checkpoint / f"{mode}.safetensors",
+        )
+    except ModelError as raised:
+        # What was measured before it happened is as good as any.
+        if raised.responses is None or not raised.responses.complete[raised.responses.zero]:
+            raise
+        responses, error = raised.responses, raised
+    metrics = summarize(
+        responses, confidence=settings.confidence, num_resamples=settings.num_resamples, seed=settings.seed
+    )
+    yield responses, metrics
+    if error is not None:
+        raise error
+
+
+def _layers(work: Work, _one: str) -> Iterator[LayerFindings]:
+    if not isinstance(work.model, torch.nn.Module):
+        raise wrong_value("model", type(work.model).__name__, "a torch.nn.Module, to look into its layers")
+    # Along one axis at a time is enough to see a layer break, and every layer is compared at every shift.
+    along = [shift for shift in work.shifts if shift.count(0) == 1]
+    movement = work.movement(work.settings.modes[0])
+    yield blame_layers(work.model, work.few, along or work.shifts, movement, layers=work.settings.layers)
+
+
+def _phases(work: Work, _one: str) -> Iterator[tuple[str, PhaseTable]]:
+    settings = work.settings
+    work.stride = _coarsest_stride(work)
+    for responses, _ in work.results["mode"] if max(work.stride) > 1 else ():
+        yield (
+            responses.movement.mode,
+            error_by_phase(
+                responses,
+                work.stride,
+                confidence=settings.confidence,
+                num_resamples=settings.num_resamples,
+                seed=settings.seed,
+            ),
+        )
+
+
+def _coarsest_stride(work: Work) -> tuple[int, int]:
+    """Pixels to a cell of the coarsest grid that some shift is a multiple of; without layers, what errors tell."""
+    layers: LayerFindings | None = work.first("layers")
+    if layers is not None:
+        grids = [one.stride for one in layers.findings if one.grid and min(one.grid) > 1]
+        reach = work.settings.reach(work.sizes)
+        sides = [[int(stride[axis]) for stride in grids if stride[axis] <= reach[axis]] for axis in (0, 1)]
+        return max([1, *sides[0]]), max([1, *sides[1]])
+    responses: Responses = work.first("mode")[0]
+    if len(responses.take_complete().shifts) < 2:
+        return (1, 1)
+    number = "agreement" if responses.output == "logits" else "error"
+    choice = best_stride(responses, STRIDES, number=number, seed=work.settings.seed)
+    stride = choice.stride if choice.stride and choice.p_value < 1 - work.settings.confidence else 1
+    return stride, stride
+
+
+def _preset(work: Work, name: str) -> Iterator[PresetResult]:
+    settings = work.settings
+    asking = Asking(settings.batch_size, settings.seed, settings.confidence, settings.device)
+    yield PRESETS[name](work.model, work.images, work.labels, asking)
+
+
+def _derivative(work: Work, direction: str) -> Iterator[LieDerivative]:
+    axis = AXES.index(direction)
+    yield lie_derivative(work.model, work.unshifted(), axis=axis, batch_size=work.settings.batch_size)
+
+
+def _sensitivity(work: Work, mode: str) -> Iterator[SensitivityMap]:
+    movement = work.movement(mode)
+    yield sensitivity_map(work.model, work.few, work.shifts, movement, batch_size=work.settings.batch_size)
+
+
+def _examples(work: Work, _one: str) -> Iterator[Example]:
+    settings = work.settings
+    for responses, _ in work.results["mode"]:
+        worst = worst_images(responses, settings.num_examples)
+        yield from make_examples(
+            work.model, work.images, responses, worst, batch_size=settings.batch_size, device=settings.device
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an audit, which is done once for each thing it is over; one of `PARTS` only if asked for."""
+
+    name: str
+    title: str
+    find: Callable[[Work, str], Iterator[object]]
+    over: Callable[[AuditSettings], Sequence[str]] = lambda _: ("",)
+
+
+PARTS_IN_ORDER = (
+    Part("noise", "noise floor", _noise),
+    Part("mode", "mode {}", _mode, lambda settings: settings.modes),
+    Part("layers", "layers", _layers),
+    Part("phases", "phases", _phases),
+    Part("preset", "preset {}", _preset, lambda settings: [] if settings.preset is None else [settings.preset]),
+    Part("derivative", "derivative along {}", _derivative, lambda _: AXES),
+    Part("sensitivity", "sensitivity in mode {}", _sensitivity, lambda settings: settings.modes),
+    Part("examples", "examples", _examples),
+)

@@ -1,0 +1,226 @@
+"""Procedures of the literature, to the letter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from teka.audit.function import call_model, check_evaluation_mode
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.outputs import infer_output
+from teka.audit.movement import Movement
+from teka.audit.statistics.bootstrap import ImageResamples, average
+from teka.audit.statistics.estimate import BootstrapSettings, Estimate
+from teka.audit.statistics.intervals import estimate_mean_share
+from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.summarize import summarize
+from teka.data import lossless_selection
+from teka.errors import wrong_shape, wrong_value
+
+Model = Callable[[Tensor], object]
+Images = Float[Tensor, "images channels height width"]
+Labels = Int[Tensor, " images"] | None
+Place = tuple[int, int]
+
+HORN_SIDE, HORN_MARGIN, HORN_CLASS = 32, 8, 1
+ZHANG_CANVAS, ZHANG_CROP, ZHANG_PASSES = 256, 224, 5
+CHAMAN_SMALL, CHAMAN_SHIFT_OF_SMALL, CHAMAN_SHIFT = 32, 3, 32
+
+
+@dataclass(frozen=True)
+class PresetResult:
+    """What a procedure of the literature gave.
+
+    Args:
+        name: The preset's name.
+        procedure: What was done, in a sentence.
+        source: The paper, and the code where the paper leaves things open.
+        counts: Numbers of images, passes and the like.
+        numbers: The source's numbers, with intervals.
+        metrics: Where the procedure moves images along a set of shifts, all metrics, by the images they are of.
+    """
+
+    name: str
+    procedure: str
+    source: str
+    counts: dict[str, int]
+    numbers: dict[str, Estimate]
+    metrics: dict[str, Metrics]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a procedure asks a model.
+
+    Args:
+        batch_size: Images for one call; those of a batch share their random draws. The authors' default is 256.
+        seed: Seed of the draws and of the bootstrap.
+        confidence: Confidence of the intervals.
+        device: Where the images are taken; None leaves them where they are.
+    """
+
+    batch_size: int = 256
+    seed: int = 0
+    confidence: float = 0.95
+    device: torch.device | str | None = None
+
+
+def horn2021(function: Model, images: Images, labels: Labels, asking: Asking = Asking()) -> PresetResult:
+    """Accuracy at 17 lossless shifts along dx: 854 ones of MNIST's test images, 791 trousers of Fashion-MNIST's.
+
+    The numbers are the mean over the shifts and the lowest of class 1 and of all classes. The paper's band about an
+    accuracy p is √(p (1 − p)), the standard deviation of one image's answer; the intervals here are Wilson's.
+    """
+    if labels is None:
+        raise wrong_value("labels", None, "a class for each image, for preset 'horn2021'")
+    if tuple(images.shape[2:]) != (HORN_SIDE, HORN_SIDE):
+        expected = f"(images, channels, {HORN_SIDE}, {HORN_SIDE}) for preset 'horn2021'"
+        raise wrong_shape("images", images.shape, expected)
+    shifts = [(0, step) for step in range(-HORN_MARGIN, HORN_MARGIN + 1)]
+    counts, numbers, metrics = {}, {}, {}
+    for name, class_index in (("class 1", HORN_CLASS), ("all classes", None)):
+        keep = lossless_selection(images, labels, class_index, HORN_MARGIN)
+        counts[f"images, {name}"] = int(keep.sum())
+        if not keep.any():
+            raise wrong_value("images", f"none of {name} with margins of {HORN_MARGIN} columns", "at least one")
+        responses = measure_responses(
+            function,
+            images[keep],
+            shifts,
+            Movement("lossless"),
+            labels=labels[keep],
+            output="logits",
+            batch_size=asking.batch_size,
+            device=asking.device,
+        )
+        metrics[name] = summarize(responses, confidence=asking.confidence, seed=asking.seed)
+        share = (responses.predictions == responses.labels).double().mean(dim=0)
+        numbers[f"mean accuracy, {name}"] = _mean_share(share, asking)
+        numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
+    return PresetResult(
+        "horn2021",
+        "Images of 32 × 32 of class 1 with at least 8 blank columns on both sides, the outermost not counted, are "
+        "rolled by −8 … 8 columns; accuracy at each shift. Beside them all classes, chosen by the same margins.",
+        "Horn et al. 2021, Translational Equivariance in Kernelizable Attention, Figure 1",
+        counts,
+        numbers,
+        metrics,
+    )
+
+
+def zhang2019(function: Model, images: Images, labels: Labels = None, asking: Asking = Asking()) -> PresetResult:
+    """Consistency of two random crops of 224 of images of 256: P[argmax f(crop_a x) = argmax f(crop_b x)].
+
+    The offsets are those that the authors' code draws after `numpy.random.seed(seed)` with the same batch size. The
+    interval is over images, for the offsets that were drawn.
+    """
+    if tuple(images.shape[2:]) != (ZHANG_CANVAS, ZHANG_CANVAS):
+        expected = f"(images, channels, {ZHANG_CANVAS}, {ZHANG_CANVAS}) for preset 'zhang2019'"
+        raise wrong_shape("images", images.shape, expected)
+    window = partial(_window, side=ZHANG_CROP)
+    agreement = pair_agreement(
+        function, images, window, low=0, high=ZHANG_CANVAS - ZHANG_CROP, passes=ZHANG_PASSES, asking=asking
+    )
+    return PresetResult(
+        "zhang2019",
+        "Images of 256 × 256; two crops of 224 × 224, their offsets drawn from 0 … 31 along each axis, one pair for "
+        "all images of a batch; share of images answered alike, over 5 passes.",
+        "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
+        "validate_shift in github.com/adobe/antialiased-cnns",
+        {"images": len(images), "passes": ZHANG_PASSES, "batch size": asking.batch_size},
+        {"consistency of two crops": _mean_share(agreement.double().mean(dim=0), asking)},
+        {},
+    )
+
+
+def chaman2021(function: Model, images: Images, labels: Labels = None, asking: Asking = Asking()) -> PresetResult:
+    """Consistency of two random shifts: P[argmax f(T_s x) = argmax f(T_s' x)], circular and zero-padded.
+
+    The shifts are those that the authors' code draws after `numpy.random.seed(seed)` with the same batch size, for
+    each of the two from the start. What comes in is 0, in the values that the images have here; the authors' images
+    were normalised before. Their CIFAR-10 code averages over batches, their ImageNet code, as this, over images. The
+    interval is over images, for the shifts that were drawn.
+    """
+    smallest = min(images.shape[2:])
+    largest = CHAMAN_SHIFT_OF_SMALL if smallest <= CHAMAN_SMALL else CHAMAN_SHIFT
+    if smallest < largest:
+        raise wrong_value("the images' size", tuple(images.shape[2:]), f"at least {largest} for preset 'chaman2021'")
+    numbers = {}
+    for name, move in (
+        ("circular", lambda batch, place: batch.roll(place, (2, 3))),
+        ("zero-padded", partial(_padded_window, margin=largest)),
+    ):
+        agreement = pair_agreement(function, images, move, low=-largest, high=largest, passes=1, asking=asking)
+        numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), asking)
+    return PresetResult(
+        "chaman2021",
+        "Two shifts drawn from −m … m − 1 along each axis, one pair for all images of a batch; m = 3 for images to 32 "
+        "pixels, 32 for larger ones; share of images answered alike, rolled round the edges, and with zeros coming in.",
+        "Chaman and Dokmanić 2021, Truly Shift-Invariant Convolutional Neural Networks, §5; validate and "
+        "evaluate_random_crop in github.com/achaman2/truly_shift_invariant_cnns",
+        {"images": len(images), "largest shift": largest, "batch size": asking.batch_size},
+        numbers,
+        {},
+    )
+
+
+PRESETS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
+
+
+def pair_agreement(
+    function: Model,
+    images: Images,
+    move: Callable[[Tensor, Place], Tensor],
+    *,
+    low: int,
+    high: int,
+    passes: int,
+    asking: Asking,
+) -> Bool[Tensor, "passes images"]:
+    """Whether argmax f is the same at two random places, low to high − 1 along each axis, for every image and pass.
+
+    All images of a batch share the two draws, as in the sources' code: the first is drawn, then the second, batch after
+    batch and pass after pass, as `numpy.random.randint` does after `numpy.random.seed(seed)`.
+    """
+    check_evaluation_mode("function", function)
+    for argument, number in (("images", len(images)), ("passes", passes), ("batch_size", asking.batch_size)):
+        if number < 1:
+            raise wrong_value(argument, number, "at least 1")
+    random = np.random.RandomState(asking.seed)
+    agreement = torch.empty(passes, len(images), dtype=torch.bool)
+    for index in range(passes):
+        for start in range(0, len(images), asking.batch_size):
+            batch = images[start : start + asking.batch_size].to(asking.device)
+            places = [tuple(random.randint(low, high, 2).tolist()) for _ in range(2)]
+            first, second = (_answers(function, move(batch, place), start) for place in places)
+            agreement[index, start : start + asking.batch_size] = first == second
+    return agreement
+
+
+def _answers(function: Model, seen: Shaped[Tensor, "batch channels h w"], start: int) -> Tensor:
+    logits = call_model(function, seen, lambda: f"on images {start} to {start + len(seen) - 1}")
+    infer_output(logits.shape, seen.shape[2:], "logits")
+    return logits.argmax(dim=1).cpu()
+
+
+def _window(images: Tensor, place: Place, *, side: int) -> Tensor:
+    """The square window of which the upper left pixel lies at a place."""
+    top, left = place
+    return images[:, :, top : top + side, left : left + side]
+
+
+def _padded_window(images: Tensor, place: Place, *, margin: int) -> Tensor:
+    """A window of the images' size, moved by a place over the images padded with zeros: content moves back."""
+    height, width = images.shape[2:]
+    top, left = (step + margin for step in place)
+    return torch.nn.functional.pad(images, (margin,) * 4)[:, :, top : top + height, left : left + width]
+
+
+def _mean_share(shares: Float[Tensor, " images"], asking: Asking) -> Estimate:
+    """The mean over images of a share of each, with an interval over images."""
+    settings = BootstrapSettings(asking.confidence, seed=asking.seed)
+    return estimate_mean_share(average(shares[None], ImageResamples(len(shares), settings)), asking.confidence)
