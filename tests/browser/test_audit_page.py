@@ -99,7 +99,7 @@ def test_buttons_go_home_and_to_the_nearest_wrong_answer(open_page):
     page.get_by_role("button", name="Next wrong answer").click()
     assert page.get_by_role("status").text_content().split(":")[0] in {"dx −1", "dx +1", "dy −1", "dy +1"}
     assert "wrong" in page.get_by_role("status").text_content()
-    page.get_by_role("button", name="Not moved").click()
+    page.get_by_role("button", name="Unshifted").click()
     expect_shown(page, example_pixels(3), 3, (0, 0), label=3)
 
 
@@ -194,7 +194,7 @@ def test_names_of_classes_and_models_are_text(open_page):
     assert answer_shown(page)[0] == f"✓ {evil}3"
 
 
-def test_without_labels_an_answer_is_held_against_that_of_the_image_unmoved(open_page):
+def test_without_labels_an_answer_is_held_against_that_of_the_unshifted_image(open_page):
     example = make_example(3)
     page = open_page([report_of(examples=(type(example)(**{**vars(example), "label": None}),))])
     assert page.get_by_text("changed at 72 of 81 shifts").is_visible()

@@ -32,6 +32,9 @@ def place():
 def mean():
     return Mean().eval()
 
+def undifferentiable():
+    return lambda images: torch.from_numpy(images.numpy()).mean(dim=(2, 3)).repeat(1, 4)
+
 def raises():
     class Raises(nn.Module):
         def forward(self, images):
@@ -118,7 +121,17 @@ def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
     assert "<html" in (tmp_path / "out.html").read_text()
 
 
-def test_what_was_stopped_goes_on(here, capsys):
+def test_tracebacks_are_shown_where_they_are_asked_for(here, capsys):
+    common = ["--data", "data.npz", "--images", "6", "--max-shift", "1", "--skip", "layers"]
+    for arguments, code in ((["models.py:undifferentiable"], 0), (["models.py:raises"], 2)):
+        said = []
+        for debug in ([], ["--debug"]):
+            assert main(["audit", *arguments, *common, *debug]) == code
+            said.append("Traceback (most recent call last)" in capsys.readouterr().err)
+        assert said == [False, True]
+
+
+def test_what_was_stopped_resumes(here, capsys):
     arguments = ["audit", "models.py:place", "--data", "data.npz", "--max-shift", "2", *FAST, "--resume", "state"]
     assert main([*arguments, "--json", "first.json"]) == 0
     assert (here / "state" / "circular.safetensors").is_file()

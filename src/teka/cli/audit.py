@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from teka.audit.procedures import PRESETS
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shifts import axis_shifts, square_shifts
+from teka.audit.statistics.metrics import NUMBERS
 from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Parser
 from teka.errors import unknown_name, wrong_value
@@ -34,8 +36,10 @@ EXAMPLES = """\
 """
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.
-METRICS = ("consistency", "consistency_when_right", "accuracy", "minimum_accuracy", "worst_shift_accuracy")
+METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share and number.better == "higher")
 NOT_PASSED = 1
+# Fields of the settings that are options by their own names and words; others are declared here, of several options.
+SETTINGS = ("background", "output", "stride", "seed", "batch_size", "confidence", "num_resamples", "num_examples")
 
 
 def make_parser() -> Parser:
@@ -45,20 +49,13 @@ def make_parser() -> Parser:
         "breaks first, and what could mislead. The answer is 1 where --fail-under is not reached, 2 for bad input."
     )
     parser = Parser("teka audit", description, EXAMPLES)
-    parser.add_argument("model", type=str, metavar="MODEL", help=f"{model_help()}")
+    parser.add_argument("model", type=str, metavar="MODEL", help=model_help())
     add_options(parser)
-    parser.add_argument(
-        "--preset", type=str | None, help=f"A procedure of the literature to add: {', '.join(PRESETS)}."
-    )
-    parser.add_argument("--layers", nargs="+", type=str, metavar="NAME", help="Modules to look at, all by default.")
     parser.add_argument(
         "--skip", nargs="+", type=str, default=[], metavar="PART", help=f"Parts to leave out: {', '.join(PARTS)}."
     )
-    parser.add_argument(
-        "--resume", type=str | None, help="Folder for the state of the measurement; with one in it, it goes on from it."
-    )
     parser.add_argument("--fail_under", type=float | None, help="Answer 1 if --metric is below this share in any mode.")
-    parser.add_argument("--metric", type=str, default=METRICS[0], help=f"What is held to it: {', '.join(METRICS)}.")
+    parser.add_argument("--metric", type=str, default="consistency", help=f"What is held to it: {', '.join(METRICS)}.")
     return parser
 
 
@@ -69,11 +66,8 @@ def model_help() -> str:
 
 
 def add_options(parser: Parser) -> None:
-    """The options of the data, the shifts and the results.
-
-    Args:
-        parser: Where they are added.
-    """
+    """Add the options of data, shifts, settings and results."""
+    size = int | tuple[int, int] | None
     parser.add_argument(
         "--data",
         type=str,
@@ -82,13 +76,8 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--data_dir", type=str | None, help="Folder with the data set's files.")
     parser.add_argument("--images", type=int, default=500, help="Test images at most, drawn by --seed; 0 takes all.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the images drawn and of the bootstrap.")
-    parser.add_argument(
-        "--image_size", type=int | tuple[int, int] | None, help="Size at which the data are loaded, in pixels."
-    )
-    parser.add_argument(
-        "--input_size", type=int | tuple[int, int] | None, help="Size of the model's images, if it takes any."
-    )
+    parser.add_argument("--image_size", type=size, help="Size at which the data are loaded, in pixels.")
+    parser.add_argument("--input_size", type=size, help="Size of the model's images, if it takes any.")
     parser.add_argument(
         "--shift_before_resize",
         action="store_true",
@@ -108,10 +97,9 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--shifts", type=str, default="square", help=f"Which shifts: {', '.join(SHIFT_SETS)}.")
     parser.add_argument("--step", type=int | float, default=1, help="Pixels from shift to shift; below 1 if sub-pixel.")
-    parser.add_argument("--background", type=float, default=0.0, help="Intensity that comes in at the edges.")
     parser.add_argument(
         "--placed_size",
-        type=int | tuple[int, int] | None,
+        type=size,
         help="Size of the images that modes crop and canvas move, by default with room for every shift.",
     )
     parser.add_argument(
@@ -119,12 +107,19 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="Leave out accuracy, as for data of other classes than the model's.",
     )
-    parser.add_argument("--batch_size", type=int, default=256, help="Images at a time.")
-    parser.add_argument("--device", type=str | None, help="Where the model runs, such as cuda; the CPU by default.")
+    parser.add_argument("--layers", nargs="+", type=str, metavar="NAME", help="Modules to look at, all by default.")
     parser.add_argument("--budget", type=float | None, help="Seconds for each model; shifts go from coarse to fine.")
-    parser.add_argument("--confidence", type=float, default=0.95, help="Confidence of the intervals.")
+    parser.add_argument("--device", type=str | None, help="Where the model runs, such as cuda; the CPU by default.")
+    parser.add_argument(
+        "--preset", type=str | None, help=f"A procedure of the literature to add: {', '.join(PRESETS)}."
+    )
+    parser.add_class_arguments(AuditSettings, skip=set(AuditSettings.__dataclass_fields__) - set(SETTINGS))
+    parser.add_argument(
+        "--resume", type=str | None, help="Folder for the state of measurements, which resume from what is in it."
+    )
     parser.add_argument("--html", type=str | None, help="Page to write, one file with everything in it.")
     parser.add_argument("--json", type=str | None, help="Report to write as JSON.")
+    parser.add_argument("--debug", action="store_true", help="Print the tracebacks of parts that failed.")
 
 
 def main(options: argparse.Namespace, command: str) -> int:
@@ -136,35 +131,25 @@ def main(options: argparse.Namespace, command: str) -> int:
     for part in options.skip:
         if part not in PARTS:
             raise unknown_name("skip", part, PARTS)
-    settings = make_settings(
-        options,
-        preset=options.preset,
-        layers=options.layers,
-        parts=tuple(part for part in PARTS if part not in options.skip),
-    )
+    settings = make_settings(options, tuple(part for part in PARTS if part not in options.skip))
     check_files(options)
     state = None if options.resume is None else make_directory("resume", options.resume)
     case = read_case(options.model, options, settings)
     print(case.description)
-    result = run_audit(case, command=command, state=state)
-    write_results([result], result.to_dict(), options, audit_text([result]))
-    passed = options.fail_under is None or passes(result, options.metric, options.fail_under)
+    report = run_audit(case, command, state, debug=options.debug)
+    write_results([report], report.to_dict(), options, audit_text([report]))
+    passed = options.fail_under is None or passes(report, options.metric, options.fail_under)
     return 0 if passed else NOT_PASSED
 
 
-def passes(result: AuditReport, metric: str, least: float) -> bool:
-    """Whether a share is reached in every mode, and nothing makes the numbers void; says so.
-
-    Args:
-        result: The report.
-        metric: The share, one of `METRICS`.
-        least: What it must reach.
+def passes(report: AuditReport, metric: str, least: float) -> bool:
+    """Whether a share of `METRICS` is reached in every mode, and nothing makes the numbers void; says so.
 
     Raises:
         ValueError: A share that was not measured.
     """
-    value = result.number(metric)
-    void = [caveat.name for caveat in result.caveats if caveat.severity == "invalidates"]
+    value = report.number(metric)
+    void = [caveat.name for caveat in report.caveats if caveat.severity == "invalidates"]
     if void:
         print(f"not passed: the numbers do not mean what they say ({', '.join(void)})")
         return False
@@ -173,48 +158,24 @@ def passes(result: AuditReport, metric: str, least: float) -> bool:
     return value >= least
 
 
-def make_settings(
-    options: argparse.Namespace,
-    *,
-    preset: str | None = None,
-    layers: list[str] | None = None,
-    parts: tuple[str, ...] = PARTS,
-) -> AuditSettings:
-    """The settings that the options of `add_options` ask for.
-
-    Args:
-        options: The options.
-        preset: A procedure of the literature to add.
-        layers: Modules to look at.
-        parts: Parts to do.
-
-    Raises:
-        ValueError: A wrong value.
-    """
+def make_settings(options: argparse.Namespace, parts: tuple[str, ...]) -> AuditSettings:
+    """The settings that the options of `add_options` ask for, with the parts to do."""
     return AuditSettings(
         shifts=shift_set(options.shifts, options.max_shift, options.step),
         modes=tuple(options.modes or ("circular",)),
-        preset=preset,
         parts=parts,
-        background=options.background,
-        layers=layers,
-        seed=options.seed,
-        device=options.device,
-        batch_size=options.batch_size,
+        layers=options.layers,
         budget_seconds=options.budget,
-        confidence=options.confidence,
+        device=options.device,
+        preset=options.preset,
+        **{name: options[name] for name in SETTINGS},
     )
 
 
 def shift_set(
     name: str, max_shift: int | float | None, step: int | float
 ) -> tuple[tuple[int | float, ...], ...] | None:
-    """The set of shifts, (dy, dx); None leaves it to the audit.
-
-    Args:
-        name: One of `SHIFT_SETS`: the full square, or along the axes.
-        max_shift: Largest shift in pixels.
-        step: Pixels from shift to shift.
+    """The set of shifts (dy, dx) of one of `SHIFT_SETS`, in steps up to a largest; None leaves it to the audit.
 
     Raises:
         ValueError: An unknown set, a step that is not positive, one that does not divide the largest shift, or a set
@@ -250,12 +211,11 @@ def check_files(options: argparse.Namespace) -> None:
     Raises:
         ValueError: A place where no file can be, or one place for two.
     """
-    given = {argument: getattr(options, argument) for argument in ("html", "json")}
-    paths = {argument: path for argument, path in given.items() if path is not None}
+    paths = {argument: Path(options[argument]) for argument in ("html", "json") if options[argument] is not None}
     for argument, path in paths.items():
-        make_directory(argument, Path(path).parent)
+        make_directory(argument, path.parent)
         check_output(argument, path)
-    if len(paths) == 2 and Path(paths["html"]).resolve() == Path(paths["json"]).resolve():
+    if len({path.resolve() for path in paths.values()}) < len(paths):
         raise wrong_value("json", options.json, "another file than that of --html")
     if options.html is not None:
         require("jinja2")
@@ -264,16 +224,10 @@ def check_files(options: argparse.Namespace) -> None:
 def write_results(
     reports: Sequence[AuditReport], content: Mapping[str, object], options: argparse.Namespace, text: str
 ) -> None:
-    """Write the files that were asked for and print the text; what fails keeps nothing else from being done.
-
-    Args:
-        reports: The reports of the page.
-        content: What is written as JSON.
-        options: Say where.
-        text: What is printed.
+    """Write the page and the JSON that were asked for, and print the text and tracebacks that were asked for.
 
     Raises:
-        OSError: Something could not be written.
+        OSError: Something could not be written; the rest is done.
     """
     with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
         results.callback(print, text)
@@ -281,15 +235,12 @@ def write_results(
             results.callback(lambda: print(f"written: {write_audit_page(reports, options.html)}"))
         if options.json is not None:
             results.callback(lambda: print(f"written: {write_json(Path(options.json), content)}"))
+        for failure in (failure for report in reports for failure in report.failures if options.debug):
+            results.callback(sys.stderr.write, f"{failure.part}:\n{failure.traceback or failure.message}\n")
 
 
 def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) -> AuditCase:
     """A model and its images, by the options of `add_options`.
-
-    Args:
-        model: The model.
-        options: The options.
-        settings: What the audit is asked to do.
 
     Raises:
         ValueError: A model or data that cannot be read or do not fit each other.
@@ -314,49 +265,48 @@ def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) 
     )
 
 
-def run_audit(case: AuditCase, *, command: str, state: Path | None = None) -> AuditReport:
-    """Audit, with a bar that shows the part, how far it is and the time left.
+def run_audit(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
+    """Audit, with a bar that shows the part, how far it is and the time left; the state is kept in a folder, if any.
 
-    Args:
-        case: The model and its images.
-        command: The command to keep with the numbers.
-        state: Folder for the state of the measurement.
+    Raises:
+        ValueError: No mode could be measured; the traceback is printed for debugging.
     """
-    with _bar(case.subject.name) as show:
-        return audit(
-            case.function,
-            case.images,
-            case.labels,
-            settings=case.settings,
-            name=case.subject.name,
-            class_names=case.class_names,
-            model_facts=case.model_facts,
-            data_facts=case.data_facts,
-            caveats=case.caveats,
-            checkpoint=state,
-            progress=show,
-            command=command,
-        )
+    try:
+        with _bar(case.subject.name) as show:
+            return audit(
+                case.function,
+                case.images,
+                case.labels,
+                settings=case.settings,
+                name=case.subject.name,
+                class_names=case.class_names,
+                model_facts=case.model_facts,
+                data_facts=case.data_facts,
+                caveats=case.caveats,
+                checkpoint=state,
+                progress=show,
+                command=command,
+            )
+    except ValueError:
+        if debug:
+            traceback.print_exc()
+        raise
 
 
 @contextlib.contextmanager
 def _bar(name: str) -> Iterator[Callable[[str, int, int, float], None]]:
-    bars: list[tqdm] = []
-    parts: list[str] = []
+    with contextlib.ExitStack() as shown:
+        bars: dict[str, tqdm] = {}
 
-    def show(part: str, done: int, total: int, seconds_left: float) -> None:
-        if parts[-1:] != [part]:
-            for bar in bars:
-                bar.close()
-            parts.append(part)
-            bars.append(
-                tqdm(desc=f"{name}, {part}", total=total, unit="image", leave=False, file=sys.stderr, disable=None)
-            )
-        bars[-1].set_postfix_str(f"{seconds_left:.0f} s left", refresh=False)
-        bars[-1].update(done - bars[-1].n)
+        def show(part: str, done: int, total: int, seconds_left: float) -> None:
+            if next(reversed(bars), None) != part:
+                shown.close()
+                bars.pop(part, None)
+                bar = tqdm(
+                    desc=f"{name}, {part}", total=total, unit="image", leave=False, file=sys.stderr, disable=None
+                )
+                bars[part] = shown.enter_context(bar)
+            bars[part].set_postfix_str(f"{seconds_left:.0f} s left", refresh=False)
+            bars[part].update(done - bars[part].n)
 
-    try:
         yield show
-    finally:
-        for bar in bars:
-            bar.close()

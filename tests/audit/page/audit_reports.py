@@ -7,8 +7,7 @@ import numpy as np
 
 from teka.audit.caveats import Caveat
 from teka.audit.example import Example
-from teka.audit.layers import LayerFindings
-from teka.audit.layers.findings import LayerBreak, LayerFinding
+from teka.audit.layers import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.measure.sensitivity_map import SensitivityMap

@@ -86,11 +86,11 @@ def test_every_drawing_says_what_it_shows():
     assert len({one["aria-label"] for one in drawings}) == len(drawings) - 1
 
 
-def test_the_verdict_comes_first_and_the_gravest_trap_before_the_others():
+def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
     text = Page(render_audit_page([make_report()])).heads
     places = [
         text.index(words)
-        for words in ("52.0 % at the worst shift", "These numbers hold for less", "Worth knowing", "unmoved (%)")
+        for words in ("52.0 % at the worst shift", "These numbers hold for less", "Worth knowing", "unshifted (%)")
     ]
     assert places == sorted(places)
 
@@ -134,7 +134,7 @@ def test_an_audit_that_measured_nothing_says_why():
 def test_dense_outputs_have_errors_and_no_answers():
     page = Page(render_audit_page([make_report(metrics=(make_metrics(output="dense"),), phases={}, examples=())]))
     assert "mean error" in page.heads
-    assert "unmoved (%)" not in page.heads
+    assert "unshifted (%)" not in page.heads
     assert "Relative error" in page.heads
 
 

@@ -5,6 +5,7 @@ from teka.audit.page.notation import (
     listed,
     percent,
     significant,
+    write_number,
     write_share,
     write_shift,
     write_size,
@@ -37,10 +38,15 @@ def test_significant_numbers_have_no_exponent(number, text):
     assert significant(number) == text
 
 
+def test_shares_are_written_in_percent_and_errors_are_not():
+    assert write_number("consistency", 0.25) == write_number("agreement", 0.25) == "25.0"
+    assert write_number("maximum_error", 0.25) == write_number("sensitivity", 0.25) == "0.25"
+
+
 def test_shifts_are_written_with_true_signs():
     assert write_shift((-3, 2)) == "dx +2, dy −3"
     assert write_shift((0, 0.5)) == "dx +0.5"
-    assert write_shift((0, 0)) == "not moved"
+    assert write_shift((0, 0)) == "unshifted"
     assert [write_step(step) for step in (-4, 0, 0.25, 13)] == ["−4", "0", "+0.25", "+13"]
 
 

@@ -7,7 +7,7 @@
   const step = (value) => (value === 0 ? "0" : (value > 0 ? "+" : "−") + Math.abs(value));
   const shiftWords = (dy, dx) =>
     [["dx", dx], ["dy", dy]].filter(([, value]) => value !== 0).map(([name, value]) => `${name} ${step(value)}`)
-      .join(", ") || "not moved";
+      .join(", ") || "unshifted";
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
   // For each cell that is seen along one axis, the cell it came from, or −1 where background enters.
@@ -90,7 +90,7 @@
     // A class by the name that a model's data gives it.
     const named = (model, index) => content.models[model].classes?.[index] ?? String(index);
     const labelled = (one) => (one.label === null ? "" : `, class ${named(one.answers[0].model, one.label)}`);
-    const isWrong = (answer, at) => answer.classes[at] !== (image.label === null ? answer.unmoved : image.label);
+    const isWrong = (answer, at) => answer.classes[at] !== (image.label === null ? answer.unshifted : image.label);
 
     const choose = (index) => {
       image = content.images[index];
@@ -100,7 +100,7 @@
       image.rights = ascending(evaluated.map((shift) => shift[1]));
       for (const answer of image.answers) {
         answer.places = new Map(content.shifts[answer.shifts].map((shift, at) => [key(...shift), at]));
-        answer.unmoved = answer.classes[answer.places.get(key(0, 0))];
+        answer.unshifted = answer.classes[answer.places.get(key(0, 0))];
       }
       parts.dx.max = image.rights.length - 1;
       parts.dy.max = image.downs.length - 1;
@@ -202,7 +202,7 @@
           continue;
         }
         const wrong = isWrong(answer, at);
-        const verdict = image.label === null ? (wrong ? "changed" : "unchanged") : (wrong ? "wrong" : "right");
+        const verdict = image.label === null ? (wrong ? "changed" : "unchanged") : (wrong ? "wrong" : "correct");
         const name = named(answer.model, answer.classes[at]);
         given.textContent = `${wrong ? "✗" : "✓"} ${name}`;
         given.className = wrong ? "wrong" : "right";

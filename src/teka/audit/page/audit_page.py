@@ -4,19 +4,26 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from teka.audit.page.examples import write_examples
-from teka.audit.page.layers import blamed_layers, layer_sections
-from teka.audit.page.mode_section import mode_sections
-from teka.audit.page.model_style import model_style
+from teka.audit.page.layers import COLUMNS, blamed_layers, layer_sections
+from teka.audit.page.modes import mode_sections
 from teka.audit.page.notation import listed
-from teka.audit.page.number import NUMBER_MEANINGS
-from teka.audit.page.numerics import numerics_rows
-from teka.audit.page.presets import preset_sections
-from teka.audit.page.settings import settings_groups
-from teka.audit.page.table import PAGE_NUMBERS, audit_columns, audit_rows, column_head
+from teka.audit.page.sections import (
+    SEVERITY_NAMES,
+    audit_columns,
+    audit_rows,
+    column_head,
+    confidences,
+    numerics_rows,
+    preset_sections,
+    settings_groups,
+    sorted_caveats,
+    write_examples,
+)
+from teka.audit.page.style import line_style
+from teka.audit.page.svg import swatch
 from teka.audit.page.template import render_page
-from teka.audit.page.traps import SEVERITY_NAMES, sorted_traps
 from teka.audit.report import AuditReport
+from teka.audit.statistics.metrics import NUMBERS
 from teka.errors import wrong_value
 from teka.files import write_bytes
 
@@ -43,12 +50,6 @@ def write_audit_page(reports: Sequence[AuditReport], path: str | Path) -> Path:
 def render_audit_page(reports: Sequence[AuditReport]) -> str:
     """One page that needs no other file and no network: the verdict, the numbers, pictures of them, and settings.
 
-    Args:
-        reports: The reports, one for each model.
-
-    Returns:
-        The page's HTML.
-
     Raises:
         ImportError: jinja2 is not installed.
         ValueError: No report.
@@ -56,7 +57,7 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     folder = files("teka.audit.page")
-    columns = audit_columns(reports, PAGE_NUMBERS)
+    columns, styles = audit_columns(reports), [line_style(at) for at in range(len(reports))]
     data = dict.fromkeys(str(report.data.get("name", "images")) for report in reports)
     content = {
         "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
@@ -64,17 +65,18 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "title": f"{listed([report.name for report in reports])}: what happens when the input moves?",
         "data": listed(list(data)),
         "reports": reports,
-        "swatches": [model_style(at).swatch() for at in range(len(reports))],
-        "colours": [model_style(at).colour for at in range(len(reports))],
-        "traps": [(report.name, trap) for report in reports for trap in sorted_traps(report.caveats)],
+        "swatches": [swatch(style) for style in styles],
+        "colours": [style.colour for style in styles],
+        "caveats": [(report.name, caveat) for report in reports for caveat in sorted_caveats(report.caveats)],
         "severities": SEVERITY_NAMES,
-        "columns": [(column_head(name), NUMBER_MEANINGS[name]) for name in columns],
+        "columns": [(column_head(name), NUMBERS[name].meaning) for name in columns],
         "rows": audit_rows(reports, columns),
-        "confidences": _confidences(reports),
+        "confidences": " and ".join(confidences(reports)),
         "modes": mode_sections(reports),
         "examples": write_examples(reports) if any(report.examples for report in reports) else "",
         "has_labels": any(example.label is not None for report in reports for example in report.examples),
         "layers": layer_sections(reports),
+        "layer_columns": COLUMNS,
         "blamed": [blamed_layers(report.layers) for report in reports],
         "presets": preset_sections(reports),
         "numerics": numerics_rows(reports),
@@ -82,8 +84,3 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "version": next((str(report.provenance["teka"]) for report in reports if "teka" in report.provenance), ""),
     }
     return render_page("teka.audit.page", "audit.html.j2", content)
-
-
-def _confidences(reports: Sequence[AuditReport]) -> str:
-    found = sorted({metrics.confidence for report in reports for metrics in report.metrics})
-    return listed([f"{100 * confidence:g} %" for confidence in found]) if found else ""

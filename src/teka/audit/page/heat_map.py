@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from teka.audit.page.notation import write_step
-from teka.audit.page.number import SHARES, write_number
-from teka.audit.page.scale import Scale, share_scale
-from teka.audit.page.style import HEAT_LEVELS, INK, heat_colour, ink_on
-from teka.audit.page.svg import drawing, element, label
+from teka.audit.page.notation import is_share, write_number, write_step
+from teka.audit.page.style import HEAT_LEVELS, INK, chosen_ticks, heat_colour, ink_on
+from teka.audit.page.svg import Scale, drawing, element, label, share_scale
 
+Pair = tuple[int | float, ...]
 WIDTH, LEFT, TOP, SIDE = 360.0, 46.0, 10.0, 306.0
-MOST_TICKS = 9
 MOST_WRITTEN = 8
 """Up to so many cells along an axis have their number written in them."""
 LEAST_HIGH = {"sensitivity": 1.0, "error": 0.01}
@@ -20,28 +19,23 @@ NOT_EVALUATED = "#e3e7ec"
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A number at pairs of steps.
+    """A curve or other number at those pairs (dy, dx) that were measured.
 
-    Args:
-        number: Name of the number or curve, which says whether high is good.
-        values: The number at each pair (dy, dx); pairs that were not measured are left out.
-        down: What dy is called.
-        across: What dx is called.
-        write_place: How a row or column is written.
+    What dy and dx are called, and how a row or column is written, may be another than for shifts.
     """
 
     number: str
-    values: Mapping[tuple[int | float, ...], float]
+    values: Mapping[Pair, float]
     down: str = "downwards, dy (pixels)"
     across: str = "to the right, dx (pixels)"
     write_place: Callable[[int | float], str] = write_step
 
-    @property
+    @cached_property
     def rows(self) -> list[int | float]:
         """The steps dy, from the top of the map to its bottom."""
         return sorted({down for down, _ in self.values})
 
-    @property
+    @cached_property
     def columns(self) -> list[int | float]:
         """The steps dx, from left to right."""
         return sorted({right for _, right in self.values})
@@ -52,47 +46,31 @@ class HeatMap:
         return any(down and right for down, right in self.values)
 
     @property
-    def worst(self) -> tuple[int | float, ...] | None:
+    def worst(self) -> Pair | None:
         """The pair at which the number is worst, the first of equals; None where it is the same everywhere."""
         if len(set(self.values.values())) == 1:
             return None
-        choose = min if self.number in SHARES else max
-        return choose(self.values, key=lambda pair: self.values[pair])
+        return (min if is_share(self.number) else max)(self.values, key=lambda pair: self.values[pair])
+
+    def write(self, pair: Pair) -> str:
+        """The number at a pair, "–" where it was not measured."""
+        return write_number(self.number, self.values[pair]) if pair in self.values else "–"
 
     def table(self) -> list[tuple[str, list[str]]]:
-        """For each dy, its name and the number at each dx as written; "–" where it was not measured."""
-        return [
-            (
-                self.write_place(down),
-                [
-                    write_number(self.number, self.values[down, right]) if (down, right) in self.values else "–"
-                    for right in self.columns
-                ],
-            )
-            for down in self.rows
-        ]
+        """For each dy, how it is written and the number at each dx."""
+        return [(self.write_place(down), [self.write((down, right)) for right in self.columns]) for down in self.rows]
 
 
 def heat_scale(maps: Sequence[HeatMap]) -> Scale:
-    """The scale of maps that are to be compared, from 0 for good to 1 for bad.
-
-    Args:
-        maps: The maps, of one number.
-    """
+    """The scale of maps of one number that are to be compared, from 0 for good to 1 for bad."""
     values = [value for one in maps for value in one.values.values()]
-    if maps[0].number in SHARES:
+    if is_share(maps[0].number):
         return share_scale(values, 1.0, 0.0)
     return Scale(0.0, max(*values, LEAST_HIGH.get(maps[0].number, 0.0)), 0.0, 1.0)
 
 
 def heat_map_chart(heat_map: HeatMap, scale: Scale, description: str) -> str:
-    """Draw a heat map; the darker, the worse.
-
-    Args:
-        heat_map: The map.
-        scale: What `heat_scale` gave.
-        description: What it shows, for those who do not see it.
-    """
+    """Draw a map on a scale that `heat_scale` gave; the darker, the worse."""
     rows, columns = heat_map.rows, heat_map.columns
     side = min(SIDE / len(columns), SIDE / len(rows), 60.0)
     width, height = side * len(columns), side * len(rows)
@@ -101,16 +79,15 @@ def heat_map_chart(heat_map: HeatMap, scale: Scale, description: str) -> str:
     if max(len(rows), len(columns)) <= MOST_WRITTEN:
         parts += _written(heat_map, scale, left, side)
     parts += _marks(heat_map, left, side)
-    for index in _ticks(rows):
-        parts.append(label(heat_map.write_place(rows[index]), left - 6, TOP + (index + 0.5) * side + 4, anchor="end"))
-    for index in _ticks(columns):
-        parts.append(label(heat_map.write_place(columns[index]), left + (index + 0.5) * side, TOP + height + 15))
+    for at in chosen_ticks(rows):
+        parts.append(label(heat_map.write_place(rows[at]), left - 6, TOP + (at + 0.5) * side + 4, anchor="end"))
+    for at in chosen_ticks(columns):
+        parts.append(label(heat_map.write_place(columns[at]), left + (at + 0.5) * side, TOP + height + 15))
     parts.append(label(heat_map.across, left + width / 2, TOP + height + 32))
-    middle = TOP + height / 2
-    # Written upwards beside the map; the transform turns about the text's own place.
-    turned = {"transform": f"rotate(-90 {left - 36:.1f} {middle:.1f})"}
-    parts.append(element("g", turned, label(heat_map.down, left - 36, middle + 4)))
-    parts.append(_legend(heat_map, scale, TOP + height + 44, is_whole=len(rows) * len(columns) == len(heat_map.values)))
+    # Written upwards beside the map, rotated about the text's own place.
+    x, y = left - 36, TOP + height / 2
+    parts.append(element("g", {"transform": f"rotate(-90 {x:.1f} {y:.1f})"}, label(heat_map.down, x, y + 4)))
+    parts.append(_legend(heat_map, scale, TOP + height + 44))
     return drawing(WIDTH, TOP + height + 78, description, *parts)
 
 
@@ -132,7 +109,7 @@ def _written(heat_map: HeatMap, scale: Scale, left: float, side: float) -> list[
     size = min(12.0, side / 2.9)
     return [
         label(
-            write_number(heat_map.number, value),
+            heat_map.write((down, right)),
             left + (heat_map.columns.index(right) + 0.5) * side,
             TOP + (heat_map.rows.index(down) + 0.5) * side + size / 3,
             size=size,
@@ -143,44 +120,32 @@ def _written(heat_map: HeatMap, scale: Scale, left: float, side: float) -> list[
 
 
 def _marks(heat_map: HeatMap, left: float, side: float) -> list[str]:
-    """A ring around the image not moved and a bold one around the worst."""
-    worst = heat_map.worst
-    marks = []
+    """A frame around the unshifted image and a bold one around the worst."""
+    worst, marks = heat_map.worst, []
     for place in dict.fromkeys(((0, 0), worst)):
         if place is None or place not in heat_map.values:
             continue
         down, right = place
         x, y = left + heat_map.columns.index(right) * side, TOP + heat_map.rows.index(down) * side
         frame = {"x": x, "y": y, "width": side, "height": side, "fill": "none"}
-        style = {"stroke": INK, "stroke-width": 2.2 if place == worst else 1.0}
-        white = {"stroke": "#fff", "stroke-width": 4.4 if place == worst else 2.6}
-        marks += [element("rect", {**frame, **white}), element("rect", {**frame, **style})]
+        width = 2.2 if place == worst else 1.0
+        for colour, stroke in (("#fff", 2 * width if place == worst else 2.6), (INK, width)):
+            marks.append(element("rect", {**frame, "stroke": colour, "stroke-width": stroke}))
     return marks
 
 
-def _ticks(steps: Sequence[int | float]) -> list[int]:
-    every = -(-len(steps) // MOST_TICKS)
-    zero = list(steps).index(0) if 0 in steps else 0
-    return [index for index in range(len(steps)) if (index - zero) % every == 0]
-
-
-def _legend(heat_map: HeatMap, scale: Scale, top: float, *, is_whole: bool) -> str:
-    width, height = 150.0, 9
-    step = width / HEAT_LEVELS
-    ends = (scale.high, scale.low) if heat_map.number in SHARES else (scale.low, scale.high)
-    unit = " %" if heat_map.number in SHARES else ""
-    left = LEFT + 38
-    parts = [
-        element(
-            "rect",
-            {"x": left + index * step, "y": top, "width": step + 0.3, "height": height,
-             "fill": heat_colour(index / (HEAT_LEVELS - 1)), "shape-rendering": "crispEdges"},
-        )
-        for index in range(HEAT_LEVELS)
-    ]  # fmt: skip
-    for at, value, anchor in ((left - 6, ends[0], "end"), (left + width + 6, ends[1], "start")):
-        parts.append(label(write_number(heat_map.number, value) + unit, at, top + 9, anchor=anchor))
-    if not is_whole:
-        parts.append(element("rect", {"x": 264, "y": top, "width": 9, "height": 9, "fill": NOT_EVALUATED}))
+def _legend(heat_map: HeatMap, scale: Scale, top: float) -> str:
+    left, width, step = LEFT + 38, 150.0, 150.0 / HEAT_LEVELS
+    box = {"y": top, "height": 9, "shape-rendering": "crispEdges"}
+    parts = []
+    for at in range(HEAT_LEVELS):
+        colour = heat_colour(at / (HEAT_LEVELS - 1))
+        parts.append(element("rect", {**box, "x": left + at * step, "width": step + 0.3, "fill": colour}))
+    shares = is_share(heat_map.number)
+    good, bad = (scale.high, scale.low) if shares else (scale.low, scale.high)
+    for at, value, anchor in ((left - 6, good, "end"), (left + width + 6, bad, "start")):
+        parts.append(label(write_number(heat_map.number, value) + " %" * shares, at, top + 9, anchor=anchor))
+    if len(heat_map.rows) * len(heat_map.columns) > len(heat_map.values):
+        parts.append(element("rect", {**box, "x": 264, "width": 9, "fill": NOT_EVALUATED}))
         parts.append(label("not evaluated", 277.0, top + 9, anchor="start"))
     return "".join(parts)

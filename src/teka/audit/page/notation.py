@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from teka.audit.statistics.metrics import CURVES, NUMBERS
+
 
 def percent(share: float) -> str:
     """A share in percent to one decimal, without the sign: 0.9814 is "98.1"."""
@@ -27,6 +29,17 @@ def write_size(value: float) -> str:
     return f"{digits}e{int(power)}".replace("-", "−")
 
 
+def is_share(name: str) -> bool:
+    """Whether a number or curve of an audit is a share; of the two that share a name, both are or none."""
+    metric = CURVES.get(name) or NUMBERS.get(name)
+    return metric is not None and metric.is_share
+
+
+def write_number(name: str, value: float) -> str:
+    """A number or a point of a curve of an audit: a share in percent, anything else to three digits."""
+    return write_share(value) if is_share(name) else write_size(value)
+
+
 def significant(number: float | int, digits: int = 3) -> str:
     """A number to some significant digits, without an exponent: "1.23", "36.0", "1,230"."""
     if number == 0:
@@ -41,10 +54,10 @@ def write_step(step: int | float) -> str:
 
 
 def write_shift(shift: Sequence[int | float]) -> str:
-    """A shift (dy, dx) in words: "dx +3, dy −5", or "not moved"."""
+    """A shift (dy, dx) in words: "dx +3, dy −5", or "unshifted"."""
     down, right = shift
     moves = [f"{name} {write_step(step)}" for name, step in (("dx", right), ("dy", down)) if step]
-    return ", ".join(moves) or "not moved"
+    return ", ".join(moves) or "unshifted"
 
 
 def listed(values: Sequence[object]) -> str:

@@ -1,78 +1,75 @@
-"""What audits found, as text for a terminal."""
+"""What audits and comparisons found, as text for a terminal."""
 
 import textwrap
 from collections.abc import Sequence
 
 from teka.audit.page.layers import blamed_layers
-from teka.audit.page.number import NUMBER_NAMES, SHARES
-from teka.audit.page.table import TERMINAL_NUMBERS, AuditRow, audit_columns, audit_rows
-from teka.audit.page.traps import SEVERITY_NAMES, sorted_traps
+from teka.audit.page.notation import is_share, write_size
+from teka.audit.page.sections import SEVERITY_NAMES, audit_columns, audit_rows, confidences, sorted_caveats
+from teka.audit.page.tables import Table
 from teka.audit.report import AuditReport
+from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
+from teka.audit.statistics.metrics import NUMBERS
 from teka.errors import wrong_value
 
 WIDTH = 100
-"""Columns of a terminal that the text fits into, if names of models and modes are not very long."""
+"""Columns of a terminal that the text fits into."""
+TERMINAL_NUMBERS = (
+    "accuracy",
+    "minimum_accuracy",
+    "worst_shift_accuracy",
+    "consistency",
+    "flip_rate",
+    "maximum_error",
+)
+"""The numbers that a terminal has room for."""
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
-    """The numbers as an aligned table, then for each model its verdict, traps, layers to blame and what failed.
+    """The numbers as an aligned table, then for each model its verdict, caveats, layers to blame and what failed.
 
     Every number has its interval below it. Shares are in percent.
-
-    Args:
-        reports: The reports, one for each model.
 
     Raises:
         ValueError: No report.
     """
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
-    return "\n\n".join([_table(reports), *(_findings(report, len(reports) > 1) for report in reports)])
+    several = len(reports) > 1
+    return "\n\n".join([_numbers(reports, several), *(_findings(report, several) for report in reports)])
 
 
-def _table(reports: Sequence[AuditReport]) -> str:
+def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
     columns = audit_columns(reports, TERMINAL_NUMBERS)
-    rows = audit_rows(reports, columns)
-    grid = [["mode", "images", *(NUMBER_NAMES[name] for name in columns)]]
-    for row in rows:
-        grid.append([row.mode, row.images, *(cell[0] if cell else "–" for cell in row.cells)])
-        grid.append(["", "", *(cell[1] if cell else "" for cell in row.cells)])
-    widths = [max(len(line[column]) for line in grid) for column in range(len(grid[0]))]
-    lines = [
-        "  ".join(
-            f"{cell:>{width}}" if column else f"{cell:<{width}}"
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in grid
-    ]
-    if len(reports) > 1:
-        # Two lines to a row, below the heads; the last first, so that places stay what they are.
-        for at in reversed(range(len(rows))):
-            if at == 0 or rows[at].model != rows[at - 1].model:
-                lines.insert(1 + 2 * at, reports[rows[at].model].name)
-    confidences = sorted({metrics.confidence for report in reports for metrics in report.metrics})
-    intervals = " and ".join(f"{100 * confidence:g} %" for confidence in confidences)
-    notes = [f"Below each number its {intervals} interval. {_shift_counts(rows)}"] if rows else []
-    if any(name in SHARES for name in columns):
-        notes.append(
-            "Shares in %. Worst shift: accuracy at the one shift where it is lowest. Every shift: right at all of them."
+    found = audit_rows(reports, columns)
+    rows = tuple(
+        (
+            f"{reports[row.model].name}\n{row.mode}" if several else row.mode,
+            row.images,
+            *("–" if cell is None else "\n".join(cell) for cell in row.cells),
         )
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], *_wrap(" ".join(notes))])
-
-
-def _shift_counts(rows: Sequence[AuditRow]) -> str:
-    counts = dict.fromkeys(row.shifts for row in rows)
-    if len(counts) == 1:
-        return f"Shifts: {next(iter(counts))}."
-    return "Shifts: " + ", ".join(dict.fromkeys(f"{row.mode} {row.shifts}" for row in rows)) + "."
+        for row in found
+    )
+    heads = ("model\nmode" if several else "mode", "images", *(NUMBERS[name].label for name in columns))
+    notes = [f"Below each number its {' and '.join(confidences(reports))} interval."] if rows else []
+    counts = dict.fromkeys(row.shifts for row in found)
+    if len(counts) > 1:
+        counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in found)
+    notes += [f"Shifts: {', '.join(counts)}."] if rows else []
+    if any(is_share(name) for name in columns):
+        notes.append(
+            "Shares in %. Worst shift: accuracy at the one shift where it is lowest. Every shift: correct at all of "
+            "them."
+        )
+    return "\n".join([Table("", heads, rows).plain(WIDTH, narrowest=14), *_wrap(" ".join(notes))])
 
 
 def _findings(report: AuditReport, with_name: bool) -> str:
     lines = [report.name] if with_name else []
     for sentence in report.verdict:
         lines += _wrap(sentence)
-    for trap in sorted_traps(report.caveats):
-        lines += _wrap(f"{SEVERITY_NAMES[trap.severity]}, {trap.name}: {trap.message}", "  ! ")
+    for caveat in sorted_caveats(report.caveats):
+        lines += _wrap(f"{SEVERITY_NAMES[caveat.severity]}, {caveat.name}: {caveat.message}", "  ! ")
     for layer in blamed_layers(report.layers):
         lines += _wrap(f"{layer.role}: {layer.name} ({layer.words})", "  > ")
     for failure in report.failures:
@@ -82,3 +79,33 @@ def _findings(report: AuditReport, with_name: bool) -> str:
 
 def _wrap(words: str, first: str = "") -> list[str]:
     return textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False)
+
+
+def comparison_text(comparison: Comparison, first: str, second: str) -> str:
+    """The differences of two models of these names as a table, and at how many shifts they differ."""
+    rows = []
+    for name in COMPARED_NUMBERS:
+        number = comparison.numbers.get(name)
+        if number is not None:
+            value, lower, upper = (_signed(name, one) for one in (number.value, number.lower, number.upper))
+            p_value = "p < 0.001" if number.p_value < 0.001 else f"p = {number.p_value:.3f}"
+            unit = " points" if is_share(name) else ""
+            rows.append((NUMBERS[name].label, f"{value}{unit}", f"{lower} to {upper}", p_value))
+    title = (
+        f"{first} less {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} shifts, the same "
+        f"{comparison.num_images:,} images"
+    )
+    heads = ("number", "difference", f"{comparison.confidence:.0%} interval", "")
+    lines = [Table(title, heads, tuple(rows)).plain(WIDTH)]
+    curve = comparison.curves.get("accuracy")
+    if curve is not None:
+        differing = sum(p_value <= 1 - comparison.confidence for p_value in curve.adjusted_p_values)
+        test = "McNemar's test, adjusted by Holm"
+        lines.append(f"Accuracy differs at {differing} of {len(comparison.shifts)} shifts ({test}).")
+    return "\n".join(lines)
+
+
+def _signed(name: str, value: float) -> str:
+    written = f"{100 * abs(value):.1f}" if is_share(name) else write_size(abs(value))
+    sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"
+    return f"{sign}{written}"

@@ -5,15 +5,12 @@ from xml.etree import ElementTree
 import pytest
 from tests.audit.page.audit_reports import CROSS, SQUARE, make_metrics
 
-from teka.audit.page.curve_chart import CurveLine, curve_along, curve_chart
-from teka.audit.page.curve_figure import curve_figure
-from teka.audit.page.model_style import model_style
-from teka.audit.page.number import CURVE_NAMES
-from teka.audit.statistics.metrics import CURVES
+from teka.audit.page.curves import CurveLine, curve_along, curve_chart, curve_figure
+from teka.audit.page.style import line_style
 
 
 def lines_of(metrics, curve="accuracy", axis="dx"):
-    return [CurveLine(f"model {at}", model_style(at), curve_along(one, curve, axis)) for at, one in enumerate(metrics)]
+    return [CurveLine(f"model {at}", line_style(at), curve_along(one, curve, axis)) for at, one in enumerate(metrics)]
 
 
 def test_a_curve_along_an_axis_has_the_shifts_of_that_axis_alone_in_order():
@@ -70,7 +67,3 @@ def test_an_axis_that_was_not_moved_has_no_chart():
 def test_numbers_that_are_no_shares_are_drawn_too(curve):
     lines = lines_of([make_metrics(fall=fall) for fall in (0.0, 0.5)], curve)
     assert ElementTree.fromstring(curve_chart(curve, "dx", lines, lines)) is not None
-
-
-def test_every_curve_of_an_audit_has_a_name():
-    assert set(CURVE_NAMES) == set(CURVES)

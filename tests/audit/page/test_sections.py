@@ -1,0 +1,178 @@
+import dataclasses
+import json
+
+from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
+
+from teka.audit.caveats import SEVERITIES, Caveat
+from teka.audit.measure.lie_derivative import LieDerivative
+from teka.audit.measure.noise_floor import NoiseFloor
+from teka.audit.movement import Movement
+from teka.audit.page.sections import (
+    SEVERITY_NAMES,
+    audit_columns,
+    audit_rows,
+    column_head,
+    numerics_rows,
+    preset_sections,
+    settings_groups,
+    sorted_caveats,
+    write_examples,
+)
+from teka.audit.procedures import PresetResult
+from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.metrics import NUMBERS
+
+
+def test_there_is_a_column_for_what_any_mode_has():
+    dense = make_report(metrics=(make_metrics(output="dense"),))
+    assert audit_columns([dense]) == ["mean_error", "maximum_error"]
+    assert audit_columns([dense, make_report()]) == list(NUMBERS)
+
+
+def test_a_number_that_a_mode_has_not_is_left_blank():
+    reports = [make_report(metrics=(make_metrics(output="dense"),)), make_report()]
+    dense, logits = audit_rows(reports, ["accuracy", "mean_error"])
+    assert dense.cells == (None, ("0.31", "0.28–0.34"))
+    assert logits.cells[0] == ("97.0", "95.0–98.5")
+
+
+def test_rows_are_those_of_every_mode_of_every_model():
+    report = make_report(metrics=(make_metrics(), make_metrics(Movement("zero"), skipped=((9, 9),))))
+    rows = audit_rows([report, report], [])
+    assert [(row.model, row.mode, row.shifts) for row in rows] == [
+        (0, "circular", "81"), (0, "zero", "81 of 82"), (1, "circular", "81"), (1, "zero", "81 of 82"),
+    ]  # fmt: skip
+
+
+def test_shares_say_that_they_are_percent():
+    assert column_head("consistency") == "consistency (%)"
+    assert column_head("mean_error") == "mean error"
+
+
+def test_the_gravest_come_first_and_equals_keep_their_order():
+    caveats = [
+        Caveat("a", "note", ""),
+        Caveat("b", "limits", ""),
+        Caveat("c", "invalidates", ""),
+        Caveat("d", "limits", ""),
+    ]
+    assert [caveat.name for caveat in sorted_caveats(caveats)] == ["c", "b", "d", "a"]
+
+
+def test_every_severity_has_a_name():
+    assert tuple(SEVERITY_NAMES) == SEVERITIES
+
+
+def preset(share):
+    number = Estimate(share, share - 0.01, share + 0.01, 0.95, "wilson")
+    moved = make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))
+    return PresetResult("horn2021", "Moved.", "The paper", {"images": 1854}, {"mean": number}, {"all classes": moved})
+
+
+def test_models_stand_below_each_other_in_one_procedure():
+    reports = [
+        make_report("one", presets=(preset(0.9),)),
+        make_report("none"),
+        make_report("two", presets=(preset(0.5),)),
+    ]
+    (section,) = preset_sections(reports)
+    assert section.rows == ((0, "mean", "90.0", "89.0–91.0"), (2, "mean", "50.0", "49.0–51.0"))
+    assert section.counts == "images: 1,854"
+    (curve,) = section.curves
+    assert curve.name == "all classes: correct (%)"
+    assert len(curve.charts) == 1
+    assert "one lies between" in curve.charts[0]
+    assert "two lies between" in curve.charts[0]
+
+
+def test_without_a_procedure_there_is_no_section():
+    assert preset_sections([make_report()]) == []
+
+
+def test_noise_and_derivatives_of_every_model_are_listed():
+    rows = numerics_rows([make_report(), make_report()])
+    assert [row.model for row in rows] == [0] * 4 + [1] * 4
+    assert [row.value for row in rows[:4]] == ["0", "3.1e−7", "0.5", "0.4"]
+    assert [row.name for row in rows[2:4]] == ["Lie derivative along dy", "Lie derivative along dx"]
+
+
+def test_a_precision_that_was_not_measured_says_why():
+    report = make_report(noise_floor=NoiseFloor(1e-8, None, "not a module"), lie_derivative=())
+    assert [(row.value, row.words) for row in numerics_rows([report])] == [("1.0e−8", ""), ("–", "not a module")]
+
+
+def test_the_middle_of_the_images_is_that_of_four_fifths():
+    found = LieDerivative(1, "invariant", tuple(index / 10 for index in range(11)), "double backward")
+    (row,) = numerics_rows([make_report(noise_floor=None, lie_derivative=(found,))])
+    assert row.words == "mean of 11 images, 0.1 to 0.9 in the middle 80 %; double backward"
+
+
+def pairs(**settings):
+    return dict(dict(settings_groups(make_report(settings=settings)))["Settings"])
+
+
+def test_names_are_written_for_people():
+    assert pairs(num_resamples=1000, weights_sha256="ab") == {"Number of resamples": "1000", "Weights SHA-256": "ab"}
+
+
+def test_what_is_not_known_is_left_out_but_zero_and_no_are_not():
+    assert pairs(device=None, note="", seed=0, labelled=False) == {"Seed": "0", "Labelled": "no"}
+
+
+def test_long_lists_are_shortened():
+    shifts = [[down, right] for down in range(-8, 9) for right in range(-8, 9)]
+    assert pairs(shifts=shifts) == {"Shifts": "289, from (−8, −8) to (8, 8)"}
+    assert pairs(names=list("abcdefghijklmnop")) == {"Names": "a, b, c, d, e, f, g, h, i, j, k, l, … (16 in all)"}
+    assert pairs(shifts=[[0, 1], [0, 2]], modes=[]) == {"Shifts": "(0, 1), (0, 2)", "Modes": "none"}
+
+
+def test_a_group_without_anything_is_left_out():
+    assert [name for name, _ in settings_groups(make_report(model={}))] == ["Data", "Settings", "Made with"]
+
+
+def content_of(*reports):
+    return json.loads(write_examples(reports))
+
+
+def test_answers_stand_in_the_order_of_their_shifts():
+    example = make_example(3)
+    content = content_of(make_report(examples=(example,)))
+    (image,) = content["images"]
+    (answer,) = image["answers"]
+    assert content["shifts"][answer["shifts"]] == [list(shift) for shift in SQUARE]
+    assert tuple(answer["classes"]) == example.predictions
+    assert tuple(answer["probabilities"]) == example.probabilities
+
+
+def test_an_image_that_two_models_saw_is_there_once():
+    content = content_of(
+        make_report("one"), make_report("none", examples=()), make_report("two", examples=(make_example(1),))
+    )
+    assert [[answer["model"] for answer in image["answers"]] for image in content["images"]] == [[0], [0, 2]]
+    assert len(content["pixels"]) == 2
+    assert len(content["shifts"]) == 1
+
+
+def test_an_image_of_other_pixels_is_another_image():
+    other = dataclasses.replace(make_example(3), image=make_example(4).image)
+    content = content_of(make_report("one", examples=(make_example(3),)), make_report("two", examples=(other,)))
+    assert len(content["images"]) == 2
+
+
+def test_background_and_window_are_in_levels_and_pixels():
+    movements = (Movement("zero", (0.5, 0.0, 1.0)), Movement("crop", crop_size=5), Movement("canvas", 0.2, 11))
+    report = make_report(
+        metrics=tuple(make_metrics(movement) for movement in movements),
+        examples=tuple(make_example(0, movement.mode, channels=3) for movement in movements),
+    )
+    zero, crop, canvas = content_of(report)["movements"]
+    assert zero == {"mode": "zero", "background": [128, 0, 255], "seen": [11, 7]}
+    assert crop["seen"] == [5, 5]
+    assert canvas["background"] == [51, 51, 51]
+
+
+def test_nothing_in_it_ends_the_script():
+    evil = "</script><!--&"
+    text = write_examples([make_report(evil, data={"name": "x", "class_names": [evil]})])
+    assert not set("<>&") & set(text)
+    assert json.loads(text)["models"][0]["classes"] == [evil]
