@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from teka.audit import TRANSLATION_MODES
 from teka.audit.adapters import FORMS, load
-from teka.audit.adapters.audit_case import AuditCase, make_case
+from teka.audit.adapters.case import AuditCase, make_case
 from teka.audit.audit import audit
 from teka.audit.page.audit_page import write_audit_page
 from teka.audit.page.template import require

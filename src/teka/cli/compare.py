@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from teka.audit.adapters.audit_case import AuditCase
+from teka.audit.adapters.case import AuditCase
 from teka.audit.example import make_examples
 from teka.audit.measure.responses import Responses
 from teka.audit.page.text import audit_text, comparison_text

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from teka.audit.adapters import FORMS, Loader, Subject, load
-from teka.audit.adapters.load import load_factory
+from teka.audit.adapters import FORMS, Loader, Subject, load, load_factory
 
 SOURCE = """
 import torch

@@ -1,19 +1,28 @@
 """From images as data have them to what a model takes: channels, size, crop and normalisation."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.audit.adapters.resample import RESAMPLINGS, resample
-from teka.checks import check_sizes, height_and_width
+from teka.checks import check_name, check_sizes, height_and_width
 from teka.data import Normalize
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.errors import wrong_shape, wrong_value
 
 # Luminance of ITU-R BT.601, as Pillow and torchvision make grey of colour.
 LUMINANCE = (0.299, 0.587, 0.114)
+# Pillow's kernels of the distance from the middle, and half their widths, in new pixels where the image shrinks.
+KERNELS = {
+    "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).to(x.dtype)),
+    "bilinear": (1.0, lambda x: 1 - x.abs()),
+    "hamming": (1.0, lambda x: torch.sinc(x) * (0.54 + 0.46 * torch.cos(math.pi * x))),
+    "bicubic": (2.0, lambda x: torch.where(x.abs() < 1, _inner_cubic(x.abs()), _outer_cubic(x.abs()))),
+    "lanczos": (3.0, lambda x: torch.sinc(x) * torch.sinc(x / 3)),
+}
+RESAMPLINGS = ("nearest", *KERNELS)
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Preprocessing:
         in_channels: Channels of the model's images: grey becomes colour by equal channels, colour becomes grey by its
             luminance. None leaves them.
         resize: A whole number, the new shorter side, the shape kept; or (height, width); None leaves the size.
-        resampling: How, a name of `teka.audit.adapters.resample.RESAMPLINGS`.
+        resampling: How: "nearest", "box", "bilinear", "hamming", "bicubic" or "lanczos".
         crop: (height, width) of the window cut out of the middle after that; what is smaller is surrounded with 0.
         normalization: Subtraction of a mean and division by a deviation, in intensities; None for neither.
         blue_first: Whether the model takes the colours in the order blue, green, red.
@@ -45,20 +54,14 @@ class Preprocessing:
     blue_first: bool = False
 
     def __post_init__(self) -> None:
-        if self.resampling not in RESAMPLINGS:
-            raise unknown_name("resampling", self.resampling, RESAMPLINGS)
-        for argument in ("resize", "crop"):
-            if getattr(self, argument) is not None:
-                height_and_width(argument, getattr(self, argument))
-        if self.in_channels is not None:
-            check_sizes({"in_channels": self.in_channels})
+        check_name("resampling", self.resampling, RESAMPLINGS)
+        for argument, size in (("resize", self.resize), ("crop", self.crop)):
+            if size is not None:
+                height_and_width(argument, size)
+        check_sizes({"in_channels": self.in_channels}, or_none=True)
 
     def resized_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Size after the resize, before the crop.
-
-        Args:
-            image_size: Size of the images, (height, width).
-        """
+        """Height and width after the resize, before the crop."""
         if self.resize is None:
             return image_size
         if isinstance(self.resize, tuple):
@@ -67,22 +70,11 @@ class Preprocessing:
         return (longer, self.resize) if image_size[0] > image_size[1] else (self.resize, longer)
 
     def placed_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Size of placed images.
-
-        Args:
-            image_size: Size of the images, (height, width).
-        """
+        """Height and width of placed images."""
         return self.resized_size(image_size) if self.crop is None else self.crop
 
     def place(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n channels height width"]:
-        """The images with the model's channels and size, intensities in [0, 1].
-
-        Args:
-            images: Intensities in [0, 1], shape (N, C, H, W).
-
-        Raises:
-            ValueError: Channels that cannot be made the model's.
-        """
+        """The images with the model's channels and size, intensities in [0, 1]."""
         placed = with_channels(images, self.in_channels)
         size = self.resized_size((images.shape[2], images.shape[3]))
         if size != tuple(images.shape[2:]):
@@ -90,25 +82,14 @@ class Preprocessing:
         return placed if self.crop is None else crop_center(placed, self.crop)
 
     def normalize(self, placed: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        """The numbers that the model takes of placed images.
-
-        Args:
-            placed: Intensities in [0, 1], shape (N, C, H, W).
-
-        Raises:
-            ValueError: Another number of channels than the model's.
-        """
+        """The numbers that the model takes of placed images."""
         if self.in_channels is not None and placed.shape[1] != self.in_channels:
             raise wrong_shape("images", placed.shape, f"(images, {self.in_channels}, height, width)")
         ordered = placed.flip(1) if self.blue_first else placed
         return ordered if self.normalization is None else self.normalization(ordered)
 
     def describe(self, image_size: tuple[int, int]) -> str:
-        """What `place` does to images of a size, in words; "" if it leaves their pixels.
-
-        Args:
-            image_size: Size of the images, (height, width).
-        """
+        """What `place` does to images of a size, in words; "" if it leaves their pixels."""
         resized = self.resized_size(image_size)
         parts = []
         if resized != image_size:
@@ -119,15 +100,7 @@ class Preprocessing:
 
 
 def with_channels(images: Float[Tensor, "n c h w"], in_channels: int | None) -> Float[Tensor, "n channels h w"]:
-    """The images with a number of channels.
-
-    Args:
-        images: Shape (N, C, H, W).
-        in_channels: How many; None leaves them.
-
-    Raises:
-        ValueError: Neither grey to any number, nor colour to grey, nor as many as there are.
-    """
+    """The images with a number of channels: grey with any number, colour as grey; None leaves them."""
     came = images.shape[1]
     if in_channels is None or came == in_channels:
         return images
@@ -139,15 +112,65 @@ def with_channels(images: Float[Tensor, "n c h w"], in_channels: int | None) -> 
 
 
 def crop_center(images: Float[Tensor, "n c h w"], size: tuple[int, int]) -> Float[Tensor, "n c height width"]:
-    """The middle of the images, from row (H − height) // 2 and column (W − width) // 2; what is missing is 0.
-
-    Args:
-        images: Shape (N, C, H, W).
-        size: Height and width of the window.
-    """
+    """The middle of the images, from row (H − height) // 2 and column (W − width) // 2; what is missing is 0."""
     lacking = [max(wanted - came, 0) for wanted, came in zip(size, images.shape[2:], strict=True)]
     if any(lacking):
         (above, below), (before, after) = ((math.ceil(lack / 2), lack // 2) for lack in lacking)
         images = torch.nn.functional.pad(images, (before, after, above, below))
     top, left = ((came - wanted) // 2 for came, wanted in zip(images.shape[2:], size, strict=True))
     return images[:, :, top : top + size[0], left : left + size[1]]
+
+
+def resample(
+    images: Tensor, image_size: int | Sequence[int], resampling: str = "bilinear"
+) -> Float[Tensor, "images channels new_height new_width"]:
+    """Resize images of intensities in [0, 1] by the kernels of Pillow, in floating point and with gradients.
+
+    Along an axis of S pixels, new pixel i of S' is a weighted mean by the kernel K, which widens with the reduction
+    r = max(S / S', 1):
+
+        w_ij ∝ K((j + ½ − (i + ½) S / S') / r),   Σ_j w_ij = 1
+
+    K is the box, the triangle (bilinear), Hamming's window times sinc, the cubic with a = −½, or Lanczos' with three
+    lobes; "nearest" takes the pixel that (i + ½) S / S' lies in. After each axis, what an overshooting kernel drives
+    out of [0, 1] is cut off, as bytes cut it off. Nothing is rounded: from Pillow on bytes it differs by about a level.
+
+    Source: Pillow, src/libImaging/Resample.c. Pillow itself has no gradients, and torch not all of these kernels.
+    """
+    if images.ndim != 4:
+        raise wrong_shape("images", images.shape, "(images, channels, height, width)")
+    if not images.is_floating_point():
+        raise wrong_value("images.dtype", images.dtype, "a floating point type")
+    check_name("resampling", resampling, RESAMPLINGS)
+    height, width = height_and_width("image_size", image_size)
+    if resampling == "nearest":
+        rows, columns = (
+            _middles(new) * (old / new) for old, new in zip(images.shape[2:], (height, width), strict=True)
+        )
+        return images[:, :, rows.long().to(images.device)][..., columns.long().to(images.device)]
+    # An axis that keeps its size keeps its pixels, whatever the kernel.
+    if width != images.shape[3]:
+        images = (images @ _weights(images.shape[3], width, resampling).to(images).T).clamp(0, 1)
+    if height != images.shape[2]:
+        images = (_weights(images.shape[2], height, resampling).to(images) @ images).clamp(0, 1)
+    return images
+
+
+def _middles(side: int) -> Float[Tensor, " side"]:
+    return torch.arange(side, dtype=torch.float64) + 0.5
+
+
+def _weights(old_side: int, new_side: int, resampling: str) -> Float[Tensor, "new_side old_side"]:
+    ratio = old_side / new_side
+    places = (_middles(old_side) - (_middles(new_side) * ratio)[:, None]) / max(ratio, 1)
+    support, kernel = KERNELS[resampling]
+    weights = torch.where(places.abs() <= support, kernel(places), 0.0)
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def _inner_cubic(distance: Tensor) -> Tensor:
+    return (1.5 * distance - 2.5) * distance**2 + 1
+
+
+def _outer_cubic(distance: Tensor) -> Tensor:
+    return ((distance - 5) * distance + 8) * distance * -0.5 + 2

@@ -1,18 +1,17 @@
 """What an audit needs, from a model and the name of data: a function, images as it takes them, and facts of both."""
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from teka.audit.adapters.audit_images import AuditImages, load_images
-from teka.audit.adapters.match_labels import match_labels
+from teka.audit.adapters.images import AuditImages, load_images
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Subject
+from teka.audit.adapters.subject import Size, Subject
 from teka.audit.caveats import Caveat, resized
 from teka.audit.settings import AuditSettings
 from teka.checks import height_and_width
@@ -57,16 +56,16 @@ def make_case(
     settings: AuditSettings,
     *,
     data_dir: str | Path | None = None,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: Size = None,
     num_images: int | None = None,
-    placed_size: int | tuple[int, int] | None = None,
+    placed_size: Size = None,
     shift: str = "after",
     labelled: bool = True,
 ) -> AuditCase:
     """Load the images that a model is audited with, and say how.
 
-    A model of this library gets data as its training did: loaded at its own size. In modes `crop` and `canvas` the
-    images of a model of one size are placed larger, and smaller, than that size, by room for every shift.
+    In modes `crop` and `canvas` the images of a model of one size are placed larger, and smaller, than that size, by
+    room for every shift.
 
     Args:
         subject: The model.
@@ -88,98 +87,98 @@ def make_case(
         raise wrong_value("shift", shift, f"one of {', '.join(RESIZING)}")
     if image_size is None and subject.loads_at_input_size and not data.endswith(".npz"):
         image_size = subject.input_size
-    if shift == "before":
-        transform, settings = Preprocessing(subject.transform.in_channels), settings
-        audited = subject.taking_unplaced_images()
-    else:
+    before = shift == "before"
+    transform, audited = Preprocessing(subject.transform.in_channels), subject.taking_unplaced_images()
+    if not before:
         transform, settings = place_for_modes(subject, settings, placed_size)
         audited = subject
     chosen = load_images(
         data, transform, data_dir=data_dir, image_size=image_size, num_images=num_images, seed=settings.seed
     )
-    sizes = (chosen.images.shape[2], chosen.images.shape[3])
-    steps = settings.shifts_for(sizes)
     caveats: tuple[Caveat, ...] = ()
+    done = ""
     if chosen.image_size is not None:
-        largest = max(abs(step) for one in steps for step in one)
-        scaled = (subject.transform if shift == "before" else transform).resized_size(chosen.image_size)
-        caveats = tuple(resized(chosen.image_size, scaled, before_resize=shift == "before", max_shift=largest))
-    done = "" if chosen.image_size is None else transform.describe(chosen.image_size)
+        largest = max(max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:])))
+        scaled = (subject.transform if before else transform).resized_size(chosen.image_size)
+        caveats = tuple(resized(chosen.image_size, scaled, before_resize=before, max_shift=largest))
+        done = transform.describe(chosen.image_size)
     names = subject.class_names or (chosen.class_names if subject.num_classes in (None, chosen.num_classes) else None)
-    labels = None
-    if labelled:
-        labels = match_labels(chosen.labels, chosen.num_classes, chosen.class_names, subject)
     return AuditCase(
         subject,
         audited.function,
         chosen.images,
-        labels,
+        match_labels(chosen.labels, chosen.num_classes, chosen.class_names, subject) if labelled else None,
         names,
         settings,
         {**subject.describe(), "shifted": f"{shift} resizing"},
-        _facts(chosen, done),
+        {
+            "name": chosen.name,
+            "image_size": None if chosen.image_size is None else list(chosen.image_size),
+            "test_images": chosen.num_available,
+            "preprocessing": done or "none",
+            "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
+        },
         caveats,
         _describe(subject, chosen, done),
     )
 
 
 def place_for_modes(
-    subject: Subject, settings: AuditSettings, placed_size: int | tuple[int, int] | None = None
+    subject: Subject, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
-    """How images are placed before they are shifted, and the sizes of windows and canvases.
+    """How images are placed before they are shifted; and the settings with the sizes of window and canvas.
 
-    Args:
-        subject: The model.
-        settings: What the audit is asked to do.
-        placed_size: Size of placed images in modes `crop` and `canvas`.
-
-    Returns:
-        The preprocessing, and the settings with the shifts and with the model's size as that of window or canvas.
+    In modes `crop` and `canvas` the model's size is that of the window or canvas, and the images are larger, or
+    smaller, by room for every shift, or of `placed_size`.
 
     Raises:
         ValueError: A placed size without these modes, or one of them beside another mode.
     """
     transform, size = subject.transform, subject.input_size
     wide = [mode for mode in settings.modes if mode in ("crop", "canvas")]
-    if not wide:
-        if placed_size is not None:
-            raise wrong_value("placed_size", placed_size, "None, but for modes crop and canvas")
-        return transform, settings
-    if size is None and placed_size is None:
+    if not wide and placed_size is not None:
+        raise wrong_value("placed_size", placed_size, "None, but for modes crop and canvas")
+    if not wide or (size is None and placed_size is None):
         return transform, settings
     if len(settings.modes) > 1:
         expected = f"{wide[0]} alone: its images are not of the size of the other modes'"
         raise wrong_value("modes", list(settings.modes), expected)
+    placed = None if placed_size is None else height_and_width("placed_size", placed_size)
     if size is None:
-        placed = height_and_width("placed_size", placed_size)  # pyright: ignore[reportArgumentType]
         return dataclasses.replace(transform, resize=placed, crop=None), settings
-    shifts = settings.shifts_for(size)
-    sign = 1 if wide == ["crop"] else -1
-    reach = [math.ceil(max(abs(step[axis]) for step in shifts)) for axis in range(2)]
-    room = (size[0] + 2 * sign * reach[0], size[1] + 2 * sign * reach[1])
-    placed = room if placed_size is None else height_and_width("placed_size", placed_size)
+    is_crop, reach = wide == ["crop"], settings.reach(size)
+    if placed is None:
+        sign = 1 if is_crop else -1
+        placed = (size[0] + 2 * sign * reach[0], size[1] + 2 * sign * reach[1])
     if min(placed) < 1:
         raise wrong_value("max_shift", max(reach), f"less than half of {size}, the canvas that the model sees")
     resize, crop = placed, None
     if isinstance(transform.resize, int) and transform.crop is not None:  # whose pictures keep their shape
-        resize, crop = max(placed), placed
-        if wide == ["crop"]:
-            resize = max(resize, transform.resize)
-    windows = {"crop_size": size} if wide == ["crop"] else {"canvas_size": size}
+        resize, crop = max(*placed, transform.resize if is_crop else 1), placed
     return (
         dataclasses.replace(transform, resize=resize, crop=crop),
-        dataclasses.replace(settings, shifts=shifts, **windows),
+        dataclasses.replace(
+            settings, shifts=settings.shifts_for(size), **{"crop_size" if is_crop else "canvas_size": size}
+        ),
     )
 
 
-def _facts(chosen: AuditImages, done: str) -> dict[str, object]:
-    return {
-        "name": chosen.name,
-        "image_size": None if chosen.image_size is None else list(chosen.image_size),
-        "test_images": chosen.num_available,
-        "preprocessing": done or "none",
-        "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
-    }
+def match_labels(
+    labels: Int[Tensor, " images"], num_classes: int, class_names: Sequence[str] | None, subject: Subject
+) -> Int[Tensor, " images"]:
+    """The labels as places among a model's logits.
+
+    Where both have names and every name of the data's is one of the model's, they are matched by name; else label k is
+    the model's class k, if it has as many classes as the data.
+    """
+    known = subject.class_names
+    if known is not None and class_names is not None and set(class_names) <= set(known):
+        places = torch.tensor([known.index(name) for name in class_names])
+        return places[labels]
+    if subject.num_classes not in (None, num_classes):
+        expected = f"{subject.num_classes}, the classes of {subject.name}, or names that are among its own"
+        raise wrong_value("the number of the data's classes", num_classes, expected)
+    return labels
 
 
 def _describe(subject: Subject, chosen: AuditImages, done: str) -> str:
@@ -187,6 +186,5 @@ def _describe(subject: Subject, chosen: AuditImages, done: str) -> str:
     size = "" if parameters is None else f", {parameters:,} parameters"
     came = "of several sizes" if chosen.image_size is None else f"{chosen.image_size[0]} × {chosen.image_size[1]}"
     images = f"{len(chosen.images):,} of {chosen.num_available:,} test images of {chosen.name}, {came}"
-    placed = "" if chosen.image_size is None or not done else f", {done}"
     note = f" ({subject.note})" if subject.note else ""
-    return f"{subject.name} ({subject.kind}{size}) on {images}{placed}{note}"
+    return f"{subject.name} ({subject.kind}{size}) on {images}{f', {done}' if done else ''}{note}"

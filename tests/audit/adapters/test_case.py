@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from teka.audit.adapters import Preprocessing, Subject, load
-from teka.audit.adapters.audit_case import make_case, place_for_modes
+from teka.audit.adapters.case import make_case, match_labels, place_for_modes
 from teka.audit.settings import AuditSettings
 from teka.cli.own_models import OWN_LOADERS
 from teka.data import load as load_data
@@ -114,3 +114,28 @@ def test_a_model_of_any_size_keeps_the_images(arrays):
     )
     assert tuple(case.images.shape) == (12, 3, 20, 24)
     assert case.data_facts["preprocessing"] == "none"
+
+
+LABELS = torch.tensor([2, 0, 1, 1])
+
+
+def subject(names: tuple[str, ...] | None, num_classes: int | None) -> Subject:
+    return Subject("m", "onnx", lambda images: images, class_names=names, num_classes=num_classes)
+
+
+def test_names_that_the_model_knows_are_matched_by_name():
+    model = subject(("dog", "cat", "owl", "ant", "bee"), 5)
+    assert match_labels(LABELS, 3, ("ant", "cat", "dog"), model).tolist() == [0, 3, 1, 1]
+
+
+def test_without_names_as_many_classes_are_the_same_classes():
+    assert match_labels(LABELS, 3, None, subject(None, 3)).tolist() == LABELS.tolist()
+    assert match_labels(LABELS, 3, ("x", "y", "z"), subject(("a", "b", "c"), 3)).tolist() == LABELS.tolist()
+    assert match_labels(LABELS, 3, None, subject(None, None)).tolist() == LABELS.tolist()
+
+
+def test_another_number_of_classes_is_an_error_that_says_both():
+    with pytest.raises(ValueError, match="is 3, expected 5, the classes of m"):
+        match_labels(LABELS, 3, ("ant", "cat", "fox"), subject(("dog", "cat", "owl", "ant", "bee"), 5))
+    with pytest.raises(ValueError, match="expected 2"):
+        match_labels(LABELS, 3, None, subject(None, 2))

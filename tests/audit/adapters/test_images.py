@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from teka.audit.adapters import Preprocessing
-from teka.audit.adapters.audit_images import load_images
+from teka.audit.adapters.images import load_images, read_pictures
 from teka.data import load, resize_bilinear
 
 
@@ -48,3 +49,48 @@ def test_no_images_and_a_negative_seed_are_refused(number, seed, said):
 def test_data_that_are_not_there_are_named():
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         load_images("digitz", Preprocessing())
+
+
+def write_pictures(folder, names, *, sizes=((9, 7),), colour=True):
+    random = np.random.default_rng(1)
+    for label, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for number in range(4 + label):
+            height, width = sizes[number % len(sizes)]
+            shape = (height, width, 3) if colour else (height, width)
+            levels = random.integers(0, 256, shape, dtype=np.uint8)
+            Image.fromarray(levels).save(folder / name / f"{number}.png")
+
+
+@pytest.mark.parametrize("parted", [False, True])
+@pytest.mark.parametrize("colour", [False, True])
+def test_the_pictures_are_those_of_the_loaded_data_set(tmp_path, parted, colour):
+    for part in ("train", "test") if parted else (".",):
+        write_pictures(tmp_path / part, ("bee", "ant"), colour=colour)
+    found, expected = load_images(str(tmp_path), Preprocessing()), load(str(tmp_path)).test
+    assert torch.equal(found.images, expected.images)
+    assert torch.equal(found.labels, expected.labels)
+    assert (found.class_names, found.image_size, found.num_available) == (("ant", "bee"), (9, 7), len(expected))
+
+
+def test_each_picture_is_resized_from_its_own_size(tmp_path):
+    write_pictures(tmp_path, ("a", "b"), sizes=((9, 7), (20, 30), (16, 16)))
+    transform = Preprocessing(3, 6, crop=(5, 5))
+    images, size = read_pictures(sorted(tmp_path.rglob("*.png")), transform)
+    assert tuple(images.shape[1:]) == (3, 5, 5)
+    assert size is None
+    wide = torch.from_numpy(np.array(Image.open(tmp_path / "a" / "1.png"))).permute(2, 0, 1)[None].float() / 255
+    torch.testing.assert_close(images[1:2], transform.place(wide))
+
+
+def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
+    write_pictures(tmp_path, ("a", "b"), sizes=((9, 7), (5, 6)))
+    files = sorted(tmp_path.rglob("*.png"))
+    with pytest.raises(ValueError, match=r"size of .*1\.png is \(5, 6\)"):
+        read_pictures(files, Preprocessing())
+    assert read_pictures(files, Preprocessing(), 4)[1] == (4, 4)
+
+
+def test_what_is_no_folder_of_classes_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="at least two sub-folders of pictures"):
+        load_images(str(tmp_path), Preprocessing())
