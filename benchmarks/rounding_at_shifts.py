@@ -8,7 +8,6 @@ shifts in both. The noise floor in a cell's file is what is rounded on the image
 """
 
 import argparse
-import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -38,7 +37,7 @@ def main() -> None:
     cell = study.make_cell(LABELS, SEED)
     dataset = load_cell_data(cell.run, arguments.data_dir)
     with tempfile.TemporaryDirectory(prefix="teka-") as folder:
-        run = dataclasses.replace(cell.run, data_dir=arguments.data_dir)
+        run = cell.run.replace(data_dir=arguments.data_dir)
         train(run, folder, dataset=dataset, progress_bar=False, throughput=False)
         model = run_model(cell, dataset, Path(folder), study.measure)
     # The images of the cell: the first of those that the study measures.

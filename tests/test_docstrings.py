@@ -17,8 +17,8 @@ from teka.models.performer import POOLS, POSITIONS, STEMS
 from teka.models.self_attention_network import POSITIONS as ENCODINGS
 from teka.nn.additions import QUERY_KEYS
 from teka.nn.options import VALUES
-from teka.training import Run
-from teka.training.run import OPTIMIZERS, PRECISIONS, SCHEDULES
+from teka.training.recipe import OPTIMIZERS, PRECISIONS, SCHEDULES
+from teka.training.run import ModelOptions
 
 PACKAGE = Path(teka.__file__).parent
 TAKES = {
@@ -70,7 +70,7 @@ def test_what_lists_names_lists_all_of_them(argument: str):
         assert len(listed) < 2 or listed == names or POINTER.search(text), f"{owner}: {argument}: {text}"
 
 
-@pytest.mark.parametrize("argument", ["kernel", "position", "backend", "model", "encoding", "query_key"])
+@pytest.mark.parametrize("argument", ["kernel", "position", "backend", "model", "query_key"])
 def test_the_command_line_names_what_a_run_takes(argument: str):
-    (text,) = [text for *place, text in described() if place == [Run.__name__, argument]]
+    (text,) = [text for *place, text in described() if place == [ModelOptions.__name__, argument]]
     assert all(f'"{name}"' in text for name in TAKES[argument])

@@ -10,7 +10,9 @@ from PIL import Image
 from teka.cli import main
 from teka.training import Run, train
 
-TINY = Run(image_size=8, train_size=48, validation_size=16, dim=8, heads=2, stem="convolution", epochs=2, batch_size=16)
+TINY = Run.of(
+    image_size=8, train_size=48, validation_size=16, dim=8, heads=2, stem="convolution", epochs=2, batch_size=16
+)
 STUDY = """\
 name: tiny
 base: {data: digits, image_size: 8, train_size: 48, validation_size: 16, dim: 8, heads: 2, epochs: 1, batch_size: 16}

@@ -5,7 +5,7 @@ import pytest
 from teka.cli import main
 from teka.training import Run, train
 
-TINY = Run(image_size=14, train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32)
+TINY = Run.of(image_size=14, train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32)
 
 
 @pytest.fixture(scope="session")

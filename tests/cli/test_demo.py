@@ -1,4 +1,3 @@
-import dataclasses
 import importlib
 import json
 
@@ -16,7 +15,7 @@ def folder(tmp_path_factory):
     small = {"dim": 8, "heads": 1, "depth": 2, "train_size": 64, "batch_size": 32}
     place = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(demo, "RUNS", tuple(dataclasses.replace(run, **small) for run in demo.RUNS))
+        patched.setattr(demo, "RUNS", tuple(run.replace(**small) for run in demo.RUNS))
         arguments = ["demo", "--out", str(place), "--epochs", "1", "--seeds", "0"]
         assert main(arguments) == 0
         trained = {path: path.stat().st_mtime_ns for path in place.glob("*/result.json")}

@@ -1,12 +1,10 @@
-import dataclasses
-
 import pytest
 
 from teka.cli import main
 from teka.training import Run, train
 
-TINY = Run(
-    image_size=8, train_size=64, validation_size=32, model="self_attention", encoding="table", content="softmax", dim=6,
+TINY = Run.of(
+    image_size=8, train_size=64, validation_size=32, model="self_attention", position="table", content="softmax", dim=6,
     depth=2, heads=(3, 2), epochs=1, batch_size=32,
 )  # fmt: skip
 FILES = {"heads.html", "heads.gif", "head_centers.png", "attention_maps.png", "head_grid.png", "accuracy.png"}
@@ -43,6 +41,6 @@ def test_bad_input_is_one_line(network_folder, trained_folder, tmp_path, fails):
 
 
 def test_a_run_without_a_record_is_named(tmp_path, fails):
-    train(dataclasses.replace(TINY, content=None), tmp_path / "run")
+    train(TINY.replace(content=None), tmp_path / "run")
     (tmp_path / "run" / "heads.npz").unlink()
     assert "heads.npz is not a file" in fails("heads", tmp_path / "run")

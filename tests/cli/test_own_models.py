@@ -18,7 +18,7 @@ def test_the_packaged_models_take_pictures_and_have_names():
 
 
 def test_a_run_gives_its_best_model(tmp_path):
-    run = Run(image_size=11, train_size=48, validation_size=16, dim=8, depth=2, heads=2, epochs=1, batch_size=16)
+    run = Run.of(image_size=11, train_size=48, validation_size=16, dim=8, depth=2, heads=2, epochs=1, batch_size=16)
     train(run, tmp_path / "run")
     subject = load(str(tmp_path / "run"), loaders=OWN_LOADERS)
     assert (subject.kind, subject.input_size, subject.num_classes) == ("teka run", (11, 11), 10)

@@ -10,12 +10,12 @@ from teka.training import Run, restore, train
 @pytest.fixture(scope="module")
 def attentive(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prune") / "run"
-    run = Run(
+    run = Run.of(
         image_size=8,
         train_size=64,
         validation_size=32,
         model="self_attention",
-        encoding="generalized_quadratic",
+        position="generalized_quadratic",
         dim=6,
         depth=2,
         heads=3,

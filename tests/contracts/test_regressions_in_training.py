@@ -30,7 +30,7 @@ class OffByOne(Classifier):
 
 @pytest.mark.parametrize(("kind", "sound"), [(Classifier, True), (OffByOne, False)])
 def test_projections_are_redrawn_at_the_steps_named(kind: type[Classifier], sound: bool):
-    run = Run(dim=8, depth=1, heads=2, redraw_every=3)
+    run = Run.of(dim=8, depth=1, heads=2, redraw_every=3)
     features = RandomFeatures("positive", 5)
     classifier = kind(nn.Sequential(features), run, num_classes=3, num_steps=10)
     trainer: Any = SimpleNamespace(global_rank=0, accumulate_grad_batches=1, world_size=1)

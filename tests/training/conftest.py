@@ -1,11 +1,9 @@
-import dataclasses
-
 import pytest
 
 from teka.training import Run, restore, train
 
 # A model and a training that take about a second: what is tested here is the way, not the accuracy.
-TINY = Run(
+TINY = Run.of(
     image_size=8, train_size=96, validation_size=40, dim=8, depth=2, heads=2, epochs=2, batch_size=32, kernel="positive"
 )
 
@@ -26,5 +24,5 @@ def trained(tmp_path_factory):
 def trained_on_canvas(tmp_path_factory):
     """A run whose images have a margin, so that they can be shifted without loss."""
     folder = tmp_path_factory.mktemp("canvas") / "run"
-    train(dataclasses.replace(TINY, image_size=14, epochs=1), folder)
+    train(TINY.replace(image_size=14, epochs=1), folder)
     return restore(folder)

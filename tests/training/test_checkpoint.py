@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import pickle
 import shutil
@@ -11,7 +10,7 @@ from teka.training.checkpoint import load_weights, read_weights
 
 
 def model(**options):
-    run = Run(dim=8, depth=2, heads=2, **options)
+    run = Run.of(dim=8, depth=2, heads=2, **options)
     return run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
 
 
@@ -99,7 +98,7 @@ def test_a_checkpoint_with_other_weights_is_an_error_that_names_the_file(unfinis
 
 
 def test_an_edited_run_is_refused_with_what_differs(trained, unfinished, tiny):
-    edited = dataclasses.replace(tiny, learning_rate=0.5)
+    edited = tiny.replace(learning_rate=0.5)
     edited.save(unfinished)
     with pytest.raises(ValueError, match=r"learning_rate is 0\.002 there and 0\.5 here"):
         train(edited, unfinished, resume=True)

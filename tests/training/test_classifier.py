@@ -1,4 +1,3 @@
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ def model_of(run):
     return run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
 
 
-RUN = Run(dim=8, depth=2, heads=2, warmup=0.1, learning_rate=0.5)
+RUN = Run.of(dim=8, depth=2, heads=2, warmup=0.1, learning_rate=0.5)
 
 
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_zero():
@@ -35,12 +34,12 @@ def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_zero():
 
 
 def test_a_constant_schedule_stays_at_its_peak_after_the_warm_up():
-    run = dataclasses.replace(RUN, schedule="constant")
+    run = RUN.replace(schedule="constant")
     assert [learning_rate_factor(step, run, 100) for step in (10, 50, 99)] == [1.0, 1.0, 1.0]
 
 
 def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions():
-    model = model_of(dataclasses.replace(RUN, depth=2))
+    model = model_of(RUN.replace(depth=2))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(model, RUN)
     decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups)
@@ -53,7 +52,7 @@ def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions
 
 @pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "table"])
 def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
-    run = Run(model="self_attention", encoding=encoding, dim=8, optimizer="sgd", momentum=0.5, weight_decay=0.25)
+    run = Run.of(model="self_attention", position=encoding, dim=8, optimizer="sgd", momentum=0.5, weight_decay=0.25)
     model = model_of(run)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(model, run)
@@ -67,7 +66,7 @@ def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
 
 
 def test_a_step_of_sgd_adds_the_decay_to_the_gradient_and_keeps_a_momentum():
-    run = Run(optimizer="sgd", momentum=0.5, weight_decay=0.25, learning_rate=0.1)
+    run = Run.of(optimizer="sgd", momentum=0.5, weight_decay=0.25, learning_rate=0.1)
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, 2.0)
     optimizer = make_optimizer(model, run)
@@ -82,7 +81,7 @@ def test_a_step_of_sgd_adds_the_decay_to_the_gradient_and_keeps_a_momentum():
 
 def test_adam_takes_every_parameter_once():
     model = model_of(RUN)
-    optimizer = make_optimizer(model, dataclasses.replace(RUN, optimizer="adam", weight_decay=0.0))
+    optimizer = make_optimizer(model, RUN.replace(optimizer="adam", weight_decay=0.0))
     assert isinstance(optimizer, torch.optim.Adam)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
 
@@ -90,7 +89,7 @@ def test_adam_takes_every_parameter_once():
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_a_fused_step_is_the_plain_one(optimizer):
     fields: dict[str, Any] = {"adam": {"weight_decay": 0.0}, "adamw": {}, "sgd": {"momentum": 0.5}}[optimizer]
-    run = Run(optimizer=optimizer, learning_rate=0.1, **fields)
+    run = Run.of(optimizer=optimizer, learning_rate=0.1, **fields)
     models = [torch.nn.Linear(5, 3, dtype=torch.float64) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     tokens = torch.randn(7, 5, dtype=torch.float64)
@@ -133,7 +132,7 @@ def test_the_step_is_fused_where_the_parameters_fill_a_cpus_memory(width, device
     ids=str,
 )
 def test_training_images_are_changed_as_the_run_says(fields, made):
-    assert make_augmentations(Run(**fields)) == made
+    assert make_augmentations(Run.of(**fields)) == made
 
 
 def images_seen(step, rank, batch_idx):
@@ -145,7 +144,7 @@ def images_seen(step, rank, batch_idx):
             seen.append(images)
             return torch.zeros(len(images), 3)
 
-    classifier = Classifier(Seeing(), Run(random_shift=3), num_classes=3, num_steps=10)
+    classifier = Classifier(Seeing(), Run.of(random_shift=3), num_classes=3, num_steps=10)
     # Of two processes that take a step in three parts each.
     trainer: Any = SimpleNamespace(global_step=step, global_rank=rank, accumulate_grad_batches=3, world_size=2)
     classifier._trainer, classifier.log = trainer, lambda *arguments, **options: None

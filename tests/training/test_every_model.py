@@ -25,7 +25,7 @@ def dataset_like(name: str) -> Dataset:
 @pytest.mark.parametrize("data", [name for name in SIZES if name != "digits"] + ["digits"])
 @pytest.mark.parametrize("model", OPTIONS)
 def test_a_model_trains_a_step_on_a_data_set_and_its_weights_move(model, data, tmp_path):
-    run = Run(data=data, model=model, batch_size=6, epochs=1, warmup=0.0, **OPTIONS[model])
+    run = Run.of(data=data, model=model, batch_size=6, epochs=1, warmup=0.0, **OPTIONS[model])
     dataset = dataset_like(data)
     torch.manual_seed(0)
     before = run.make_model(image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=10)
@@ -37,7 +37,7 @@ def test_a_model_trains_a_step_on_a_data_set_and_its_weights_move(model, data, t
 
 
 def test_vgg_of_its_whole_size_trains_a_step():
-    run = Run(data="cifar10", model="vgg16")
+    run = Run.of(data="cifar10", model="vgg16")
     model = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     images, labels = dataset_like("cifar10").train.images[:2], torch.tensor([3, 7])

@@ -1,13 +1,15 @@
 import csv
-import dataclasses
 import subprocess
 import sys
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from teka.training import Execution, train
 from teka.training.checkpoint import read_weights
+from teka.training.execution import Processes
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +18,7 @@ def run(tiny):
 
     All tokens are read: a class token's queries begin with gradients as small as rounding, of which Adam makes steps.
     """
-    return dataclasses.replace(tiny, batch_size=20, kernel="squared_relu", learning_rate=1e-3, pool="mean")
+    return tiny.replace(batch_size=20, kernel="squared_relu", learning_rate=1e-3, pool="mean")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def test_two_processes_compute_what_one_does(run, whole, tmp_path):
 def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(run, whole, tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(model))
-    train(dataclasses.replace(run, epochs=1), tmp_path / "run", execution=Execution(compile=True))
+    train(run.replace(epochs=1), tmp_path / "run", execution=Execution(compile=True))
     assert len(compiled) == 1
     assert weights(tmp_path / "run").keys() == weights(whole).keys()
 
@@ -90,9 +92,9 @@ def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(run, 
 def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(run, whole, tmp_path, precision):
     if precision == "float16" and not torch.cuda.is_available():
         with pytest.raises(ValueError, match="precision is 'float16', expected 'float32' or 'bfloat16' on a CPU"):
-            train(dataclasses.replace(run, precision=precision), tmp_path / "run")
+            train(run.replace(precision=precision), tmp_path / "run")
         return
-    train(dataclasses.replace(run, precision=precision), tmp_path / "run")
+    train(run.replace(precision=precision), tmp_path / "run")
     assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
     assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=0.03)
     assert losses(tmp_path / "run") != losses(whole)
@@ -102,7 +104,7 @@ def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(run, who
     ("options", "message"),
     [
         ({"accelerator": "tpu"}, "accelerator"),
-        ({"devices": 0}, "devices is 0, expected a whole number of at least 1"),
+        ({"devices": 0}, "devices is 0, expected at least 1"),
         ({"num_nodes": 1.5}, "num_nodes is 1.5"),
         ({"accumulate": True}, "accumulate is True"),
     ],
@@ -115,3 +117,76 @@ def test_a_wrong_option_is_an_error_that_names_it(options, message, as_users_run
 def test_a_model_without_blocks_has_none_to_compute_again():
     with pytest.raises(ValueError, match="activation_checkpointing is True, expected False for Linear"):
         Execution(activation_checkpointing=True).prepare(torch.nn.Linear(3, 5))
+
+
+SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NAME": "teka",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NNODES": "2",
+}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3"}
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Set what a launcher sets."""
+
+    def by(variables):
+        for name in (*SRUN, *TORCHRUN):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return by
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        pytest.param({}, Processes(1, 1, ""), id="no launcher"),
+        pytest.param(TORCHRUN, Processes(3, 2, "torchrun"), id="torchrun"),
+        pytest.param(SRUN, Processes(4, 2, "srun"), id="srun"),
+        pytest.param(SRUN | TORCHRUN, Processes(3, 2, "torchrun"), id="torchrun started by srun"),
+        pytest.param({**SRUN, "SLURM_JOB_NAME": "bash"}, Processes(1, 1, ""), id="a shell in a job"),
+    ],
+)
+def test_there_are_as_many_processes_as_were_started(started, variables, expected):
+    started(variables)
+    assert Processes.of(None, None) == expected
+    assert Processes.of(expected.devices, expected.num_nodes) == expected
+
+
+def test_without_a_launcher_there_are_as_many_as_asked_for(started):
+    started({})
+    assert Processes.of(4, None) == Processes(4, 1, "")
+
+
+def test_the_script_of_a_job_is_one_process_whatever_tasks_the_job_has(started):
+    started({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
+    processes = Processes.of(None, None)
+    assert processes == Processes(1, 1, "")
+    assert [type(environment) for environment in processes.environments()] == [LightningEnvironment]
+
+
+def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
+    started(SRUN)
+    (environment,) = Processes.of(None, None).environments()
+    assert isinstance(environment, SLURMEnvironment)
+    assert not environment.auto_requeue
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked", "message"),
+    [
+        (TORCHRUN, (2, None), "devices is 2, expected 3, as torchrun started them, or to be left out"),
+        (SRUN, (None, 1), "num_nodes is 1, expected 2, as srun started them"),
+        ({**SRUN, "SLURM_NTASKS": "7"}, (None, None), "processes is 7, expected equally many on each"),
+    ],
+)
+def test_other_processes_than_were_started_are_an_error(started, variables, asked, message):
+    started(variables)
+    with pytest.raises(ValueError, match=message):
+        Processes.of(*asked)

@@ -1,6 +1,5 @@
 """A run that was killed, moved or damaged goes on to what an uninterrupted one gives, bit for bit."""
 
-import dataclasses
 import itertools
 import os
 import random
@@ -36,8 +35,8 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def stopping(tiny):
     """A run that stops after five of eight epochs, of which the third is the best."""
-    return dataclasses.replace(
-        tiny, epochs=8, patience=2, learning_rate=0.05, dropout=0.1, schedule="constant", kernel="squared_relu"
+    return tiny.replace(
+        epochs=8, patience=2, learning_rate=0.05, dropout=0.1, schedule="constant", kernel="squared_relu"
     )
 
 

@@ -1,4 +1,3 @@
-import dataclasses
 import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
@@ -144,7 +143,7 @@ def test_the_runs_fields_are_beside_its_logs(trained, tiny):
 
 
 def test_weights_and_biases_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(tiny, tmp_path, wandb_runs):
-    run = dataclasses.replace(tiny, epochs=3)
+    run = tiny.replace(epochs=3)
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "mine", loggers=["wandb"], callbacks=[InterruptAt(7)])
     train(run, tmp_path / "mine", loggers=["wandb"], resume=True)
@@ -159,7 +158,7 @@ def test_weights_and_biases_gets_fields_and_numbers_and_goes_on_with_a_resumed_r
 
 
 def test_mlflow_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(tiny, tmp_path, mlflow_server):
-    run = dataclasses.replace(tiny, epochs=3)
+    run = tiny.replace(epochs=3)
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "mine", loggers=["mlflow"], callbacks=[InterruptAt(7)])
     train(run, tmp_path / "mine", loggers=["mlflow"], resume=True)
@@ -173,7 +172,7 @@ def test_mlflow_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(tiny, tmp
 
 
 def test_nothing_is_sent_unless_asked_for(tiny, tmp_path, wandb_runs, mlflow_server):
-    train(dataclasses.replace(tiny, epochs=1), tmp_path / "run")
+    train(tiny.replace(epochs=1), tmp_path / "run")
     assert not wandb_runs
     assert not mlflow_server.runs
 

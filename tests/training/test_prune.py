@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import pytest
@@ -6,17 +5,17 @@ import torch
 
 from teka.models import SelfAttentionNetwork, load
 from teka.nn import GeneralizedQuadratic
-from teka.training import Run, TrainedRun, evaluate, measure, prune, restore, train
-from teka.training.export import export
-from teka.training.prune import PRUNING_FILE
+from teka.training import Run, TrainedRun, evaluate, export, measure, prune, restore, train
+from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
+from teka.training.prune import PRUNING_FILE, InitialWeights
 from teka.training.shift import ShiftSettings
 
-ATTENTIVE = Run(
+ATTENTIVE = Run.of(
     image_size=12,
     train_size=64,
     validation_size=32,
     model="self_attention",
-    encoding="generalized_quadratic",
+    position="generalized_quadratic",
     dim=6,
     depth=2,
     heads=3,
@@ -51,7 +50,7 @@ def pruned(with_degenerate_heads, tmp_path_factory):
 def test_the_degenerate_heads_are_gone_but_for_one_of_a_layer(pruned):
     folder, pruning = pruned
     assert [layer.prunable for layer in pruning.layers] == [(1,), (0, 1)]
-    assert Run.load(folder) == dataclasses.replace(ATTENTIVE, heads=(2, 1), epochs=1, learning_rate=1e-9)
+    assert Run.load(folder) == ATTENTIVE.replace(heads=(2, 1), epochs=1, learning_rate=1e-9)
     assert pruning.pruned.parameters == pruning.before.parameters - 3 * (6 * 6 + 2 + 4)
     assert pruning.pruned.flops < pruning.before.flops
     assert (pruning.tuned.parameters, pruning.tuned.flops) == (pruning.pruned.parameters, pruning.pruned.flops)
@@ -127,3 +126,29 @@ def test_where_training_fails_nothing_is_left(with_degenerate_heads, tmp_path):
     with pytest.raises(FloatingPointError):
         prune(run, tmp_path / "out", progress_bar=False)
     assert not any(tmp_path.iterdir())
+
+
+def test_training_begins_from_them_and_goes_on_from_a_checkpoint(trained, tmp_path):
+    # At this learning rate nothing moves by more than rounding.
+    run = trained.run.replace(learning_rate=1e-30, epochs=1)
+    start = InitialWeights(trained.model.state_dict())
+    train(run, tmp_path / "run", dataset=trained.dataset, callbacks=[start], progress_bar=False, throughput=False)
+    model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
+    load_weights(model, tmp_path / "run" / CHECKPOINTS / LAST)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, trained.model.get_parameter(name))
+    (tmp_path / "run" / "result.json").unlink()
+    other = {name: torch.zeros_like(one) for name, one in model.state_dict().items()}
+    train(
+        run,
+        tmp_path / "run",
+        resume=True,
+        dataset=trained.dataset,
+        callbacks=[InitialWeights(other)],
+        progress_bar=False,
+        throughput=False,
+    )
+    resumed = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
+    load_weights(resumed, tmp_path / "run" / CHECKPOINTS / LAST)
+    for name, parameter in resumed.named_parameters():
+        torch.testing.assert_close(parameter, model.get_parameter(name))

@@ -1,4 +1,4 @@
-import dataclasses
+import copy
 import inspect
 import json
 
@@ -8,22 +8,46 @@ from torch import nn
 
 from teka.functional import SquaredRelu
 from teka.models import MODELS, Performer, ResNet18, SelfAttentionNetwork
-from teka.training import Run
+from teka.training import Recipe, Run
+from teka.training.run import DataOptions, ModelOptions
 
 
-def test_a_run_survives_a_round_trip_through_its_file(tmp_path):
-    run = Run(position="clipped", betas=(0.8, 0.9), patience=3, data_dir="somewhere")
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(),
+        Run.of(position="clipped", betas=(0.8, 0.9), patience=3, data_dir="somewhere"),
+        Run.of(model="self_attention", dim=8, depth=2, heads=(3, 1)),
+    ],
+    ids=lambda run: run.model,
+)
+def test_a_run_survives_a_round_trip_through_its_file(run, tmp_path):
     run.save(tmp_path)
     assert Run.load(tmp_path) == run
+    saved = json.loads((tmp_path / "run.json").read_text())
+    parts = (run.images, run.network, run.recipe)
+    assert list(saved) == [*(name for part in parts for name in vars(part)), "seed"]
 
 
-def test_numbers_of_heads_for_every_block_survive_it_too(tmp_path):
-    run = Run(model="self_attention", dim=8, depth=2, heads=(3, 1))
-    run.save(tmp_path)
-    assert Run.load(tmp_path) == run
-    model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=3)
-    assert isinstance(model, SelfAttentionNetwork)
-    assert model.heads == (3, 1)
+def test_the_fields_of_the_parts_are_read_as_the_runs():
+    run = Run.of(data="mnist", position="clipped", epochs=3)
+    assert run == Run(DataOptions("mnist"), ModelOptions(position="clipped"), Recipe(epochs=3))
+    assert (run.data, run.model, run.position, run.epochs, run.seed) == ("mnist", "performer", "clipped", 3, 0)
+    assert run.replace(seed=7, depth=5) == Run.of(data="mnist", position="clipped", epochs=3, seed=7, depth=5)
+    assert copy.deepcopy(run) == run
+    with pytest.raises(AttributeError, match="'Run' object has no attribute 'epoch'"):
+        _ = run.epoch
+
+
+def test_the_position_of_self_attention_was_its_encoding():
+    old = {"model": "self_attention", "position": "rotary", "encoding": "table"}
+    assert Run.from_dict(old) == Run.of(model="self_attention", position="table")
+    assert Run.from_dict({"encoding": "quadratic"}) == Run()
+    assert Run.of(model="self_attention").position == "quadratic"
+    with pytest.raises(ValueError, match="encoding is 'table', expected to be left out beside position='quadratic'"):
+        Run.from_dict({**old, "position": "quadratic"})
+    with pytest.raises(ValueError, match="encoding is 'table', expected to be left out with a model other"):
+        Run.from_dict({"encoding": "table"})
 
 
 @pytest.mark.parametrize(
@@ -32,14 +56,8 @@ def test_numbers_of_heads_for_every_block_survive_it_too(tmp_path):
     ids=str,
 )
 def test_numbers_of_heads_that_a_model_does_not_take_are_an_error(fields, as_users_run_it):
-    with pytest.raises(ValueError, match=r"heads is .*, expected (a whole number|int)"):
+    with pytest.raises(ValueError, match=r"heads is .*, expected a whole number"):
         Run.from_dict(fields)
-
-
-def test_every_field_is_saved(tmp_path):
-    Run().save(tmp_path)
-    saved = json.loads((tmp_path / "run.json").read_text())
-    assert set(saved) == {field.name for field in dataclasses.fields(Run)}
 
 
 def test_an_unknown_key_is_an_error_that_names_the_nearest():
@@ -61,6 +79,8 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest():
         ("learning_rate", float("nan")),
         ("betas", (0.9,)),
         ("betas", (0.9, 1.0)),
+        ("betas", ["a", 0.9]),
+        ("betas", [True, 0.9]),
         ("momentum", 1.0),
         ("momentum", -0.1),
         ("momentum", "0.9"),
@@ -68,50 +88,56 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest():
         ("patience", 0),
         ("gradient_clip", -1.0),
         ("redraw_every", -1),
+        ("random_shift", -1),
+        ("label_smoothing", 1.0),
+        ("precision", "half"),
         ("seed", -1),
+        ("seed", 2**32),
+        ("seed", 0.5),
         ("data_dir", 3),
+        ("dim", 10**30),
+        ("kernel", []),
+        ("position_heads", 1.5),
+        ("num_waves", "3"),
+        ("rotary_normalizer", 1),
+        ("gate", 1),
+        ("value_convolution", True),
     ],
 )
-def test_a_value_out_of_range_is_an_error_that_names_the_field(field, value, as_users_run_it):
-    with pytest.raises(ValueError, match=field):
+def test_a_value_out_of_range_or_of_another_type_is_an_error_that_names_the_field(field, value, as_users_run_it):
+    with pytest.raises(ValueError, match=rf"{field}(\[0\])? is .*, expected"):
         Run.from_dict({field: value})
-
-
-def test_early_stopping_needs_images_held_out():
-    with pytest.raises(ValueError, match="patience"):
-        Run(patience=2, validation_size=0)
-
-
-def test_adam_refuses_a_weight_decay_it_would_not_apply():
-    with pytest.raises(ValueError, match="weight_decay"):
-        Run(optimizer="adam", weight_decay=0.1)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"model": "resnet"}, "model is 'resnet', expected .*did you mean 'resnet18'"),
+        ({"model": "resnet18", "dim": 8}, "dim is 8, expected 64 with model='resnet18', without it"),
+        ({"model": "vgg16", "position": "none"}, "position is 'none', expected 'rotary' with model='vgg16'"),
+        ({"model": "linformer", "tokens": "image", "kernel": "elu"}, "kernel is 'elu'"),
+        ({"content": "softmax"}, "content is 'softmax', expected None with model='performer', without it"),
+        ({"patience": 2, "validation_size": 0}, "patience is 2, expected None when validation_size is 0"),
+        ({"optimizer": "adam", "weight_decay": 0.1}, "weight_decay is 0.1, expected 0 with optimizer 'adam'"),
         ({"momentum": 0.9}, "momentum is 0.9, expected 0 with optimizer 'adamw', which has betas"),
         ({"optimizer": "sgd", "betas": (0.8, 0.9)}, "betas is .*, expected .* with optimizer 'sgd', which has none"),
     ],
 )
-def test_an_optimizer_refuses_what_it_does_not_have(fields, message):
+def test_a_field_that_would_have_no_effect_is_an_error(fields, message, as_users_run_it):
     with pytest.raises(ValueError, match=message):
-        Run(**fields)
+        Run.from_dict(fields)
 
 
-def test_a_folder_without_a_run_is_an_error(tmp_path):
+def test_a_folder_without_a_run_or_with_a_file_that_is_not_json_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json"):
         Run.load(tmp_path)
-
-
-def test_a_file_that_is_not_json_is_an_error(tmp_path):
     (tmp_path / "run.json").write_text("{not json")
     with pytest.raises(ValueError, match="not JSON"):
         Run.load(tmp_path)
 
 
 def test_the_options_of_a_layer_reach_the_model():
-    run = Run(
+    run = Run.of(
         position="fourier",
         position_heads=1,
         num_waves=3,
@@ -127,16 +153,16 @@ def test_the_options_of_a_layer_reach_the_model():
     assert layer.get_parameter("relative.frequency").shape == (1, 3, 2)
     assert {"query_key.key_gain", "gate.projection.weight", "value_convolution.weight"} < names
     assert layer.kernel == SquaredRelu(0.25)
-    rotation = Run(position="rotation", rotation_weight_scale=0.0).make_model(
+    rotation = Run.of(position="rotation", rotation_weight_scale=0.0).make_model(
         image_size=(6, 6), in_channels=1, num_classes=3
     )
     assert (rotation.get_parameter("blocks.0.attention.relative.sine_weight") == 0).all()
-    rotary = Run(rotary_normalizer="lengths").make_model(image_size=(6, 6), in_channels=1, num_classes=3)
+    rotary = Run.of(rotary_normalizer="lengths").make_model(image_size=(6, 6), in_channels=1, num_classes=3)
     assert rotary.get_submodule("blocks.0.attention.relative").normalizer == "lengths"
 
 
 def test_the_models_options_have_the_models_defaults():
-    run = {field.name: field.default for field in dataclasses.fields(Run)}
+    run = vars(ModelOptions())
     model = inspect.signature(Performer).parameters
     shared = {name for name in run.keys() & model.keys() if model[name].default is not inspect.Parameter.empty}
     shared -= {"dropout"}  # None is the model's own
@@ -148,22 +174,17 @@ def test_the_models_options_have_the_models_defaults():
 
 
 def test_the_options_of_the_self_attention_network_and_of_the_stem_reach_the_model():
-    run = Run(model="self_attention", encoding="table", content="softmax", downsampling=4, heads=9, dim=8, depth=3)
+    run = Run.of(model="self_attention", position="table", content="softmax", downsampling=4, heads=9, dim=8, depth=3)
     model = run.make_model(image_size=(8, 8), in_channels=3, num_classes=5)
     assert model.get_parameter("stem.weight").shape == (8, 48)
     assert model.get_parameter("blocks.2.attention.query.weight").shape == (72, 8)
     assert model.get_parameter("blocks.0.attention.relative.head_vectors.0.weight").shape == (9, 8)
-    small = Run(model="resnet18", resnet_stem="3x3").make_model(image_size=(8, 8), in_channels=3, num_classes=5)
+    several = Run.of(model="self_attention", dim=8, depth=2, heads=(3, 1))
+    made = several.make_model(image_size=(8, 8), in_channels=1, num_classes=3)
+    assert isinstance(made, SelfAttentionNetwork)
+    assert made.heads == (3, 1)
+    small = Run.of(model="resnet18", resnet_stem="3x3").make_model(image_size=(8, 8), in_channels=3, num_classes=5)
     assert small.get_parameter("stem.0.weight").shape == (64, 3, 3, 3)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("position_heads", 1.5), ("num_waves", "3"), ("rotary_normalizer", 1), ("gate", 1), ("value_convolution", True)],
-)
-def test_an_option_of_another_type_is_an_error_that_names_the_field(field, value, as_users_run_it):
-    with pytest.raises(ValueError, match=field):
-        Run.from_dict({field: value})
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -176,33 +197,3 @@ def test_every_model_is_made_with_its_own_options(name):
     assert isinstance(model, MODELS[name])
     dropped = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
     assert dropped - {0.0} == ({0.25} if sizes else {"resnet18": set()}.get(name, {0.5}))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model": "resnet"}, "model is 'resnet', expected .*did you mean 'resnet18'"),
-        ({"model": "resnet18", "dim": 8}, "dim is 8, expected 64 with model='resnet18', without it"),
-        ({"model": "vgg16", "position": "none"}, "position is 'none', expected 'rotary' with model='vgg16'"),
-        ({"model": "linformer", "tokens": "image", "kernel": "elu"}, "kernel is 'elu'"),
-        ({"encoding": "table"}, "encoding is 'table', expected 'quadratic' with model='performer', without it"),
-        ({"model": "self_attention", "position": "none"}, "position is 'none', expected 'rotary'"),
-        ({"random_shift": -1}, "random_shift is -1"),
-        ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
-        ({"precision": "half"}, "precision is 'half'"),
-    ],
-)
-def test_a_field_that_would_have_no_effect_or_is_out_of_range_is_an_error(fields, message, as_users_run_it):
-    with pytest.raises(ValueError, match=message):
-        Run.from_dict(fields)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"betas": ["a", 0.9]}, {"betas": [True, 0.9]}, {"dim": 10**30}, {"seed": 2**32}, {"epochs": 1.5}, {"kernel": []}],
-    ids=str,
-)
-def test_values_of_another_kind_or_size_are_an_error_that_names_the_field(fields, as_users_run_it):
-    (name,) = fields
-    with pytest.raises(ValueError, match=rf"{name} is .*, expected"):
-        Run.from_dict(fields)

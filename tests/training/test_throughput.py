@@ -1,6 +1,6 @@
 import copy
 import csv
-import dataclasses
+import importlib
 import json
 
 import pytest
@@ -9,7 +9,10 @@ from lightning.pytorch import Callback
 
 from teka.models import MODELS
 from teka.training import Execution, Run, train
-from teka.training.throughput import WARMUP_STEPS, Throughput, training_flops_per_image
+from teka.training.throughput import MEASURED, WARMUP_STEPS, Peak, Throughput, peak, training_flops_per_image
+
+throughput_module = importlib.import_module("teka.training.throughput")
+CPU = torch.device("cpu")
 
 NUMBERS = ("images_per_second", "tflops_per_second", "flop_utilisation")
 
@@ -43,7 +46,7 @@ class InterruptAt(Callback):
 @pytest.fixture(scope="module")
 def run(tiny):
     """Dropout and redrawn projections, so that a number more or less drawn would show."""
-    return dataclasses.replace(tiny, epochs=3, dropout=0.2, redraw_every=4)
+    return tiny.replace(epochs=3, dropout=0.2, redraw_every=4)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,7 @@ def test_without_measuring_nothing_is_logged_or_kept(unmeasured):
 
 
 def test_a_training_that_ends_before_the_warmup_does_has_no_numbers(tiny, tmp_path):
-    result = train(dataclasses.replace(tiny, epochs=1), tmp_path / "run")
+    result = train(tiny.replace(epochs=1), tmp_path / "run")
     assert result["train_images_per_second"] is None
     assert result["flop_utilisation"] is None
 
@@ -113,7 +116,7 @@ def test_every_image_after_the_warmup_is_counted_whatever_parts_a_step_has(run, 
         plain(throughput, trainer, module)
 
     monkeypatch.setattr(Throughput, "on_train_epoch_end", watched)
-    run = dataclasses.replace(run, batch_size=20, epochs=2, train_size=96)  # steps of 20, 20, 20, 20 and 16
+    run = run.replace(batch_size=20, epochs=2, train_size=96)  # steps of 20, 20, 20, 20 and 16
     train(run, tmp_path / "run", execution=Execution(accumulate=accumulate))
     assert counted == [36, 96]
 
@@ -122,7 +125,7 @@ def test_every_image_after_the_warmup_is_counted_whatever_parts_a_step_has(run, 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "vgg16"])
 def test_operations_are_counted_on_a_copy_of_any_model(name):
     torch.manual_seed(0)
-    model = Run(model=name).make_model(image_size=(32, 32), in_channels=1, num_classes=10)
+    model = Run.of(model=name).make_model(image_size=(32, 32), in_channels=1, num_classes=10)
     before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     assert training_flops_per_image(model, torch.zeros(2, 1, 32, 32)) > 0
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -134,3 +137,41 @@ def test_operations_of_a_linear_map_are_those_of_its_three_products():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5), torch.nn.Linear(5, 7))
     # Forward and two gradients of 2 · 5 · 7 each; of the first map the gradient of the images is not needed.
     assert training_flops_per_image(model, torch.zeros(2, 3, 2, 2)) == 2 * 12 * 5 * 2 + 2 * 5 * 7 * 3
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of a name, of which nothing can be measured here."""
+
+    def named(name):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        monkeypatch.setattr(throughput_module, "_measured", lambda *_: Peak(1.0, MEASURED))
+        return torch.device("cuda", 0)
+
+    return named
+
+
+def test_the_peak_of_a_cpu_is_measured_once_and_without_a_draw():
+    state = torch.get_rng_state()
+    found = peak(CPU, torch.float32)
+    assert found.flops > 0
+    assert found.source == "measured matrix product, 1024 × 1024, float32, 1 thread"
+    assert peak(CPU, torch.float32) is found
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_peak_of_a_known_gpu_is_its_makers(gpu):
+    found = peak(gpu("NVIDIA A100-SXM4-40GB"), torch.bfloat16)
+    assert found == Peak(312e12, "Lightning's table for NVIDIA A100-SXM4-40GB, bfloat16")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("NVIDIA New 9000", id="a GPU that no table has"),
+        pytest.param("NVIDIA H100 NVL", id="a GPU whose number in the table is that of two"),
+    ],
+)
+def test_the_peak_of_another_gpu_is_measured(gpu, name, recwarn):
+    assert peak(gpu(name), torch.bfloat16).source == MEASURED
+    assert not recwarn.list

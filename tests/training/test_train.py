@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import pytest
@@ -38,7 +37,7 @@ def test_the_same_seed_gives_the_same_weights(tiny, trained, tmp_path):
 
 
 def test_another_seed_gives_other_weights(tiny, trained, tmp_path):
-    train(dataclasses.replace(tiny, seed=1), tmp_path / "other")
+    train(tiny.replace(seed=1), tmp_path / "other")
     first, second = weights(trained.folder), weights(tmp_path / "other")
     assert not torch.equal(first["head.weight"], second["head.weight"])
 
@@ -54,7 +53,7 @@ class InterruptAt(Callback):
 
 @pytest.mark.parametrize("step", [1, 4, 7])
 def test_a_run_interrupted_in_any_epoch_resumes_to_the_numbers_of_an_uninterrupted_one(tiny, tmp_path, step):
-    run = dataclasses.replace(tiny, epochs=3, dropout=0.2, redraw_every=4)
+    run = tiny.replace(epochs=3, dropout=0.2, redraw_every=4)
     train(run, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "broken", callbacks=[InterruptAt(step)])
@@ -82,7 +81,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(trained, tiny):
 
 def test_another_run_cannot_be_resumed_in_a_folder(trained, tiny):
     with pytest.raises(ValueError, match="learning_rate"):
-        train(dataclasses.replace(tiny, learning_rate=0.5), trained.folder, resume=True)
+        train(tiny.replace(learning_rate=0.5), trained.folder, resume=True)
 
 
 def test_an_output_folder_that_is_a_file_is_an_error(tiny, tmp_path):
@@ -92,7 +91,7 @@ def test_an_output_folder_that_is_a_file_is_an_error(tiny, tmp_path):
 
 
 def test_projections_are_redrawn_on_schedule_and_saved(tiny, tmp_path):
-    train(dataclasses.replace(tiny, redraw_every=4), tmp_path / "run")  # 2 epochs of 3 steps: before step 4 alone
+    train(tiny.replace(redraw_every=4), tmp_path / "run")  # 2 epochs of 3 steps: before step 4 alone
     model = restore(tmp_path / "run").model
     last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     draws = [int(value) for name, value in last.items() if name.endswith("num_draws")]
@@ -100,12 +99,12 @@ def test_projections_are_redrawn_on_schedule_and_saved(tiny, tmp_path):
 
 
 def test_training_stops_early_when_nothing_gets_better(tiny, tmp_path):
-    run = dataclasses.replace(tiny, epochs=9, patience=1, learning_rate=1e-12, kernel="squared_relu")
+    run = tiny.replace(epochs=9, patience=1, learning_rate=1e-12, kernel="squared_relu")
     assert train(run, tmp_path / "run")["epochs"] == 2
 
 
 def test_the_best_checkpoint_is_the_last_when_nothing_is_held_out(tiny, tmp_path):
-    train(dataclasses.replace(tiny, validation_size=0), tmp_path / "run")
+    train(tiny.replace(validation_size=0), tmp_path / "run")
     best, last = (
         torch.load(tmp_path / "run" / "checkpoints" / name, weights_only=True)["state_dict"]
         for name in ("best.ckpt", "last.ckpt")
@@ -114,12 +113,12 @@ def test_the_best_checkpoint_is_the_last_when_nothing_is_held_out(tiny, tmp_path
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run_with_a_message(tiny, tmp_path):
-    run = dataclasses.replace(tiny, learning_rate=1e30, gradient_clip=0.0, kernel="squared_relu", schedule="constant")
+    run = tiny.replace(learning_rate=1e30, gradient_clip=0.0, kernel="squared_relu", schedule="constant")
     with pytest.raises(FloatingPointError, match="learning_rate"):
-        train(dataclasses.replace(run, epochs=5), tmp_path / "run")
+        train(run.replace(epochs=5), tmp_path / "run")
 
 
 @pytest.mark.parametrize("position", ["none", "absolute", "rotation", "clipped", "rotation_joint", "clipped_features"])
 def test_every_position_trains(tiny, tmp_path, position):
-    run = dataclasses.replace(tiny, position=position, epochs=1, train_size=32)
+    run = tiny.replace(position=position, epochs=1, train_size=32)
     assert train(run, tmp_path / "run")["epochs"] == 1

@@ -1,7 +1,6 @@
 """`teka demo`: the same small model with three kinds of position, trained, shifted and compared."""
 
 import argparse
-import dataclasses
 
 from teka.cli.parser import Parser
 from teka.cli.shift import compare
@@ -14,7 +13,7 @@ EXAMPLES = """\
   teka demo --seeds 0 1 2 --out runs/demo-three-seeds
 """
 # Edges meet, so that rolling an image is a symmetry of the exact models. No image is held out of so few.
-BASE = Run(
+BASE = Run.of(
     stem="convolution",
     periodic=True,
     dim=32,
@@ -25,9 +24,9 @@ BASE = Run(
     validation_size=0,
 )
 RUNS = (
-    dataclasses.replace(BASE, position="absolute", backend="linear"),
-    dataclasses.replace(BASE, position="rotary", backend="linear"),
-    dataclasses.replace(BASE, position="rotary", kernel="softmax", backend="dense"),
+    BASE.replace(position="absolute", backend="linear"),
+    BASE.replace(position="rotary", backend="linear"),
+    BASE.replace(position="rotary", kernel="softmax", backend="dense"),
 )
 
 
@@ -50,7 +49,7 @@ def main(options: argparse.Namespace, command: str) -> None:
     if not options.seeds or len(set(options.seeds)) < len(options.seeds):
         raise wrong_value("seeds", options.seeds, "one seed or more, each once")
     folder = make_directory("out", options.out)
-    runs = [dataclasses.replace(run, seed=seed, epochs=options.epochs) for run in RUNS for seed in options.seeds]
+    runs = [run.replace(seed=seed, epochs=options.epochs) for run in RUNS for seed in options.seeds]
     trained = []
     for number, run in enumerate(runs, start=1):
         print(f"[{number}/{len(runs)}] {run.position}, {run.kernel}, seed {run.seed}")

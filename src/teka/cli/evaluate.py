@@ -4,7 +4,7 @@ import argparse
 
 from teka.cli.parser import Parser
 from teka.training import evaluate, restore
-from teka.training.evaluate import EVALUATION_FILE
+from teka.training.trained_run import EVALUATION_FILE
 
 EXAMPLES = """\
   teka evaluate runs/digits-rotation-squared_relu-0

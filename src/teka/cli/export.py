@@ -4,8 +4,7 @@ import argparse
 
 from teka.cli.parser import Parser
 from teka.models.model_file import WEIGHTS_FILE
-from teka.training import restore
-from teka.training.export import export
+from teka.training import export, restore
 
 EXAMPLES = """\
   teka export runs/digits-rotary-squared_relu-0 --out models/digits

@@ -56,7 +56,7 @@ def main(options: argparse.Namespace, command: str) -> None:
         trained.folder / FOLDER if options.out is None else Path(options.out),
         query=query,
         num_images=len(images),
-        name=f"{_name(record.encoding, record.content)}, {trained.dataset.name}",
+        name=f"{_name(record.position, record.content)}, {trained.dataset.name}",
         settings=_settings(trained, command),
     )
     print(written.terminal)
@@ -65,8 +65,8 @@ def main(options: argparse.Namespace, command: str) -> None:
     print(f"written: {', '.join(map(str, written.files))}")
 
 
-def _name(encoding: str, content: str) -> str:
-    words = encoding.replace("_", " ")
+def _name(position: str, content: str) -> str:
+    words = position.replace("_", " ")
     return f"{words} and {content.replace('_', ' ')}" if content else words
 
 

@@ -20,7 +20,7 @@ def make_parser() -> Parser:
         "of a finished run, for teka evaluate, shift, export and prune."
     )
     parser = Parser("teka prune", description, EXAMPLES)
-    parser.add_argument("run", type=str, help="Folder of a finished run with encoding (generalized_)quadratic.")
+    parser.add_argument("run", type=str, help="Folder of a finished run with position (generalized_)quadratic.")
     parser.add_argument("--out", type=str, required=True, help="Folder to write, as a whole at the end.")
     parser.add_argument(
         "--largest_precision",
@@ -46,7 +46,7 @@ def main(options: argparse.Namespace, command: str) -> None:
     """Prune, train on, and print what it came to."""
     trained = restore(options.run, data_dir=options.data_dir)
     if options.data_dir is not None:
-        trained = dataclasses.replace(trained, run=dataclasses.replace(trained.run, data_dir=options.data_dir))
+        trained = dataclasses.replace(trained, run=trained.run.replace(data_dir=options.data_dir))
     pruning = prune(
         trained,
         options.out,

@@ -11,7 +11,9 @@ from teka.cli.parser import Parser
 from teka.errors import wrong_value
 from teka.files import read_yaml
 from teka.training import Execution, Run, read_recipe, recipe_names, train
-from teka.training.processes import is_first_process
+from teka.training.execution import is_first_process
+from teka.training.recipe import Recipe
+from teka.training.run import DataOptions, ModelOptions
 
 EXAMPLES = """\
   teka train --position rotation --seed 1
@@ -38,7 +40,7 @@ class _TrainParser(Parser):
             for file in given.config:
                 read_yaml("config", str(file))  # which the whole parser reads without a limit to its nesting
             if given.recipe is not None:
-                self.set_defaults(read_recipe(given.recipe).fields())
+                self.set_defaults(vars(read_recipe(given.recipe)))
         return super().parse_args(*arguments, **options)
 
 
@@ -65,7 +67,10 @@ def make_parser() -> Parser:
         default=[],
         help="Services to log to besides CSV and TensorBoard: wandb, mlflow. Nothing is sent to one that is not named.",
     )
-    parser.add_class_arguments(Run)
+    for part in (DataOptions, ModelOptions, Recipe):
+        parser.add_class_arguments(part)
+    parser.add_argument("--encoding", type=str | None, help="The older name of --position of self_attention.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of weights, order of images, dropout, projections.")
     parser.add_class_arguments(Execution)
     return parser
 

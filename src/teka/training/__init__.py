@@ -5,14 +5,13 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(f"training needs {error.name}, which is missing: pip install 'teka[train]'") from error
 
-from teka.training.evaluate import evaluate
 from teka.training.execution import Execution
 from teka.training.prune import Pruning, prune
 from teka.training.recipe import Recipe, read_recipe, recipe_names
-from teka.training.restore import TrainedRun, restore
 from teka.training.run import Run
 from teka.training.shift import ShiftSettings, measure, write_shift_report
 from teka.training.train import train
+from teka.training.trained_run import TrainedRun, evaluate, export, restore
 
 __all__ = [
     "Execution",
@@ -22,6 +21,7 @@ __all__ = [
     "ShiftSettings",
     "TrainedRun",
     "evaluate",
+    "export",
     "measure",
     "prune",
     "read_recipe",

@@ -4,33 +4,26 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from lightning.pytorch import LightningDataModule
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
 
-from teka.data import Split
+from teka.data import Dataset, Split
 from teka.errors import wrong_value
+from teka.training.execution import Execution
+from teka.training.run import Run
 
 
 class Part(NamedTuple):
-    """Some images of one step.
-
-    Args:
-        indices: Which images.
-        weight: What their mean loss counts for, so that the mean over all parts of a step is the mean over its images.
-    """
+    """Some images of one step."""
 
     indices: list[int]
-    weight: float
+    weight: float  # of their mean loss, so that the mean over all parts of a step is the mean over its images
 
 
 class TrainBatch(NamedTuple):
-    """What a part becomes.
-
-    Args:
-        images: Its images, shape (B, C, H, W).
-        labels: Their classes, shape (B,).
-        weight: As of the part.
-    """
+    """What a part becomes: images (B, C, H, W), their classes (B,), and the part's weight."""
 
     images: Tensor
     labels: Tensor
@@ -44,14 +37,6 @@ class Parts(Sampler[Part]):
     last step of an epoch what is left, and part p of P of a step every P-th of its images from the p-th on. A process
     goes through its parts of a step one after another; what all parts of all processes amount to is the same for any
     number of them.
-
-    Args:
-        num_images: Number of images.
-        batch_size: Images a step.
-        seed: The run's seed.
-        accumulate: Parts of a step that one process goes through.
-        rank: Which process this is.
-        world_size: Number of processes.
 
     Raises:
         ValueError: More parts than images in a step.
@@ -86,7 +71,7 @@ class Parts(Sampler[Part]):
         return self.accumulate * -(-self.num_images // self.batch_size)
 
 
-class _ImagesOfParts(Dataset[TrainBatch]):
+class _ImagesOfParts(TorchDataset[TrainBatch]):
     """The images of a part, taken at once."""
 
     def __init__(self, split: Split) -> None:
@@ -101,29 +86,40 @@ def train_batches(
 ) -> DataLoader:
     """Shuffled batches of every image of the split, with what their mean loss counts for; the last may be smaller.
 
-    Args:
-        split: The images.
-        batch_size: Images a step.
-        seed: The run's seed.
-        accumulate: Parts of a step that one process goes through.
-        rank: Which process this is.
-        world_size: Number of processes.
-
-    Raises:
-        ValueError: More parts than images in a step.
+    The options are those of `Parts`.
     """
     parts = Parts(len(split), batch_size=batch_size, seed=seed, accumulate=accumulate, rank=rank, world_size=world_size)
     return DataLoader(_ImagesOfParts(split), batch_size=None, sampler=parts)
 
 
 def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Batches of every image of the split, in order; of several processes each takes its share.
-
-    Args:
-        split: The images.
-        batch_size: Images at a time.
-        rank: Which process this is.
-        world_size: Number of processes.
-    """
+    """Batches of every image of the split, in order; of several processes each takes its share."""
     images, labels = split.images[rank::world_size], split.labels[rank::world_size]
     return DataLoader(TensorDataset(images, labels), batch_size=batch_size)
+
+
+class BatchSource(LightningDataModule):
+    """Training and held-out images for Lightning's Trainer, made where it is known which process of how many it is."""
+
+    def __init__(self, dataset: Dataset, run: Run, execution: Execution) -> None:
+        super().__init__()
+        self.dataset, self.run, self.execution = dataset, run, execution
+
+    def _ranks(self) -> dict[str, int]:
+        return {} if self.trainer is None else {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+
+    def train_dataloader(self) -> DataLoader:
+        """Shuffled training images, those of this process."""
+        return train_batches(
+            self.dataset.train,
+            batch_size=self.run.batch_size,
+            seed=self.run.seed,
+            accumulate=self.execution.accumulate,
+            **self._ranks(),
+        )
+
+    def val_dataloader(self) -> DataLoader | list:
+        """Held-out images, those of this process; nothing if none are."""
+        if not len(self.dataset.validation):
+            return []
+        return batches(self.dataset.validation, batch_size=self.run.batch_size, **self._ranks())

@@ -36,7 +36,7 @@ class Checkpoints(Callback):
     Args:
         folder: The run's folder.
         run: The run, which is kept in the checkpoints.
-        start: The checkpoint that the training goes on from, None if it begins.
+        start: The checkpoint that the training resumes from, None if it begins.
     """
 
     def __init__(self, folder: Path, run: Run, start: Path | None) -> None:
@@ -64,11 +64,11 @@ class Checkpoints(Callback):
         self._end_without_patience(trainer)
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed training goes on with."""
+        """What a resumed training begins with."""
         return {RUN: self.run.to_dict(), "best_accuracy": self.best_accuracy, "epochs_since": self.epochs_since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from there."""
         self.best_accuracy, self.epochs_since = state_dict["best_accuracy"], state_dict["epochs_since"]
 
     def _end_without_patience(self, trainer: Trainer) -> None:
@@ -89,13 +89,9 @@ class WholeFiles(TorchCheckpointIO):
 
 
 def find_checkpoint(folder: Path, run: Run) -> Path | None:
-    """The checkpoint that a training goes on from, None if there is none.
+    """The checkpoint that a training resumes from, None if there is none.
 
     Where the last one is damaged it is the previous, with a warning.
-
-    Args:
-        folder: The run's folder.
-        run: The run to go on with.
 
     Raises:
         ValueError: There are checkpoints, and none of them is whole; or they are those of another run.
@@ -122,10 +118,6 @@ def check_run(path: Path, run: Run) -> dict[str, object]:
 
     An older teka kept nothing, so that a checkpoint of its is not compared.
 
-    Args:
-        path: A checkpoint written in training.
-        run: What `run.json` says.
-
     Raises:
         BrokenCheckpointError: The checkpoint cannot be read.
         ValueError: It is of another run, or lacks a part; the message names what differs.
@@ -138,15 +130,15 @@ def check_run(path: Path, run: Run) -> dict[str, object]:
     trained = kept.get(RUN)
     if not isinstance(trained, dict):
         return {}
-    fields = run.to_dict()
-    differing = [name for name in {**fields, **trained} if name != "data_dir" and fields.get(name) != trained.get(name)]
-    if differing:
-        name = differing[0]
-        there, here = trained.get(name), fields.get(name)
-        rest = f" and {', '.join(differing[1:])}" if differing[1:] else ""
-        raise wrong_value(
-            "checkpoint", str(path), f"that of this run; {name} is {there!r} there and {here!r} here{rest}"
-        )
+    try:
+        there, here = Run.from_dict(trained).to_dict(), run.to_dict()
+    except ValueError as error:
+        raise wrong_value("checkpoint", str(path), f"that of this run ({error})") from error
+    first, *others = [name for name in here if name != "data_dir" and here[name] != there[name]] or [None]
+    if first is not None:
+        rest = f" and {', '.join(map(str, others))}" if others else ""
+        expected = f"that of this run; {first} is {there[first]!r} there and {here[first]!r} here{rest}"
+        raise wrong_value("checkpoint", str(path), expected)
     return kept
 
 
@@ -177,9 +169,6 @@ def _read(path: Path) -> dict[str, Any]:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The model's state_dict of a checkpoint.
 
-    Args:
-        path: A checkpoint written in training.
-
     Raises:
         ValueError: Missing, truncated, or not such a checkpoint.
     """
@@ -192,10 +181,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a checkpoint into a model of the same architecture.
-
-    Args:
-        model: The model.
-        path: A checkpoint written in training.
 
     Raises:
         ValueError: The checkpoint cannot be read, or is of another architecture; the model is then as it was.
@@ -210,11 +195,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def callback_state(path: Path, callback: str) -> dict[str, object]:
-    """What one of Lightning's callbacks kept in a checkpoint, nothing if it kept none.
-
-    Args:
-        path: A checkpoint written in training.
-        callback: Name of its class.
+    """What one of Lightning's callbacks, by the name of its class, kept in a checkpoint; nothing if it kept none.
 
     Raises:
         ValueError: The checkpoint cannot be read.

@@ -30,13 +30,9 @@ class Classifier(LightningModule):
     """Cross entropy on images and labels, with the run's optimizer and schedule.
 
     Random projections are redrawn before every step whose number is a multiple of `redraw_every`. Each step seeds torch
-    with (seed, step), so that a resumed run goes on to the same numbers.
+    with (seed, step), so that a resumed run has the same numbers.
 
-    Args:
-        model: Images to logits.
-        run: What to train by.
-        num_classes: Number of classes.
-        num_steps: Steps of the whole training, for the schedule.
+    The number of steps is that of the whole training, for the schedule.
     """
 
     def __init__(self, model: nn.Module, run: Run, *, num_classes: int, num_steps: int) -> None:
@@ -112,11 +108,7 @@ class Classifier(LightningModule):
 
 
 def make_augmentations(run: Run) -> tuple[RandomShift | HorizontalFlip, ...]:
-    """What is done to training images, in this order.
-
-    Args:
-        run: Which of them, and whether edges meet.
-    """
+    """What is done to training images, in this order."""
     made: list[RandomShift | HorizontalFlip] = []
     if run.random_shift:
         made.append(RandomShift(run.random_shift, mode="circular" if run.periodic else "zero"))
@@ -126,13 +118,7 @@ def make_augmentations(run: Run) -> tuple[RandomShift | HorizontalFlip, ...]:
 
 
 def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
-    """Learning rate over its peak: a linear warm-up, then constant or half a cosine to 0.
-
-    Args:
-        step: Steps taken.
-        run: Its warm-up and schedule.
-        num_steps: Steps of the whole training.
-    """
+    """Learning rate over its peak after some steps: a linear warm-up, then constant or half a cosine to 0."""
     warmup_steps = round(run.warmup * num_steps)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -146,9 +132,6 @@ def is_large_on_cpu(model: nn.Module) -> bool:
     """Whether a model's parameters lie in a CPU's memory and in none of its caches.
 
     A step of torch's plain loop over them reads and writes each many times: 2.4 s for VGG-16 where fused takes 0.15 s.
-
-    Args:
-        model: The model.
     """
     parameters = list(model.parameters())
     return sum(map(torch.numel, parameters)) >= LARGE and all(each.device.type == "cpu" for each in parameters)
@@ -158,12 +141,8 @@ def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> 
     """Adam, AdamW, or SGD with momentum.
 
     The decay of AdamW spares biases, norms, tokens and the parameters of positions. That of SGD spares the parameters
-    of positions alone, as in the code of Cordonnier et al. 2020; embeddings that these are read from decay.
-
-    Args:
-        model: The model.
-        run: Which of the three, learning rate, betas or momentum, and weight decay.
-        fused: Whether a step is one pass over the parameters; None for torch's choice.
+    of positions alone, as in the code of Cordonnier et al. 2020; embeddings that these are read from decay. Fused, a
+    step is one pass over the parameters; None is torch's choice.
     """
     if run.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=run.learning_rate, betas=run.betas, fused=fused)

@@ -1,13 +1,22 @@
-"""How a training is carried out: what changes its numbers by rounding alone."""
+"""How a training is carried out, by which processes and in how many parts: its numbers change by rounding alone."""
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name, check_sizes
+from teka.errors import wrong_value
 from teka.nn import TransformerBlock
 
 ACCELERATORS = ("auto", "cpu", "gpu", "mps")
@@ -15,7 +24,7 @@ ACCELERATORS = ("auto", "cpu", "gpu", "mps")
 
 @dataclass(frozen=True)
 class Execution:
-    """On what a run is trained and in how many parts; a run may go on with another.
+    """On what a run is trained and in how many parts; a run may be resumed with another.
 
     A step has the run's `batch_size` images for any number of processes and parts, each image counts the same, and the
     order of images is the same. Dropout differs: each part draws its own.
@@ -41,20 +50,12 @@ class Execution:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        if self.accelerator not in ACCELERATORS:
-            raise unknown_name("accelerator", self.accelerator, ACCELERATORS)
-        for argument in ("devices", "num_nodes", "accumulate"):
-            value = getattr(self, argument)
-            if value is None and argument != "accumulate":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise wrong_value(argument, value, "a whole number of at least 1")
+        check_name("accelerator", self.accelerator, ACCELERATORS)
+        check_sizes({"accumulate": self.accumulate})
+        check_sizes({"devices": self.devices, "num_nodes": self.num_nodes}, or_none=True)
 
     def prepare(self, model: nn.Module) -> None:
         """Compile a model and make its blocks compute again what they did not keep, as asked for.
-
-        Args:
-            model: The model, whose parameters and their names stay.
 
         Raises:
             ValueError: Blocks are to compute again and the model has none.
@@ -65,18 +66,92 @@ class Execution:
                 expected = f"False for {type(model).__name__}, which has no transformer blocks"
                 raise wrong_value("activation_checkpointing", True, expected)
             for block in blocks:
-                _compute_again(block)
+                _checkpoint(block)
         if self.compile:
             model.compile()
 
 
-def _compute_again(block: TransformerBlock) -> None:
+def _checkpoint(block: TransformerBlock) -> None:
     """Let a block keep its input alone; only what it is called with by position is passed on."""
     plain: Callable[..., Tensor] = block.forward
 
     def forward(*arguments: object) -> Tensor:
-        again = checkpoint(plain, *arguments, use_reentrant=False) if torch.is_grad_enabled() else plain(*arguments)
-        assert isinstance(again, Tensor)
-        return again
+        made = checkpoint(plain, *arguments, use_reentrant=False) if torch.is_grad_enabled() else plain(*arguments)
+        assert isinstance(made, Tensor)
+        return made
 
     object.__setattr__(block, "forward", forward)
+
+
+class Processes(NamedTuple):
+    """How many processes train together.
+
+    Args:
+        devices: Processes on a machine, each with a device of its own.
+        num_nodes: Machines.
+        launcher: What started them: "torchrun", "srun", or "" if they are to be started.
+    """
+
+    devices: int
+    num_nodes: int
+    launcher: str
+
+    @classmethod
+    def of(cls, devices: int | None, num_nodes: int | None) -> "Processes":
+        """As many as a launcher started; without one, as many as asked for, and else 1.
+
+        Raises:
+            ValueError: The launcher started other numbers than those asked for, or not equally many on every machine.
+        """
+        started = _started()
+        if started is None:
+            return cls(devices or 1, num_nodes or 1, "")
+        for argument, asked in (("devices", devices), ("num_nodes", num_nodes)):
+            number = getattr(started, argument)
+            if asked is not None and asked != number:
+                raise wrong_value(argument, asked, f"{number}, as {started.launcher} started them, or to be left out")
+        return started
+
+    def environments(self) -> list[ClusterEnvironment]:
+        """What Lightning is told of the launcher; nothing where it finds out by itself."""
+        if self.launcher == "srun":
+            # Lightning would save the middle of an epoch on a signal, and put the job into the queue again itself.
+            return [SLURMEnvironment(auto_requeue=False)]
+        if not self.launcher and "SLURM_JOB_ID" in os.environ:
+            return [LightningEnvironment()]  # a job's own shell: the job's other tasks are not this training's
+        return []
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes and prints."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+@contextlib.contextmanager
+def without_launcher() -> Iterator[None]:
+    """Let this process train by itself for as long as the block runs, whatever torchrun or srun started it with."""
+    variables = dict(os.environ)
+    for name in variables:
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            del os.environ[name]
+    before = getattr(rank_zero_only, "rank", 0)
+    setattr(rank_zero_only, "rank", 0)  # noqa: B010, Lightning declares it nowhere
+    try:
+        yield
+    finally:
+        os.environ |= variables
+        setattr(rank_zero_only, "rank", before)  # noqa: B010
+
+
+def _started() -> Processes | None:
+    if TorchElasticEnvironment.detect():
+        total, devices = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        launcher, num_nodes = "torchrun", total // devices
+    elif "SLURM_STEP_ID" in os.environ and SLURMEnvironment.detect():
+        total, num_nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", "1"))
+        launcher, devices = "srun", total // num_nodes
+    else:
+        return None
+    if devices * num_nodes != total:
+        raise wrong_value("processes", total, f"equally many on each of the machines; {launcher} started them")
+    return Processes(devices, num_nodes, launcher)

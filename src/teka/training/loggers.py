@@ -9,14 +9,16 @@ from pathlib import Path
 
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name
+from teka.codec import encode
+from teka.errors import wrong_value
 from teka.files import read_json, write_json
 from teka.training.run import Run
 
 # Names of the services and of the packages that they need.
 SERVICES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
 LOGS = "logs"
-# The services' own names of this run, under which a resumed one goes on.
+# The services' own names of this run, under which a resumed one continues.
 SERVICES_FILE = "services.json"
 PROJECT = "teka"
 
@@ -24,15 +26,11 @@ PROJECT = "teka"
 def check_loggers(names: Sequence[str]) -> None:
     """Check that the services are known and their packages installed; nothing is sent.
 
-    Args:
-        names: Names of services.
-
     Raises:
         ValueError: Unknown, or not installed.
     """
     for name in names:
-        if name not in SERVICES:
-            raise unknown_name("loggers", name, SERVICES)
+        check_name("loggers", name, SERVICES)
         found = find_spec(name)
         if found is None or found.origin is None:  # a folder "wandb" beside the program is no package
             raise wrong_value("loggers", name, f"an installed one; pip install {SERVICES[name]}")
@@ -43,14 +41,9 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
     """Loggers of a training, which have been given the run's fields: a CSV table, TensorBoard's events, and services.
 
     Each start has a folder of its own for table and events, so that resuming keeps what was logged; at a service a
-    resumed run goes on where it was.
-
-    Args:
-        names: Names of services: "wandb" (into the project $WANDB_PROJECT) and "mlflow" (to $MLFLOW_TRACKING_URI and
-            into the experiment $MLFLOW_EXPERIMENT_NAME). Project and experiment are "teka" by default, and MLflow
-            writes into the run's folder.
-        folder: The run's folder.
-        run: The run.
+    resumed run continues. The services are "wandb" (into the project $WANDB_PROJECT) and "mlflow" (to
+    $MLFLOW_TRACKING_URI and into the experiment $MLFLOW_EXPERIMENT_NAME). Project and experiment are "teka" by default,
+    and MLflow writes into the run's folder.
 
     Raises:
         ValueError: A service refuses.
@@ -60,7 +53,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
         table,
         TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False),
     ]
-    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in run.to_dict().items()}
+    fields = encode(run.to_dict())
     failed = True
     try:
         for name in names:

@@ -4,12 +4,14 @@ import dataclasses
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
 
 from teka.data import Dataset
 from teka.errors import wrong_value
@@ -20,10 +22,9 @@ from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION
 from teka.provenance import provenance
 from teka.training.batches import batches
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
-from teka.training.evaluate import Evaluation, evaluate
-from teka.training.initial_weights import InitialWeights
-from teka.training.restore import TrainedRun
+from teka.training.classifier import Classifier
 from teka.training.train import train
+from teka.training.trained_run import Evaluation, TrainedRun, evaluate
 
 PRUNING_FILE = "pruning.json"
 # As in the code of Cordonnier et al.: 300 epochs at 0.1, then 100 of the pruned network at 0.01.
@@ -111,8 +112,7 @@ def prune(
     pruned = model.without_heads([layer.prunable for layer in layers])
     if pruned.heads == model.heads:
         raise wrong_value("run", str(trained.folder), f"one with degenerate heads to spare; {_extremes(layers)}")
-    run = dataclasses.replace(
-        trained.run,
+    run = trained.run.replace(
         heads=pruned.heads,
         epochs=-(-trained.run.epochs // SHARE_OF_EPOCHS) if epochs is None else epochs,
         learning_rate=trained.run.learning_rate / SHARE_OF_LEARNING_RATE if learning_rate is None else learning_rate,
@@ -137,6 +137,18 @@ def prune(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return pruning
+
+
+class InitialWeights(Callback):
+    """Gives the model weights before the first step, in place of drawn ones; a checkpoint goes before them."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self.weights = weights
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Load them; Lightning reads a checkpoint after this."""
+        assert isinstance(pl_module, Classifier)
+        pl_module.model.load_state_dict(self.weights)
 
 
 def _measure(model: nn.Module, dataset: Dataset) -> PrunedModel:

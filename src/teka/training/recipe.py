@@ -4,73 +4,87 @@ import dataclasses
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
+from teka.checks import check_name, check_sizes
+from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_yaml
-from teka.training.run import Run
 
+OPTIMIZERS = ("adam", "adamw", "sgd")
+SCHEDULES = ("constant", "cosine")
+PRECISIONS = ("float32", "bfloat16", "float16")
+BETAS = (0.9, 0.98)
 SUFFIX = ".yaml"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The fields of a `Run` that say how it is trained, and neither on what nor which model.
+    """How a model is trained, and neither on what nor which model.
 
     Args:
-        optimizer: See `Run`, as for all of them.
-        learning_rate: Peak learning rate.
-        betas: Decay rates of Adam's moments.
-        momentum: Momentum of SGD.
-        weight_decay: Weight decay.
-        schedule: Schedule of the learning rate.
-        warmup: Share of the steps of the warm-up.
-        batch_size: Images a step.
-        gradient_clip: Largest norm of the gradient.
-        label_smoothing: Share of the target that is spread over all classes.
-        random_shift: Largest random shift of training images, in pixels.
-        random_flip: Whether training images are mirrored at random.
         epochs: Most passes over the training images.
-        patience: Epochs without a better validation accuracy before training stops.
-        redraw_every: Steps between two draws of the random projections.
-        precision: Precision of the products.
+        batch_size: Images a step.
+        optimizer: "adamw", "adam" or "sgd".
+        learning_rate: Peak learning rate.
+        label_smoothing: Share of the target that is spread over all classes in training; the loss of held-out images
+            is without it.
+        random_shift: Largest number of pixels that a training image is moved by along each axis, at random; over the
+            edge if the images' edges meet, and filled with background if not.
+        random_flip: Whether training images are mirrored left to right at random.
+        precision: "float32", or "bfloat16" or "float16" for products under autocast with weights in float32.
+        betas: Decay rates of Adam's moments.
+        momentum: Momentum of SGD; 0 with the others.
+        weight_decay: Decoupled weight decay of AdamW, of the weights of linear maps; or of SGD, a share of each
+            parameter in its gradient, but of those of positions; 0 with "adam".
+        schedule: "cosine" (to 0 over the epochs) or "constant".
+        warmup: Share of the steps over which the learning rate rises linearly from 0.
+        gradient_clip: Largest norm of the gradient; 0 for no clipping.
+        patience: Epochs without a better validation accuracy before training stops early; None for never.
+        redraw_every: Steps between two draws of the random projections; 0 for never.
 
     Raises:
-        ValueError: A value that a run does not take.
+        ValueError: A value out of range, or an unknown name.
     """
 
-    optimizer: str
-    learning_rate: float
-    betas: tuple[float, float]
-    momentum: float
-    weight_decay: float
-    schedule: str
-    warmup: float
-    batch_size: int
-    gradient_clip: float
-    label_smoothing: float
-    random_shift: int
-    random_flip: bool
-    epochs: int
-    patience: int | None
-    redraw_every: int
-    precision: str
+    epochs: int = 20
+    batch_size: int = 64
+    optimizer: str = "adamw"
+    learning_rate: float = 2e-3
+    label_smoothing: float = 0.0
+    random_shift: int = 0
+    random_flip: bool = False
+    precision: str = "float32"
+    betas: tuple[float, float] = BETAS
+    momentum: float = 0.0
+    weight_decay: float = 0.05
+    schedule: str = "cosine"
+    warmup: float = 0.1
+    gradient_clip: float = 1.0
+    patience: int | None = None
+    redraw_every: int = 1000
 
     def __post_init__(self) -> None:
-        self.apply(Run())
-
-    def apply(self, run: Run) -> Run:
-        """The run, trained by this recipe.
-
-        Args:
-            run: Data, model and seed.
-        """
-        values: dict[str, Any] = self.fields()
-        return dataclasses.replace(run, **values)
-
-    def fields(self) -> dict[str, object]:
-        """The fields of a run that it decides."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for argument, names in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            check_name(argument, getattr(self, argument), names)
+        check_sizes({"epochs": self.epochs, "batch_size": self.batch_size})
+        check_sizes({"patience": self.patience}, or_none=True)
+        check_sizes({"random_shift": self.random_shift, "redraw_every": self.redraw_every}, least=0)
+        for argument in ("gradient_clip", "weight_decay"):
+            if not getattr(self, argument) >= 0:
+                raise wrong_value(argument, getattr(self, argument), "at least 0")
+        if not 0 < self.learning_rate < float("inf"):
+            raise wrong_value("learning_rate", self.learning_rate, "a positive finite number")
+        for argument in ("label_smoothing", "momentum", "warmup"):
+            if not 0 <= getattr(self, argument) < 1:
+                raise wrong_value(argument, getattr(self, argument), "a number of at least 0 and below 1")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise wrong_value("betas", self.betas, "two numbers of at least 0 and below 1")
+        if self.optimizer == "sgd" and self.betas != BETAS:
+            raise wrong_value("betas", self.betas, f"{BETAS} with optimizer 'sgd', which has none")
+        if self.optimizer != "sgd" and self.momentum != 0:
+            raise wrong_value("momentum", self.momentum, f"0 with optimizer {self.optimizer!r}, which has betas")
+        if self.optimizer == "adam" and self.weight_decay != 0:
+            raise wrong_value("weight_decay", self.weight_decay, "0 with optimizer 'adam', which has none")
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -107,5 +121,4 @@ def read_recipe(name: str | Path) -> Recipe:
     missing = [field for field in known if field not in content]
     if missing:
         raise wrong_value("recipe", str(name), f"every field; without {', '.join(missing)}")
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    return Recipe(**values)
+    return decode(Recipe, content, "recipe")

@@ -1,31 +1,29 @@
-"""A training run, as one frozen dataclass that is saved beside its results."""
+"""A training run: data, model, recipe and seed, saved beside its results."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from teka.checks import LARGEST
+from teka.checks import LARGEST, check_name, is_whole
+from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
 from teka.models import MODELS
+from teka.models.model_config import options_class
+from teka.training.recipe import Recipe
 
-OPTIMIZERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "cosine")
-PRECISIONS = ("float32", "bfloat16", "float16")
 RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything that decides what a training run computes.
+class DataOptions:
+    """What a run is trained on.
 
     Args:
         data: Data set: "digits", "mnist", "fashion-mnist" or "cifar10"; or the path of a folder with a sub-folder of
@@ -35,12 +33,33 @@ class Run:
         train_size: Number of training images, all by default.
         validation_size: Number of training images held out; by default 137 of digits, 5,000 of the other published
             ones and a tenth of one's own.
+
+    Raises:
+        ValueError: A size that is too large.
+    """
+
+    data: str = "digits"
+    data_dir: str | None = None
+    image_size: int | None = None
+    train_size: int | None = None
+    validation_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_size(self)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model of a run, and those of its options that are not at its own defaults.
+
+    Args:
         model: "performer", "self_attention" (the network of Cordonnier et al. 2020), or a baseline: "alexnet", "vgg16",
             "resnet18", "linformer" or "routing_transformer". Options of a model that another does not have stay at
             their defaults with it.
         position: What the Performer knows of positions: "none", "absolute", or a relative kernel: "rotation",
             "rotation_joint", "clipped", "clipped_features", "quadratic", "generalized_quadratic", "table", "fourier" or
-            "rotary".
+            "rotary" (the default); and how the weights of "self_attention" depend on them: "quadratic" (the default),
+            "generalized_quadratic" or "table" (learned vectors for rows and columns).
         kernel: Content kernel: "softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "constant", "positive",
             "hyperbolic", "optimal", "trigonometric" or "hedgehog".
         num_features: Number of random features of the kernels that have them.
@@ -54,9 +73,7 @@ class Run:
         periodic: Whether the images' opposite edges meet.
         pool: What the logits are made from: "class", "mean" or "attention".
         tokens: What a token of the Linformer is: "pixel" or "image".
-        encoding: How the weights of "self_attention" depend on positions: "quadratic", "generalized_quadratic" or
-            "table" (learned row and column encoding).
-        content: Content kernel of "self_attention" beside the encoding, such as "softmax"; None for attention by
+        content: Content kernel of "self_attention" beside the position, such as "softmax"; None for attention by
             position alone.
         downsampling: Side in pixels of the blocks that are the tokens of "self_attention".
         resnet_stem: First layer of "resnet18": "7x7", with stride 2 and max pooling, or "3x3".
@@ -72,38 +89,13 @@ class Run:
         query_key: What is done to queries and keys: "plain", "normalized" or "centred".
         gate: Whether a sigmoid of each token gates what its heads give.
         value_convolution: Side in tokens of a depthwise convolution of the values, added to what the heads give.
-        epochs: Most passes over the training images.
-        batch_size: Images a step.
-        optimizer: "adamw", "adam" or "sgd".
-        learning_rate: Peak learning rate.
-        label_smoothing: Share of the target that is spread over all classes in training; the loss of held-out images
-            is without it.
-        random_shift: Largest number of pixels that a training image is moved by along each axis, at random; over the
-            edge if the images' edges meet, and filled with background if not.
-        random_flip: Whether training images are mirrored left to right at random.
-        precision: "float32", or "bfloat16" or "float16" for products under autocast with weights in float32.
-        betas: Decay rates of Adam's moments.
-        momentum: Momentum of SGD; 0 with the others.
-        weight_decay: Decoupled weight decay of AdamW, of the weights of linear maps; or of SGD, a share of each
-            parameter in its gradient, but of those of positions; 0 with "adam".
-        schedule: "cosine" (to 0 over the epochs) or "constant".
-        warmup: Share of the steps over which the learning rate rises linearly from 0.
-        gradient_clip: Largest norm of the gradient; 0 for no clipping.
-        patience: Epochs without a better validation accuracy before training stops early; None for never.
-        redraw_every: Steps between two draws of the random projections; 0 for never.
-        seed: Seed of initial weights, order of images, dropout and projections.
 
     Raises:
-        ValueError: A value out of range, or an unknown name.
+        ValueError: An unknown model, an option that it does not have, or a size that is too large.
     """
 
-    data: str = "digits"
-    data_dir: str | None = None
-    image_size: int | None = None
-    train_size: int | None = None
-    validation_size: int | None = None
     model: str = "performer"
-    position: str = "rotary"
+    position: str | None = None
     kernel: str = "squared_relu"
     num_features: int | None = None
     backend: str = "auto"
@@ -116,7 +108,6 @@ class Run:
     periodic: bool = False
     pool: str = "class"
     tokens: str = "pixel"
-    encoding: str = "quadratic"
     content: str | None = None
     downsampling: int = 2
     resnet_stem: str = "7x7"
@@ -131,80 +122,97 @@ class Run:
     query_key: str = "plain"
     gate: bool = False
     value_convolution: int | None = None
-    epochs: int = 20
-    batch_size: int = 64
-    optimizer: str = "adamw"
-    learning_rate: float = 2e-3
-    label_smoothing: float = 0.0
-    random_shift: int = 0
-    random_flip: bool = False
-    precision: str = "float32"
-    betas: tuple[float, float] = (0.9, 0.98)
-    momentum: float = 0.0
-    weight_decay: float = 0.05
-    schedule: str = "cosine"
-    warmup: float = 0.1
-    gradient_clip: float = 1.0
-    patience: int | None = None
-    redraw_every: int = 1000
+
+    def __post_init__(self) -> None:
+        check_name("model", self.model, MODELS)
+        _check_size(self)
+        if isinstance(self.heads, tuple) and self.model != "self_attention":
+            expected = "a whole number, or with model='self_attention' one for each block"
+            raise wrong_value("heads", self.heads, expected)
+        if self.position is None:
+            object.__setattr__(self, "position", _default_position(self.model))
+        for one in dataclasses.fields(self)[1:]:
+            default = _default_position(self.model) if one.name == "position" else one.default
+            if getattr(self, one.name) != default and one.name not in _options_of(self.model):
+                expected = f"{default!r} with model={self.model!r}, without it"
+                raise wrong_value(one.name, getattr(self, one.name), expected)
+
+    def keywords(self) -> dict[str, Any]:
+        """What the model is made with besides its sizes."""
+        given = {name: getattr(self, name) for name in _options_of(self.model)}
+        return {name: value for name, value in given.items() if (name, value) != ("dropout", None)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides what a training run computes.
+
+    The fields of its parts are read as its own too: `run.learning_rate`.
+
+    Args:
+        images: What it is trained on.
+        network: The model.
+        recipe: How it is trained.
+        seed: Seed of initial weights, order of images, dropout and projections.
+
+    Raises:
+        ValueError: A seed out of range, or early stopping with no image held out.
+    """
+
+    images: DataOptions = field(default_factory=DataOptions)
+    network: ModelOptions = field(default_factory=ModelOptions)
+    recipe: Recipe = field(default_factory=Recipe)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_model(self)
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
-        if self.schedule not in SCHEDULES:
-            raise unknown_name("schedule", self.schedule, SCHEDULES)
-        if self.precision not in PRECISIONS:
-            raise unknown_name("precision", self.precision, PRECISIONS)
-        if not 0 <= self.label_smoothing < 1:
-            raise wrong_value("label_smoothing", self.label_smoothing, "a share of at least 0 and below 1")
-        for argument in ("epochs", "batch_size"):
-            if getattr(self, argument) < 1:
-                raise wrong_value(argument, getattr(self, argument), "at least 1")
-        for argument in ("gradient_clip", "random_shift", "redraw_every", "weight_decay"):
-            if not getattr(self, argument) >= 0:
-                raise wrong_value(argument, getattr(self, argument), "at least 0")
         if not 0 <= self.seed < 2**32:
             raise wrong_value("seed", self.seed, "a whole number of at least 0 and below 2^32")
-        if not 0 < self.learning_rate < float("inf"):
-            raise wrong_value("learning_rate", self.learning_rate, "a positive finite number")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise wrong_value("betas", self.betas, "two numbers of at least 0 and below 1")
-        if self.optimizer == "sgd" and self.betas != Run.betas:
-            raise wrong_value("betas", self.betas, f"{Run.betas} with optimizer 'sgd', which has none")
-        if not 0 <= self.momentum < 1:
-            raise wrong_value("momentum", self.momentum, "a number of at least 0 and below 1")
-        if self.optimizer != "sgd" and self.momentum != 0:
-            raise wrong_value("momentum", self.momentum, f"0 with optimizer {self.optimizer!r}, which has betas")
-        if not 0 <= self.warmup < 1:
-            raise wrong_value("warmup", self.warmup, "a share of the steps, at least 0 and below 1")
-        if self.patience is not None and self.patience < 1:
-            raise wrong_value("patience", self.patience, "None or at least 1")
-        if self.patience is not None and self.validation_size == 0:
-            raise wrong_value("patience", self.patience, "None when validation_size is 0: nothing tells when to stop")
-        if self.optimizer == "adam" and self.weight_decay != 0:
-            raise wrong_value("weight_decay", self.weight_decay, "0 with optimizer 'adam', which has none")
+        if self.recipe.patience is not None and self.images.validation_size == 0:
+            expected = "None when validation_size is 0: nothing tells when to stop"
+            raise wrong_value("patience", self.recipe.patience, expected)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PART_OF:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(getattr(self, _PART_OF[name]), name)
+
+    @classmethod
+    def of(cls, **fields: object) -> Run:
+        """The run with these fields of its parts, the others by default: `Run.of(position="clipped", epochs=3)`.
+
+        Raises:
+            ValueError: What is not a field, or a value out of range.
+        """
+        return cls.from_dict(fields)
+
+    def replace(self, **fields: object) -> Run:
+        """The same run with other fields of its parts.
+
+        Raises:
+            ValueError: What is not a field, or a value out of range.
+        """
+        return self.from_dict({**self.to_dict(), **fields})
 
     def to_dict(self) -> dict[str, object]:
-        """The fields, ready for JSON."""
-        return dataclasses.asdict(self)
+        """The fields of its parts side by side, as `run.json` has them."""
+        return {**vars(self.images), **vars(self.network), **vars(self.recipe), "seed": self.seed}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> Run:
-        """The run with these fields, the others by default.
+        """The run with these fields of its parts, the others by default.
 
         Raises:
-            ValueError: A key that is not a field, or a value out of range.
+            ValueError: A key that is not a field, or a value of another type or out of range.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
+        fields = _renamed(fields)
         for key in fields:
-            if key not in known:
-                raise unknown_name("run key", key, known)
-        # JSON and YAML know lists only.
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-        return cls(**typing.cast("dict[str, typing.Any]", values))
+            if key not in (*_PART_OF, "seed"):
+                raise unknown_name("run key", key, (*_PART_OF, "seed"))
+        parts: dict[str, Any] = {
+            part: decode(kind, {name: value for name, value in fields.items() if _PART_OF.get(name) == part}, part)
+            for part, kind in _PARTS.items()
+        }
+        return cls(**parts, seed=_whole("seed", fields.get("seed", cls.seed)))
 
     def save(self, directory: Path) -> None:
         """Write `run.json` into a folder."""
@@ -229,59 +237,45 @@ class Run:
             in_channels: Channels of the images.
             num_classes: Number of classes.
         """
-        kind = MODELS[self.model]
-        options = {_keyword(name): getattr(self, name) for name in _model_fields(kind)}
-        if self.dropout is None:
-            options.pop("dropout", None)
-        return kind(image_size, in_channels, num_classes, **options)
+        return MODELS[self.network.model](image_size, in_channels, num_classes, **self.network.keywords())
 
 
-def _model_fields(kind: type[nn.Module]) -> list[str]:
-    """The fields of a run that are options of a model."""
-    options = inspect.signature(kind).parameters.keys() - {"image_size", "in_channels", "num_classes"}
-    if kind is MODELS["self_attention"]:
-        options = options - {"position"} | {"encoding"}
-    return [field.name for field in dataclasses.fields(Run) if field.name in options]
+_PARTS: dict[str, type[Any]] = {"images": DataOptions, "network": ModelOptions, "recipe": Recipe}
+_PART_OF = {one.name: part for part, kind in _PARTS.items() for one in dataclasses.fields(kind)}
 
 
-def _keyword(name: str) -> str:
-    return "position" if name == "encoding" else name
+def _options_of(model: str) -> list[str]:
+    """The fields of `ModelOptions` that a model takes."""
+    return [one.name for one in dataclasses.fields(options_class(model)) if one.name in _PART_OF]
 
 
-def _check_model(run: Run) -> None:
-    """Check that no option of a model is given that this one does not have."""
-    if run.model not in MODELS:
-        raise unknown_name("model", run.model, MODELS)
-    if isinstance(run.heads, tuple) and (run.model != "self_attention" or not all(map(_is_whole, run.heads))):
-        expected = "a whole number, or with model='self_attention' one for each block"
-        raise wrong_value("heads", run.heads, expected)
-    fields = {field.name: field.default for field in dataclasses.fields(Run)}
-    taken = _model_fields(MODELS[run.model])
-    for other in MODELS.values():
-        for name in _model_fields(other):
-            if name not in taken and getattr(run, name) != fields[name]:
-                raise wrong_value(name, getattr(run, name), f"{fields[name]!r} with model={run.model!r}, without it")
+def _default_position(model: str) -> str:
+    return "quadratic" if model == "self_attention" else "rotary"
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _renamed(fields: Mapping[str, object]) -> dict[str, object]:
+    """The fields by their present names: an older teka had the position of "self_attention" as its "encoding"."""
+    renamed = dict(fields)
+    encoding = renamed.pop("encoding", None)
+    if encoding is None:
+        return renamed
+    if renamed.get("model", ModelOptions.model) == "self_attention":
+        if renamed.get("position", "rotary") not in (None, "rotary"):
+            raise wrong_value("encoding", encoding, f"to be left out beside position={renamed['position']!r}")
+        return {**renamed, "position": encoding}
+    if encoding != "quadratic":
+        raise wrong_value("encoding", encoding, "to be left out with a model other than 'self_attention'")
+    return renamed
 
 
-def _check_types(run: Run) -> None:
-    """Check that every field has its declared type, as a file may hold anything."""
-    for name, declared in typing.get_type_hints(Run).items():
-        value = getattr(run, name)
-        options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
-        if not any(_is_of(value, option) for option in options):
-            raise wrong_value(name, value, str(getattr(declared, "__name__", declared)).replace("NoneType", "None"))
-        if _is_whole(value) and abs(value) > LARGEST and name != "seed":
+def _whole(argument: str, value: object) -> int:
+    if not is_whole(value):
+        raise wrong_value(argument, value, "a whole number")
+    return value
+
+
+def _check_size(options: DataOptions | ModelOptions) -> None:
+    """Check that no number is so large that torch's error would not say whose it is."""
+    for name, value in vars(options).items():
+        if is_whole(value) and abs(value) > LARGEST:
             raise wrong_value(name, value, f"a whole number up to {LARGEST}")
-
-
-def _is_of(value: object, declared: object) -> bool:
-    if typing.get_origin(declared) is tuple:
-        kinds = set(typing.get_args(declared)) - {...}
-        return isinstance(value, tuple) and all(any(_is_of(one, kind) for kind in kinds) for one in value)
-    if declared in (int, float):
-        return _is_whole(value) or (declared is float and isinstance(value, float))
-    return isinstance(declared, type) and isinstance(value, declared)

@@ -16,7 +16,7 @@ from teka.errors import unknown_name, wrong_value
 from teka.files import write_bytes, write_json
 from teka.models import Performer, SelfAttentionNetwork
 from teka.provenance import provenance
-from teka.training.restore import TrainedRun
+from teka.training.trained_run import TrainedRun
 
 MODES = ("lossless", "canvas")
 SELECTIONS = ("all", "figure1")
@@ -114,7 +114,7 @@ def _kind(trained: TrainedRun) -> dict[str, str]:
     model = trained.model
     if isinstance(model, SelfAttentionNetwork):
         return {
-            "position": trained.run.encoding,
+            "position": trained.run.position,
             "kernel": trained.run.content or "constant",
             "backend": ", ".join(model.chosen_backends()),
         }

@@ -1,21 +1,39 @@
-"""Images and operations a second of a training."""
+"""Images and operations a second of a training, and the most operations a second that a device does."""
 
 import copy
+import functools
 import statistics
 import time
+import warnings
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
+from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from teka.flops import flop_counter
-from teka.training.peak import Peak, peak, synchronize
 
 WARMUP_STEPS = 3
+MEASURED = "measured matrix product"
+SIDE, SIDE_ON_CPU = 4096, 1024
+SECONDS = 0.15
+
+
+class Peak(NamedTuple):
+    """The most operations a second that a device does.
+
+    Args:
+        flops: Operations a second, two for each multiply-add.
+        source: Where the number is from, in words.
+    """
+
+    flops: float
+    source: str
 
 
 class Throughput(Callback):
@@ -24,12 +42,6 @@ class Throughput(Callback):
     The first steps of each start are not measured, and validation is not. The operations are those of
     `training_flops_per_image`, of all processes together, and their share of the peak that of as many devices. An epoch
     without a measured step has no numbers.
-
-    Args:
-        flops_per_image: Operations of an image's forward and backward pass.
-        num_images: Number of training images.
-        batch_size: Images a step.
-        dtype: Type of the products' factors.
     """
 
     def __init__(self, flops_per_image: int, *, num_images: int, batch_size: int, dtype: torch.dtype) -> None:
@@ -90,7 +102,7 @@ class Throughput(Callback):
         return {"images_per_second": self.images_per_second, "flop_utilisation": self.flop_utilisation}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Go on from there."""
+        """Resume from there."""
         self.images_per_second = list(state_dict["images_per_second"])
         self.flop_utilisation = list(state_dict["flop_utilisation"])
 
@@ -105,7 +117,7 @@ class Throughput(Callback):
         }
 
     def _now(self, module: LightningModule) -> float:
-        synchronize(module.device)
+        _synchronize(module.device)
         return time.perf_counter()
 
 
@@ -127,3 +139,50 @@ def training_flops_per_image(model: nn.Module, images: Float[Tensor, "2 channels
 
 def _median(numbers: list[float]) -> float | None:
     return float(f"{statistics.median(numbers):.4g}") if numbers else None
+
+
+def peak(device: torch.device, dtype: torch.dtype) -> Peak:
+    """Peak of a device for products of a type: of a GPU by its maker's figures, else that of a large product.
+
+    The figures are those of Lightning's table, for products without sparsity.
+    """
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*(FLOPs not found|does not support).*")
+            # The table's H100 NVL is a pair of cards.
+            known = None if "H100 NVL" in name else get_available_flops(device, dtype)
+        if known:
+            return Peak(known, f"Lightning's table for {name}, {_name(dtype)}")
+    return _measured(device, dtype, torch.get_num_threads())
+
+
+@functools.cache
+def _measured(device: torch.device, dtype: torch.dtype, num_threads: int) -> Peak:
+    """The fastest of several products of square matrices."""
+    side = SIDE_ON_CPU if device.type == "cpu" else SIDE
+    generator = Generator().manual_seed(0)  # zeros and ones would take less power than numbers do
+    left, right = (torch.randn(side, side, generator=generator).to(device, dtype) for _ in range(2))
+    _seconds(left, right)
+    begin, fastest = time.perf_counter(), float("inf")
+    while time.perf_counter() - begin < SECONDS:
+        fastest = min(fastest, _seconds(left, right))
+    threads = f", {num_threads} {'thread' if num_threads == 1 else 'threads'}" if device.type == "cpu" else ""
+    return Peak(2 * side**3 / fastest, f"{MEASURED}, {side} × {side}, {_name(dtype)}{threads}")
+
+
+def _seconds(left: Tensor, right: Tensor) -> float:
+    _synchronize(left.device)
+    since = time.perf_counter()
+    torch.mm(left, right)
+    _synchronize(left.device)
+    return time.perf_counter() - since
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

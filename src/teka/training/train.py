@@ -12,7 +12,6 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from teka import data
 from teka.data import Dataset
@@ -21,19 +20,18 @@ from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyNumbersError, count_numbers, memory_bytes
 from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
-from teka.training.batch_source import BatchSource
+from teka.training.batches import BatchSource
 from teka.training.checkpoint import CHECKPOINTS, LAST, PREVIOUS, Checkpoints, WholeFiles, find_checkpoint
 from teka.training.classifier import Classifier
-from teka.training.clock import Clock, seconds_so_far
-from teka.training.epoch_table import EpochTable
-from teka.training.execution import Execution
+from teka.training.execution import Execution, Processes, is_first_process
 from teka.training.heads.record import HeadRecorder
 from teka.training.loggers import check_loggers, open_loggers
-from teka.training.processes import Processes, is_first_process
+from teka.training.progress import Clock, EpochTable, seconds_so_far
 from teka.training.run import RUN_FILE, Run
 from teka.training.throughput import Throughput, training_flops_per_image
 
 RESULT_FILE = "result.json"
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Lightning's words for a run's precision.
 PRECISION: Mapping[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
     "float32": "32-true",
@@ -44,9 +42,6 @@ PRECISION: Mapping[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
 
 def read_result(folder: Path) -> dict[str, Any]:
     """What `result.json` of a finished run holds.
-
-    Args:
-        folder: The run's folder.
 
     Raises:
         ValueError: The file is missing, or is not one that a training wrote.
@@ -94,7 +89,7 @@ def train(
     Args:
         run: What to train.
         out: The run's folder.
-        resume: Go on from the last whole epoch that the folder holds; without one, begin; a finished run is left alone.
+        resume: Resume after the last whole epoch that the folder holds, or begin; a finished run is left alone.
         command: The command to keep with the result.
         dataset: What `load_data(run)` gives, for a caller that has it already.
         callbacks: Lightning's callbacks besides those of every run; what they keep in their state is resumed too.
@@ -208,7 +203,7 @@ def _check_size(run: Run, sizes: Mapping[str, Any]) -> None:
 def _check_smallest_part(model: nn.Module, dataset: Dataset, run: Run, num_parts: int) -> None:
     """Check that batch normalisation has more than one image wherever it needs more."""
     last = len(dataset.train) % run.batch_size or run.batch_size
-    if min(last, run.batch_size) // num_parts > 1 or not any(isinstance(one, _BatchNorm) for one in model.modules()):
+    if min(last, run.batch_size) // num_parts > 1 or not any(isinstance(one, BATCH_NORMS) for one in model.modules()):
         return
     try:
         with torch.no_grad():
@@ -254,7 +249,7 @@ def _without_known_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         # Holding nothing out is a choice of the run's.
         warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")
-        # The folder is the run's own, and is there when a run goes on.
+        # The folder is the run's own, and is there when a run is resumed.
         warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
         # Lightning's own use of torch's pytrees.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)

@@ -12,7 +12,7 @@ from teka.training.checkpoint import CHECKPOINTS, LAST, callback_state, read_wei
 from teka.training.heads.record import HEADS_FILE, HeadRecorder, Moment, load_head_record
 
 train_module = importlib.import_module("teka.training.train")
-RUN = Run(
+RUN = Run.of(
     data="digits", image_size=8, train_size=96, validation_size=40, model="self_attention", dim=6, depth=2,
     heads=(3, 2), epochs=3, batch_size=32, learning_rate=0.02, dropout=0.2,
 )  # fmt: skip
@@ -30,7 +30,7 @@ def save(tmp_path):
 def test_arrays_come_back_as_saved(save):
     arrays = head_arrays()
     record = load_head_record(save(arrays))
-    assert (record.encoding, record.content, record.grid, record.query) == ("quadratic", "", (5, 7), (2, 3))
+    assert (record.position, record.content, record.grid, record.query) == ("quadratic", "", (5, 7), (2, 3))
     assert record.num_layers == 2
     for name in ("layer", "epoch", "train_accuracy", "center", "precision", "mean", "covariance", "offset", "weight"):
         np.testing.assert_array_equal(getattr(record, name), arrays[name])
@@ -187,6 +187,6 @@ def test_a_run_that_began_without_a_record_has_one_from_there_on(recorded, tmp_p
 
 
 def test_other_models_leave_no_record(tmp_path):
-    run = Run(image_size=8, train_size=32, validation_size=8, dim=8, heads=2, epochs=1, batch_size=32)
+    run = Run.of(image_size=8, train_size=32, validation_size=8, dim=8, heads=2, epochs=1, batch_size=32)
     train(run, tmp_path / "run")
     assert not (tmp_path / "run" / HEADS_FILE).exists()

@@ -88,7 +88,7 @@ def _read_tune(fields: Mapping[str, object]) -> Tune:
 def _run_fields(argument: str, value: object) -> dict[str, object]:
     fields = _mapping(argument, value)
     recipe = fields.pop("recipe", None)
-    return fields if recipe is None else {**read_recipe(str(recipe)).fields(), **fields}
+    return fields if recipe is None else {**vars(read_recipe(str(recipe))), **fields}
 
 
 def _check_keys(argument: str, fields: Mapping[str, object], known: Sequence[str]) -> None:

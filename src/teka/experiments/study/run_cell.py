@@ -156,7 +156,7 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
     }
     try:
         trained = train(
-            dataclasses.replace(cell.run, data_dir=data_dir),
+            cell.run.replace(data_dir=data_dir),
             place,
             resume=True,
             command=command,
@@ -200,7 +200,7 @@ def load_cell_data(run: Run, data_dir: str | None) -> Dataset:
 def _load_data(
     name: str, data_dir: str | None, image_size: int | None, train_size: int | None, validation_size: int | None
 ) -> Dataset:
-    run = Run(
+    run = Run.of(
         data=name, data_dir=data_dir, image_size=image_size, train_size=train_size, validation_size=validation_size
     )
     return load_data(run)

@@ -23,7 +23,7 @@ from teka.experiments.study.study import Cell, Measure, Study
 from teka.files import make_directory
 from teka.models import MODELS
 from teka.training import Run
-from teka.training.processes import without_launcher
+from teka.training.execution import without_launcher
 
 PARALLEL = ("loky", "dask", "ray")
 PACKAGES = {"dask": "distributed", "ray": "ray[default]"}

@@ -164,27 +164,27 @@ def head_grids(heads: Heads) -> list[HeadGrid]:
     return [HeadGrid(**_by_draw(heads.of_layer(layer), 1)[0]) for layer in range(len(heads.layers))]
 
 
-def chance_head_grids(encoding: str, heads: Iterable[int], *, grid: Grid, embedding_dim: int) -> list[HeadGrid]:
+def chance_head_grids(position: str, heads: Iterable[int], *, grid: Grid, embedding_dim: int) -> list[HeadGrid]:
     """What heads have before training: for each layer the mean over 200 draws of its initial parameters.
 
     The draws are the same every time, and torch's random state stays as it was.
 
     Args:
-        encoding: A name of `teka.models.self_attention_network.POSITIONS`.
+        position: A name of `teka.models.self_attention_network.POSITIONS`.
         heads: Number of heads of each layer.
         grid: The grid.
         embedding_dim: Size of the embeddings of "table".
     """
     counts = list(heads)
-    by_count = {count: _chance(encoding, count, grid, embedding_dim) for count in set(counts)}
+    by_count = {count: _chance(position, count, grid, embedding_dim) for count in set(counts)}
     return [by_count[count] for count in counts]
 
 
-def _chance(encoding: str, heads: int, grid: Grid, embedding_dim: int) -> HeadGrid:
+def _chance(position: str, heads: int, grid: Grid, embedding_dim: int) -> HeadGrid:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         options = {"heads": heads, "sides": grid.shape, "embedding_dim": embedding_dim}
-        drawn = [make_gaussian_or_table(encoding, **options)() for _ in range(CHANCE_DRAWS)]
+        drawn = [make_gaussian_or_table(position, **options)() for _ in range(CHANCE_DRAWS)]
         # One kernel with the heads of all, which are looked at together.
         tensors = [name for name, value in vars(drawn[0]).items() if isinstance(value, Tensor)]
         joined: Any = dataclasses.replace(

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from teka import __version__
 from teka.audit.page.charts import encode_png
 from teka.audit.page.notation import listed
-from teka.audit.page.template import data_uri, render_page, require
+from teka.audit.page.tables import Table
+from teka.audit.page.template import data_uri, render_page
 from teka.files import make_directory, write_bytes
 from teka.training.heads import pictures as draw
 from teka.training.heads.record import HeadRecord
 
-WIDTH = 120  # columns of a terminal that the table fits into
 COLUMNS = {
     "layer": None,
     "heads": None,
@@ -145,13 +145,10 @@ def write_heads(
         settings: What else the page says of it, by name.
 
     Raises:
-        ImportError: matplotlib, Pillow, pandas or jinja2 is not installed.
+        ImportError: matplotlib, Pillow or jinja2 is not installed.
         ValueError: The folder is a file.
         OSError: The folder cannot be written.
     """
-    require("pandas")
-    import pandas
-
     moments = draw.choose_moments(record)
     frames = draw.draw_frames(record, moments)
     drawn = {
@@ -193,5 +190,5 @@ def write_heads(
     folder = make_directory("out", folder)
     for file, content in files.items():
         write_bytes(folder / file, content)
-    terminal = pandas.DataFrame(rows, columns=list(COLUMNS)).to_string(index=False, line_width=WIDTH)
+    terminal = Table("", tuple(COLUMNS), tuple(rows)).plain()
     return HeadFiles(folder / "heads.html", tuple(folder / file for file in pictures), folder / "heads.gif", terminal)

@@ -113,7 +113,7 @@ class HeadRecorder(Callback):
     def _encode(self) -> bytes:
         grid, moments = self.model.grid, self.moments
         arrays = {
-            "encoding": np.array(self.run.encoding),
+            "encoding": np.array(self.run.position),
             "content": np.array(self.run.content or ""),
             "grid": np.array(grid.shape),
             "query": np.array(middle_query(grid)),
@@ -133,7 +133,7 @@ class HeadRecorder(Callback):
 
 def chance_of(run: Run, heads: Heads, model: SelfAttentionNetwork) -> list[HeadGrid]:
     """What the initial parameters of each layer of a run's network give in the mean."""
-    return chance_head_grids(run.encoding, heads.layers, grid=model.grid, embedding_dim=run.dim)
+    return chance_head_grids(run.position, heads.layers, grid=model.grid, embedding_dim=run.dim)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class HeadRecord:
     Offsets are key less query, in tokens, downwards and to the right.
 
     Args:
-        encoding: How the heads see positions.
+        position: How the heads see positions; "encoding" in the file.
         content: Their content kernel, or empty.
         grid: Rows and columns of tokens.
         query: Row and column of the token that was looked from.
@@ -161,7 +161,7 @@ class HeadRecord:
         chance: The same for random initial parameters in the mean, (layers,).
     """
 
-    encoding: str
+    position: str
     content: str
     grid: tuple[int, int]
     query: tuple[int, int]
@@ -223,4 +223,4 @@ def load_head_record(path: str | Path) -> HeadRecord:
             arrays[name] = str(arrays[name])
         elif name in ("grid", "query"):
             arrays[name] = tuple(arrays[name].tolist())
-    return HeadRecord(**arrays, numbers=numbers, chance=chance)
+    return HeadRecord(position=arrays.pop("encoding"), **arrays, numbers=numbers, chance=chance)

@@ -1,11 +1,10 @@
-import dataclasses
 import io
 
 import pytest
 from lightning.pytorch import Callback
 
 from teka.training import train
-from teka.training.epoch_table import COLUMNS, _number, _time
+from teka.training.progress import COLUMNS, _number, _time
 
 
 class Terminal(io.StringIO):
@@ -38,7 +37,7 @@ def test_where_there_is_no_terminal_there_is_a_heading_and_a_plain_row_for_each_
 
 
 def test_what_was_not_measured_or_held_out_is_a_dash(tiny, tmp_path, capsys):
-    run = dataclasses.replace(tiny, epochs=1, validation_size=0, schedule="constant", warmup=0.0)
+    run = tiny.replace(epochs=1, validation_size=0, schedule="constant", warmup=0.0)
     train(run, tmp_path / "run", throughput=False)
     assert capsys.readouterr().out.splitlines()[-1].split()[3:9] == ["-", "-", "2.0e-3", "-", "-", "-"]
 
@@ -54,7 +53,7 @@ def test_a_resumed_run_goes_on_with_the_next_row(tiny, tmp_path, capsys):
 def test_on_a_terminal_there_is_a_bar_that_goes_away(tiny, tmp_path, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
-    train(dataclasses.replace(tiny, epochs=1), tmp_path / "run")
+    train(tiny.replace(epochs=1), tmp_path / "run")
     shown = terminal.getvalue()
     assert "0/3" in shown
     assert "/s]" in shown
@@ -63,13 +62,13 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away(tiny, tmp_path, monkeypatch
 
 
 def test_without_a_progress_bar_nothing_is_printed(tiny, tmp_path, capsys):
-    train(dataclasses.replace(tiny, epochs=1), tmp_path / "run", progress_bar=False)
+    train(tiny.replace(epochs=1), tmp_path / "run", progress_bar=False)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "-"), (2.30259, "2.302"), (45.678, "45.67"), (123456.7, "123457"), (0.000123, "1.2e-4"), (0.0, "0.000")],
+    [(2.30259, "2.302"), (45.678, "45.67"), (123456.7, "123457"), (0.000123, "1.2e-4"), (0.0, "0.000")],
 )
 def test_numbers_fit_their_columns(value, shown):
     assert _number(value) == shown

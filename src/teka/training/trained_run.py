@@ -1,0 +1,183 @@
+"""A finished run: read back from its folder, evaluated on its test images, and exported as a model file."""
+
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from teka.audit import wilson_interval
+from teka.codec import encode
+from teka.data import Dataset
+from teka.data.load import class_names
+from teka.errors import wrong_value
+from teka.files import check_output, read_json, write_json
+from teka.models import ModelConfig, save
+from teka.prediction.pictures import settings_for
+from teka.provenance import provenance
+from teka.training.batches import batches
+from teka.training.checkpoint import BEST, CHECKPOINTS, check_run, load_weights
+from teka.training.run import Run
+from teka.training.train import RESULT_FILE, load_data, read_result
+
+EVALUATION_FILE = "evaluation.json"
+TRAINING_FACTS = (
+    "teka",
+    "torch",
+    "hardware",
+    "date",
+    "parameters",
+    "epochs",
+    "seconds",
+    "train_images",
+    "validation_images",
+    "validation_accuracy",
+)
+EVALUATION_FACTS = ("dataset", "test_images", "accuracy", "interval")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run with its best model, in evaluation mode, its data and what training wrote of it.
+
+    Args:
+        folder: The run's folder.
+        run: What was trained.
+        model: The model with the weights of the best checkpoint.
+        dataset: Its data.
+        result: What `result.json` holds.
+    """
+
+    folder: Path
+    run: Run
+    model: nn.Module
+    dataset: Dataset
+    result: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        """What to call the model in tables: a Performer by its position and its content kernel."""
+        return f"{self.run.position}, {self.run.kernel}" if self.run.model == "performer" else self.run.model
+
+
+def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:
+    """Read a finished run back.
+
+    Args:
+        folder: The run's folder.
+        data_dir: Folder with the data set's files, if it is another than in training.
+
+    Raises:
+        ValueError: Not a run's folder, not trained to its end, or a checkpoint of another architecture.
+    """
+    folder = Path(folder)
+    run = Run.load(folder)
+    if not (folder / RESULT_FILE).is_file():
+        raise wrong_value("run", str(folder), "a finished run; resume it with teka train --resume")
+    result = read_result(folder)
+    check_run(folder / CHECKPOINTS / BEST, run)
+    dataset = load_data(run if data_dir is None else run.replace(data_dir=data_dir))
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is to be said of the model was said when it was trained
+        model = run.make_model(
+            image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
+        )
+    load_weights(model, folder / CHECKPOINTS / BEST)
+    model.eval()
+    return TrainedRun(folder, run, model, dataset, result)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy of a run on its test images.
+
+    Args:
+        dataset: Name of the data.
+        test_images: Number of images.
+        accuracy: Share answered rightly.
+        interval: Its 95 % Wilson interval.
+        accuracy_by_class: The same for the images of each class.
+        confusion: Number of images of each class (row) answered as each class (column).
+    """
+
+    dataset: str
+    test_images: int
+    accuracy: float
+    interval: tuple[float, float]
+    accuracy_by_class: list[float]
+    confusion: list[list[int]]
+
+
+def evaluate(trained: TrainedRun, *, batch_size: int = 256, command: str = "") -> Evaluation:
+    """Measure a run on every test image and write `evaluation.json` into its folder.
+
+    Args:
+        trained: The run.
+        batch_size: Images at a time.
+        command: The command to keep with the numbers.
+
+    Raises:
+        ValueError: A batch size below 1, or a folder that cannot be written to.
+    """
+    if batch_size < 1:
+        raise wrong_value("batch_size", batch_size, "at least 1")
+    check_output("run", trained.folder / EVALUATION_FILE)
+    num_classes = trained.dataset.num_classes
+    confusion = MulticlassConfusionMatrix(num_classes)
+    with torch.inference_mode():
+        for images, labels in batches(trained.dataset.test, batch_size=batch_size):
+            confusion.update(trained.model(images), labels)
+    matrix = confusion.compute()
+    num_images, right = len(trained.dataset.test), int(matrix.diagonal().sum())
+    low, high = wilson_interval(right, num_images)
+    evaluation = Evaluation(
+        dataset=trained.dataset.name,
+        test_images=num_images,
+        accuracy=right / num_images,
+        interval=(float(low), float(high)),
+        accuracy_by_class=(matrix.diagonal() / matrix.sum(dim=1).clamp(min=1)).tolist(),
+        confusion=matrix.tolist(),
+    )
+    write_json(trained.folder / EVALUATION_FILE, {**provenance(command), **asdict(evaluation)})
+    return evaluation
+
+
+def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> Path:
+    """Write a run's best weights as a model file, with what was trained, with what and how well.
+
+    The facts are `run` (its fields, but for the data's folder on this machine), `training` (versions, hardware, date,
+    size, validation accuracy) and, once `teka evaluate` has measured it, `evaluation` (accuracy on the test images).
+
+    Args:
+        trained: The run.
+        out: The folder to write.
+        dtype: How weights are stored: "float32", or "float16", which halves the file and rounds them.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        ValueError: A folder of something else at `out`, or weights that the dtype cannot hold.
+    """
+    run, dataset = trained.run, trained.dataset
+    facts: dict[str, Any] = {"run": encode(run.to_dict())}
+    del facts["run"]["data_dir"]
+    facts["training"] = {name: trained.result[name] for name in TRAINING_FACTS if name in trained.result}
+    if (trained.folder / EVALUATION_FILE).is_file():
+        evaluation = read_json(trained.folder / EVALUATION_FILE)
+        facts["evaluation"] = {name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation}
+    config = ModelConfig(
+        run.model,
+        dataset.image_size,
+        dataset.in_channels,
+        dataset.num_classes,
+        run.network.keywords(),
+        class_names(run.data, data_dir=run.data_dir),
+        encode(settings_for(run.data, dataset.image_size)),
+        facts,
+    )
+    return save(trained.model, out, config, dtype=dtype)

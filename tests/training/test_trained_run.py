@@ -1,0 +1,64 @@
+import json
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from teka.models import load, read_config
+from teka.training import evaluate, export, restore
+
+
+def test_a_restored_model_is_ready_to_evaluate(trained):
+    assert not trained.model.training
+    assert trained.name == "rotary, positive"
+
+
+def test_an_unfinished_run_is_an_error(trained, tmp_path):
+    shutil.copytree(trained.folder, tmp_path / "copy")
+    (tmp_path / "copy" / "result.json").unlink()
+    with pytest.raises(ValueError, match="finished"):
+        restore(tmp_path / "copy")
+
+
+def test_a_checkpoint_of_another_architecture_is_an_error(trained, trained_on_canvas, tmp_path):
+    shutil.copytree(trained.folder, tmp_path / "copy")
+    text = (tmp_path / "copy" / "run.json").read_text()
+    (tmp_path / "copy" / "run.json").write_text(text.replace('"dim": 8', '"dim": 16'))
+    with pytest.raises(ValueError, match="checkpoint"):
+        restore(tmp_path / "copy")
+
+
+def test_the_evaluation_counts_every_test_image_and_is_written(trained):
+    evaluation = evaluate(trained, batch_size=100, command="teka evaluate")
+    test = trained.dataset.test
+    with torch.inference_mode():
+        right = int((trained.model(test.images).argmax(dim=1) == test.labels).sum())
+    assert evaluation.test_images == len(test) == 360
+    assert evaluation.accuracy == right / 360
+    assert evaluation.interval[0] < evaluation.accuracy < evaluation.interval[1]
+    assert sum(map(sum, evaluation.confusion)) == 360
+    saved = json.loads((trained.folder / "evaluation.json").read_text())
+    assert saved["accuracy"] == evaluation.accuracy
+    assert saved["command"] == "teka evaluate"
+
+
+def test_a_batch_without_images_is_an_error(trained):
+    with pytest.raises(ValueError, match="batch_size"):
+        evaluate(trained, batch_size=0)
+
+
+def test_an_exported_model_is_the_runs_with_what_is_known_of_it(trained, tmp_path):
+    evaluation = evaluate(trained)
+    folder = export(trained, tmp_path / "model")
+    images = trained.dataset.test.images[:5]
+    assert torch.equal(load(folder)(images), trained.model(images))
+    config = read_config(folder)
+    facts: Any = config.facts
+    assert config.class_names == tuple("0123456789")
+    assert config.pictures == {"fit": "ink", "canvas": [8, 8], "box": [8, 8], "stroke": 0.0}
+    assert facts["run"]["seed"] == trained.run.seed
+    assert facts["run"]["betas"] == list(trained.run.betas)
+    assert "data_dir" not in facts["run"]
+    assert facts["training"]["validation_accuracy"] == trained.result["validation_accuracy"]
+    assert facts["evaluation"]["accuracy"] == evaluation.accuracy
