@@ -1,7 +1,8 @@
 import torch
 from torch import Tensor
 
-from teka.audit import Caveat, Metrics, Movement, error_by_phase, measure_responses, square_shifts, summarize
+from teka.audit import Metrics, Movement, error_by_phase, measure_responses, square_shifts, summarize
+from teka.audit.caveats import Caveat
 from teka.audit.layers import LayerBreak, LayerFindings
 from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.measure.responses import Responses

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.campaign.outcome import Tally, run_command
 
-from teka.audit import TRANSLATION_MODES
+from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import PARTS
 from teka.cli.audit import METRICS, SHIFT_SETS
 from teka.functional.kernel import KERNELS

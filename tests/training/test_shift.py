@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 
+from teka.audit.statistics.metrics import CURVES
 from teka.training import ShiftSettings, measure, write_shift_report
 from teka.training.report.examples import load_examples
 from teka.training.report.load import load_report
@@ -10,8 +11,8 @@ from teka.training.report.load import load_report
 
 def test_the_report_holds_every_shift_along_both_axes(trained_on_canvas, tmp_path):
     settings = ShiftSettings(max_shift=2)
-    accuracy = measure(trained_on_canvas, settings)
-    write_shift_report([trained_on_canvas], [accuracy], settings, tmp_path, command="teka shift")
+    responses = measure(trained_on_canvas, settings)
+    write_shift_report([trained_on_canvas], [responses], settings, tmp_path, command="teka shift")
     saved = json.loads((tmp_path / "report.json").read_text())
     model = saved["models"][0]
     assert {"dataset", "command", "teka", "torch", "models"} <= set(saved)
@@ -23,18 +24,18 @@ def test_the_report_holds_every_shift_along_both_axes(trained_on_canvas, tmp_pat
 
 def test_the_accuracy_is_that_of_the_images_rolled(trained_on_canvas):
     settings = ShiftSettings(max_shift=3)
-    accuracy = measure(trained_on_canvas, settings)
+    responses = measure(trained_on_canvas, settings)
     test = trained_on_canvas.dataset.test
     with torch.inference_mode():
         moved = torch.roll(test.images, (0, 3), dims=(2, 3))
         right = (trained_on_canvas.model(moved).argmax(dim=1) == test.labels).double().mean().item()
-    assert accuracy.along(1)[3] == pytest.approx(right)
+    assert CURVES["accuracy"].values(responses)[responses.along(1)[3]] == pytest.approx(right)
 
 
 def test_the_examples_are_what_the_models_saw(trained_on_canvas, tmp_path):
     settings = ShiftSettings(max_shift=2)
-    accuracy = measure(trained_on_canvas, settings)
-    write_shift_report([trained_on_canvas], [accuracy], settings, tmp_path, command="")
+    responses = measure(trained_on_canvas, settings)
+    write_shift_report([trained_on_canvas], [responses], settings, tmp_path, command="")
     examples = load_examples(tmp_path / "examples.npz")
     still = [tuple(shift) for shift in examples.shifts].index((0, 0))
     right = [tuple(shift) for shift in examples.shifts].index((0, 2))
@@ -45,9 +46,9 @@ def test_the_examples_are_what_the_models_saw(trained_on_canvas, tmp_path):
 def test_a_canvas_holds_images_that_could_not_be_shifted_without_loss(trained):
     with pytest.raises(ValueError, match="only background"):
         measure(trained, ShiftSettings(max_shift=2))
-    accuracy = measure(trained, ShiftSettings(max_shift=2, mode="canvas"))
-    assert accuracy.canvas_size == (12, 12)
-    assert measure(trained, ShiftSettings(max_shift=1, mode="canvas")).canvas_size == (10, 10)
+    responses = measure(trained, ShiftSettings(max_shift=2, mode="canvas"))
+    assert responses.movement.canvas_size == (12, 12)
+    assert measure(trained, ShiftSettings(max_shift=1, mode="canvas")).movement.canvas_size == (10, 10)
 
 
 def test_figure_1_shifts_along_dx_alone(trained):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from teka.audit import TRANSLATION_MODES
 from teka.audit.adapters import FORMS, load
 from teka.audit.adapters.case import AuditCase, make_case
 from teka.audit.audit import audit
+from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.audit_page import write_audit_page
 from teka.audit.page.template import require
 from teka.audit.page.text import audit_text

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from teka.audit import ShiftAccuracy, accuracy_by_shift, axis_shifts, translate
+from teka.audit import Movement, Responses, axis_shifts, measure_responses, translate, wilson_interval
+from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.data import Split, lossless_selection
 from teka.errors import unknown_name, wrong_value
 from teka.files import write_bytes, write_json
@@ -73,13 +74,13 @@ class ShiftSettings:
 
 def measure(
     trained: TrainedRun, settings: ShiftSettings, progress: Callable[[int, int], None] | None = None
-) -> ShiftAccuracy:
-    """Accuracy of a run at every shift.
+) -> Responses:
+    """What a run answers at every shift.
 
     Args:
         trained: The run.
         settings: What is shifted, how far and how.
-        progress: Called with the number of batches done and their total.
+        progress: Called with the number of images and shifts done and their total.
 
     Raises:
         ValueError: In mode "lossless", an image that would lose something.
@@ -90,15 +91,15 @@ def measure(
         trained.model.resize(size or trained.dataset.image_size)
     elif size is not None:
         raise wrong_value("mode", settings.mode, f"another with model={trained.run.model!r}, which has one image size")
-    return accuracy_by_shift(
+    return measure_responses(
         trained.model,
         split.images,
-        split.labels,
         settings.shifts,
-        mode=settings.mode,
-        canvas_size=size,
+        Movement(settings.mode, canvas_size=size),
+        labels=split.labels,
+        output="logits",
         batch_size=settings.batch_size,
-        progress=progress,
+        progress=None if progress is None else lambda done, total, _: progress(done, total),
     )
 
 
@@ -127,16 +128,19 @@ def _kind(trained: TrainedRun) -> dict[str, str]:
     }
 
 
-def model_entry(trained: TrainedRun, accuracy: ShiftAccuracy) -> dict[str, object]:
+def model_entry(trained: TrainedRun, responses: Responses) -> dict[str, object]:
     """One entry of `report.json`'s "models"."""
-    low, high = accuracy.interval()
+    accuracy, correct = CURVES["accuracy"].values(responses), responses.correct
+    assert accuracy is not None
+    assert correct is not None
+    low, high = wilson_interval(correct.sum(dim=1), responses.num_images)
     by_axis: dict[str, dict[str, float]] = {"dx": {}, "dy": {}}
     intervals: dict[str, dict[str, list[float]]] = {"dx": {}, "dy": {}}
-    for index, (dy, dx) in enumerate(accuracy.shifts):
-        for axis, step, still in (("dx", dx, dy), ("dy", dy, dx)):
-            if still == 0 and (axis == "dx" or any(shift[0] for shift in accuracy.shifts)):
-                by_axis[axis][str(step)] = float(accuracy.accuracy[index])
-                intervals[axis][str(step)] = [float(low[index]), float(high[index])]
+    for axis, name in ((1, "dx"), (0, "dy")):
+        rows = responses.along(axis)
+        if name == "dx" or len(rows) > 1:
+            by_axis[name] = {str(step): float(accuracy[row]) for step, row in rows.items()}
+            intervals[name] = {str(step): [float(low[row]), float(high[row])] for step, row in rows.items()}
     return {
         "name": trained.name,
         **_kind(trained),
@@ -146,15 +150,15 @@ def model_entry(trained: TrainedRun, accuracy: ShiftAccuracy) -> dict[str, objec
         "seconds": trained.result["seconds"],
         "accuracy_by_shift": by_axis,
         "interval_by_shift": intervals,
-        "worst_shift_accuracy": accuracy.worst_shift_accuracy,
-        "minimum_accuracy": accuracy.minimum_accuracy,
-        "test_images": accuracy.num_images,
+        "worst_shift_accuracy": NUMBERS["worst_shift_accuracy"].value(responses),
+        "minimum_accuracy": NUMBERS["minimum_accuracy"].value(responses),
+        "test_images": responses.num_images,
     }
 
 
 def write_shift_report(
     runs: Sequence[TrainedRun],
-    accuracies: Sequence[ShiftAccuracy],
+    answers: Sequence[Responses],
     settings: ShiftSettings,
     folder: Path,
     *,
@@ -164,7 +168,7 @@ def write_shift_report(
 
     Args:
         runs: The runs.
-        accuracies: What `measure` gave for each.
+        answers: What `measure` gave for each.
         settings: What was shifted.
         folder: Where to write.
         command: The command to keep with the numbers.
@@ -181,9 +185,9 @@ def write_shift_report(
         **provenance(command),
         "mode": settings.mode,
         "selection": settings.selection,
-        "models": [model_entry(run, accuracy) for run, accuracy in zip(runs, accuracies, strict=True)],
+        "models": [model_entry(run, responses) for run, responses in zip(runs, answers, strict=True)],
     }
-    write_bytes(folder / "examples.npz", _examples(runs, accuracies, settings))
+    write_bytes(folder / "examples.npz", _examples(runs, answers, settings))
     write_json(folder / "report.json", report)
     return report
 
@@ -203,12 +207,12 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
                 raise wrong_value(f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}")
 
 
-def _examples(runs: Sequence[TrainedRun], accuracies: Sequence[ShiftAccuracy], settings: ShiftSettings) -> bytes:
+def _examples(runs: Sequence[TrainedRun], answers: Sequence[Responses], settings: ShiftSettings) -> bytes:
     """One image of each class as the models of the first seed saw it, at some shifts along dx and dy."""
     split = settings.images(runs[0].dataset.test)
     first = {int(label): index for index, label in reversed(list(enumerate(split.labels.tolist())))}
     chosen = [first[label] for label in sorted(first)][:NUM_EXAMPLES]
-    shifts = accuracies[0].shifts
+    shifts = answers[0].shifts
     far = settings.max_shift
     shown = [shift for shift in shifts if shift in {(0, -far), (0, -far // 2), (0, 0), (0, far // 2), (0, far)}]
     shown += [shift for shift in shifts if shift in {(-far, 0), (far, 0)}]
@@ -216,7 +220,7 @@ def _examples(runs: Sequence[TrainedRun], accuracies: Sequence[ShiftAccuracy], s
     moved = [
         translate(images, shift, mode=settings.mode, canvas_size=_canvas_size(runs[0], settings)) for shift in shown
     ]
-    one_seed = [pair for pair in zip(runs, accuracies, strict=True) if pair[0].run.seed == runs[0].run.seed]
+    one_seed = [pair for pair in zip(runs, answers, strict=True) if pair[0].run.seed == runs[0].run.seed]
     rows = [shifts.index(shift) for shift in shown]
     buffer = io.BytesIO()
     np.savez_compressed(
@@ -225,9 +229,14 @@ def _examples(runs: Sequence[TrainedRun], accuracies: Sequence[ShiftAccuracy], s
         shifts=np.array(shown),
         labels=split.labels[chosen].numpy(),
         model_names=np.array([run.name for run, _ in one_seed]),
-        predictions=np.stack([accuracy.predictions[rows][:, chosen].cpu().numpy() for _, accuracy in one_seed]),
+        predictions=np.stack([_predictions(responses)[rows][:, chosen].numpy() for _, responses in one_seed]),
     )
     return buffer.getvalue()
+
+
+def _predictions(responses: Responses) -> Int[Tensor, "shifts images"]:
+    assert responses.predictions is not None
+    return responses.predictions
 
 
 def _grey(images: Float[Tensor, "shifts examples channels height width"]) -> np.ndarray:

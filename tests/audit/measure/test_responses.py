@@ -3,8 +3,10 @@ import dataclasses
 import pytest
 import torch
 
+from teka.audit import axis_shifts, measure_responses
 from teka.audit.measure.responses import check_same_images, take_common
 from teka.audit.movement import Movement
+from teka.audit.statistics.metrics import CURVES, NUMBERS
 
 SHIFTS = ((0, 0), (0, 1), (1, 0))
 
@@ -59,3 +61,51 @@ def test_errors_without_a_norm_are_none_and_nothing_against_nothing_is_no_error(
     assert not squares[0].any()
     assert squares[1][1].tolist() == [1.0] * 4
     assert dataclasses.replace(plain, norm_squared=norm, error_squared=torch.ones(3, 4)).errors is None
+
+
+def points(columns):
+    """One image for each column, with one lit pixel in it, in the middle row."""
+    images = torch.zeros(len(columns), 1, 11, 13, dtype=torch.float64)
+    for image, column in enumerate(columns):
+        images[image, 0, 5, column] = 1.0
+    return images
+
+
+def test_a_classifier_of_the_column_is_correct_only_where_the_column_stays():
+    columns = torch.tensor([3, 5, 6, 8, 9])
+    responses = measure_responses(
+        lambda images: images.sum((1, 2)), points(columns), axis_shifts(3), Movement("lossless"), labels=columns
+    )
+    accuracy = CURVES["accuracy"].values(responses)
+    assert {step: accuracy[row].item() for step, row in responses.along(0).items()} == dict.fromkeys(range(-3, 4), 1.0)
+    assert {step: accuracy[row].item() for step, row in responses.along(-1).items()} == {
+        step: float(step == 0) for step in range(-3, 4)
+    }
+    for step, row in responses.along(1).items():
+        assert responses.predictions[row].tolist() == (columns + step).tolist()
+    assert NUMBERS["consistency"].value(responses) == 0.5  # six shifts downwards agree, six to the right do not
+
+
+def test_a_threshold_on_the_column_has_the_accuracies_worked_out_by_hand():
+    # Classes by column ≥ 7 before the shift. At step s the answer is wrong for columns in [7 − s, 7) if s > 0, and in
+    # [7, 7 − s) if s < 0: columns 5, 6 and 8 cross at s ≥ 2, s ≥ 1 and s ≤ −2.
+    columns = torch.tensor([3, 5, 6, 8, 9])
+
+    def predict(images):
+        lit = images.sum((1, 2))
+        return torch.stack([lit[:, :7].sum(1), lit[:, 7:].sum(1)], dim=1)
+
+    responses = measure_responses(
+        predict, points(columns), range(-3, 4), Movement("lossless"), labels=(columns >= 7).long()
+    )
+    assert CURVES["accuracy"].values(responses).tolist() == [0.6, 0.8, 1.0, 1.0, 0.8, 0.6, 0.6]
+    # Column 3 never crosses; column 9 does at s = −3 only; so one of five is correct everywhere.
+    assert NUMBERS["minimum_accuracy"].value(responses) == 0.6
+    assert NUMBERS["worst_shift_accuracy"].value(responses) == 0.2
+    some = responses.take_images(columns >= 7)
+    assert (some.num_images, CURVES["accuracy"].values(some).tolist()[0]) == (2, 0.0)
+
+
+def test_an_axis_that_is_not_there_is_refused(plain):
+    with pytest.raises(ValueError, match="axis is 2, expected one of 2 spatial axes"):
+        plain.along(2)

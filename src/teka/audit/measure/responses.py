@@ -85,6 +85,22 @@ class Responses:
         """Indices of all shifts but zero."""
         return [index for index, shift in enumerate(self.shifts) if any(shift)]
 
+    def along(self, axis: int) -> dict[int | float, int]:
+        """Index of each shift that is zero on every other axis, by its step along this one.
+
+        Args:
+            axis: A spatial axis, counted from 0; of images, 0 is dy and 1 is dx. Negative numbers count from the last.
+
+        Raises:
+            ValueError: No such axis.
+        """
+        num_axes = len(self.shifts[0])
+        if not -num_axes <= axis < num_axes:
+            raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
+        axis %= num_axes
+        shifts = enumerate(self.shifts)
+        return {shift[axis]: row for row, shift in shifts if not any(shift[:axis] + shift[axis + 1 :])}
+
     @property
     def complete(self) -> Bool[Tensor, " shifts"]:
         """Shifts at which every image was evaluated."""
@@ -147,6 +163,11 @@ class Responses:
         shifts = tuple(shift for shift, done in zip(self.shifts, complete.tolist(), strict=True) if done)
         tables = {name: table[complete] for name in _TABLES if (table := getattr(self, name)) is not None}
         return replace(self, shifts=shifts, **tables)
+
+    def take_images(self, chosen: Bool[Tensor, " images"]) -> "Responses":
+        """The responses to some of the images."""
+        tables = {name: table[:, chosen] for name in _TABLES if (table := getattr(self, name)) is not None}
+        return replace(self, labels=None if self.labels is None else self.labels[chosen], **tables)
 
     def relative_error(self) -> Float[Tensor, "shifts images"]:
         """‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖ of each image, 0 where both are 0."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from teka.audit import accuracy_by_shift, equivariance_error
+from teka.audit import Movement, Responses, equivariance_error, measure_responses
+from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.data import Dataset, Split, lossless_selection
 from teka.experiments.study.cells import ShiftedClass
 from teka.experiments.study.study import Measure
@@ -61,30 +62,37 @@ def _under_shifts(model: nn.Module, test: Split, measure: Measure, device: torch
             "minimum_accuracy": None,
             "worst_shift_accuracy": None,
         }
-    moved = accuracy_by_shift(
+    moved = measure_responses(
         model,
         shifted.images,
-        shifted.labels,
         measure.shifts,
-        mode=measure.mode,
+        Movement(measure.mode),
+        labels=shifted.labels,
+        output="logits",
         batch_size=EVALUATION_BATCH,
         device=device,
     )
     classes = {}
     for label in measure.classes:
-        chosen = moved.correct[:, shifted.labels == label].double()
-        if chosen.shape[1]:
-            classes[label] = ShiftedClass(chosen.shape[1], tuple(chosen.mean(dim=1).tolist()))
+        chosen = moved.take_images(shifted.labels == label)
+        if chosen.num_images:
+            classes[label] = ShiftedClass(chosen.num_images, _accuracy(chosen))
     return {
         "mode": measure.mode,
         "shifts": moved.shifts,
         "shifted_images": moved.num_images,
-        "accuracy_by_shift": tuple(moved.accuracy.tolist()),
-        "minimum_accuracy": moved.minimum_accuracy,
-        "worst_shift_accuracy": moved.worst_shift_accuracy,
+        "accuracy_by_shift": _accuracy(moved),
+        "minimum_accuracy": NUMBERS["minimum_accuracy"].value(moved),
+        "worst_shift_accuracy": NUMBERS["worst_shift_accuracy"].value(moved),
         "classes": classes,
         **_equivariance(model, shifted, measure, device),
     }
+
+
+def _accuracy(responses: Responses) -> tuple[float, ...]:
+    accuracy = CURVES["accuracy"].values(responses)
+    assert accuracy is not None
+    return tuple(accuracy.tolist())
 
 
 def _some(split: Split, count: int | None) -> Split:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from teka.audit import TRANSLATION_MODES
+from teka.audit.movement import TRANSLATION_MODES
 from teka.errors import unknown_name, wrong_value
 from teka.training import Run
 
