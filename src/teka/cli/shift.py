@@ -11,11 +11,9 @@ from teka.cli.parser import Parser
 from teka.errors import wrong_value
 from teka.files import make_directory
 from teka.training import ShiftSettings, TrainedRun, measure, restore, write_shift_report
-from teka.training.report.finding import finding
-from teka.training.report.load import load_report
-from teka.training.report.table import plain_table
-from teka.training.report.write import write as write_report
 from teka.training.shift import check_same_data
+from teka.training.shift_page import write_report
+from teka.training.shift_report import finding, load_report, plain_table
 
 EXAMPLES = """\
   teka shift runs/digits-absolute-squared_relu-0 runs/digits-rotation-squared_relu-0

@@ -9,7 +9,7 @@ import numpy as np
 
 from teka.errors import wrong_shape, wrong_value
 
-KINDS = {"U": "a text", "iu": "whole numbers", "fiu": "numbers"}  # of dtypes, by their letters
+KINDS = {"U": "a text", "u": "bytes", "iu": "whole numbers", "fiu": "numbers"}  # of dtypes, by their letters
 Layout = Mapping[str, tuple[str, tuple[int | str, ...]]]
 
 

@@ -7,23 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from teka.audit import Movement, Responses, axis_shifts, measure_responses, translate, wilson_interval
+from teka.audit import Movement, Responses, axis_shifts, measure_responses, wilson_interval
 from teka.audit.statistics.metrics import CURVES, NUMBERS
+from teka.checks import check_name, check_sizes
 from teka.data import Split, lossless_selection
-from teka.errors import unknown_name, wrong_value
+from teka.errors import wrong_value
 from teka.files import write_bytes, write_json
 from teka.models import Performer, SelfAttentionNetwork
 from teka.provenance import provenance
+from teka.training.shift_report import BUILT_IN
 from teka.training.trained_run import TrainedRun
 
 MODES = ("lossless", "canvas")
 SELECTIONS = ("all", "figure1")
 FIGURE1_CLASS = 1
 NUM_EXAMPLES = 10
-BUILT_IN = "built in"  # position and kernel of a model that is not made of such parts
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,9 @@ class ShiftSettings:
     batch_size: int = 256
 
     def __post_init__(self) -> None:
-        if self.max_shift < 1:
-            raise wrong_value("max_shift", self.max_shift, "at least 1 pixel")
-        if self.mode not in MODES:
-            raise unknown_name("mode", self.mode, MODES)
-        if self.selection not in SELECTIONS:
-            raise unknown_name("selection", self.selection, SELECTIONS)
+        check_sizes({"max_shift": self.max_shift, "batch_size": self.batch_size})
+        check_name("mode", self.mode, MODES)
+        check_name("selection", self.selection, SELECTIONS)
 
     @property
     def shifts(self) -> tuple[tuple[int, ...], ...]:
@@ -71,6 +67,14 @@ class ShiftSettings:
             raise wrong_value("selection", self.selection, "images of class 1 with 8 blank columns on both sides")
         return Split(split.images[keep], split.labels[keep])
 
+    def movement(self, trained: TrainedRun) -> Movement:
+        """How the images of a run are moved."""
+        if self.mode != "canvas":
+            return Movement(self.mode)
+        patch, size = trained.run.network.patch_size, trained.dataset.image_size
+        height, width = (-(-(side + 2 * self.max_shift) // patch) * patch for side in size)
+        return Movement(self.mode, canvas_size=(height, width))
+
 
 def measure(
     trained: TrainedRun, settings: ShiftSettings, progress: Callable[[int, int], None] | None = None
@@ -80,75 +84,58 @@ def measure(
     Args:
         trained: The run.
         settings: What is shifted, how far and how.
-        progress: Called with the number of images and shifts done and their total.
+        progress: Called with the number of answers so far and their total.
 
     Raises:
         ValueError: In mode "lossless", an image that would lose something.
     """
-    split = settings.images(trained.dataset.test)
-    size = _canvas_size(trained, settings)
-    if isinstance(trained.model, Performer):
-        trained.model.resize(size or trained.dataset.image_size)
-    elif size is not None:
+    split, movement, model = settings.images(trained.dataset.test), settings.movement(trained), trained.model
+    size = trained.dataset.image_size
+    seen = movement.seen_size(size)
+    if seen != size and not isinstance(model, Performer):
         raise wrong_value("mode", settings.mode, f"another with model={trained.run.model!r}, which has one image size")
-    return measure_responses(
-        trained.model,
-        split.images,
-        settings.shifts,
-        Movement(settings.mode, canvas_size=size),
-        labels=split.labels,
-        output="logits",
-        batch_size=settings.batch_size,
-        progress=None if progress is None else lambda done, total, _: progress(done, total),
-    )
 
+    def show(done: int, total: int, _: float) -> None:
+        if progress is not None:
+            progress(done, total)
 
-def _canvas_size(trained: TrainedRun, settings: ShiftSettings) -> tuple[int, int] | None:
-    if settings.mode != "canvas":
-        return None
-    patch = trained.run.patch_size
-    height, width = (-(-(side + 2 * settings.max_shift) // patch) * patch for side in trained.dataset.image_size)
-    return height, width
-
-
-def _kind(trained: TrainedRun) -> dict[str, str]:
-    model = trained.model
-    if isinstance(model, SelfAttentionNetwork):
-        return {
-            "position": trained.run.position,
-            "kernel": trained.run.content or "constant",
-            "backend": ", ".join(model.chosen_backends()),
-        }
-    if not isinstance(model, Performer):
-        return {"position": BUILT_IN, "kernel": BUILT_IN, "backend": "torch"}
-    return {
-        "position": trained.run.position,
-        "kernel": trained.run.kernel,
-        "backend": ", ".join(model.chosen_backends()),
-    }
+    try:
+        if isinstance(model, Performer):
+            model.resize(seen)
+        return measure_responses(
+            model, split.images, settings.shifts, movement, labels=split.labels, output="logits",
+            batch_size=settings.batch_size, progress=show,
+        )  # fmt: skip
+    finally:
+        if isinstance(model, Performer):
+            model.resize(size)
 
 
 def model_entry(trained: TrainedRun, responses: Responses) -> dict[str, object]:
     """One entry of `report.json`'s "models"."""
-    accuracy, correct = CURVES["accuracy"].values(responses), responses.correct
-    assert accuracy is not None
+    run, model, found, correct = trained.run, trained.model, CURVES["accuracy"].values(responses), responses.correct
+    assert found is not None
     assert correct is not None
     low, high = wilson_interval(correct.sum(dim=1), responses.num_images)
-    by_axis: dict[str, dict[str, float]] = {"dx": {}, "dy": {}}
+    accuracy: dict[str, dict[str, float]] = {"dx": {}, "dy": {}}
     intervals: dict[str, dict[str, list[float]]] = {"dx": {}, "dy": {}}
     for axis, name in ((1, "dx"), (0, "dy")):
         rows = responses.along(axis)
         if name == "dx" or len(rows) > 1:
-            by_axis[name] = {str(step): float(accuracy[row]) for step, row in rows.items()}
+            accuracy[name] = {str(step): float(found[row]) for step, row in rows.items()}
             intervals[name] = {str(step): [float(low[row]), float(high[row])] for step, row in rows.items()}
+    has_parts = isinstance(model, Performer | SelfAttentionNetwork)
+    kernel = run.content or "constant" if isinstance(model, SelfAttentionNetwork) else run.kernel
     return {
         "name": trained.name,
-        **_kind(trained),
+        "position": run.position if has_parts else BUILT_IN,
+        "kernel": kernel if has_parts else BUILT_IN,
+        "backend": ", ".join(model.chosen_backends()) if has_parts else "torch",
         "parameters": trained.result["parameters"],
-        "seed": trained.run.seed,
+        "seed": run.seed,
         "epochs": trained.result["epochs"],
         "seconds": trained.result["seconds"],
-        "accuracy_by_shift": by_axis,
+        "accuracy_by_shift": accuracy,
         "interval_by_shift": intervals,
         "worst_shift_accuracy": NUMBERS["worst_shift_accuracy"].value(responses),
         "minimum_accuracy": NUMBERS["minimum_accuracy"].value(responses),
@@ -158,7 +145,7 @@ def model_entry(trained: TrainedRun, responses: Responses) -> dict[str, object]:
 
 def write_shift_report(
     runs: Sequence[TrainedRun],
-    answers: Sequence[Responses],
+    responses: Sequence[Responses],
     settings: ShiftSettings,
     folder: Path,
     *,
@@ -168,7 +155,7 @@ def write_shift_report(
 
     Args:
         runs: The runs.
-        answers: What `measure` gave for each.
+        responses: What `measure` gave for each.
         settings: What was shifted.
         folder: Where to write.
         command: The command to keep with the numbers.
@@ -185,9 +172,9 @@ def write_shift_report(
         **provenance(command),
         "mode": settings.mode,
         "selection": settings.selection,
-        "models": [model_entry(run, responses) for run, responses in zip(runs, answers, strict=True)],
+        "models": [model_entry(run, answered) for run, answered in zip(runs, responses, strict=True)],
     }
-    write_bytes(folder / "examples.npz", _examples(runs, answers, settings))
+    write_bytes(folder / "examples.npz", _examples(runs, responses, settings))
     write_json(folder / "report.json", report)
     return report
 
@@ -207,37 +194,26 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
                 raise wrong_value(f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}")
 
 
-def _examples(runs: Sequence[TrainedRun], answers: Sequence[Responses], settings: ShiftSettings) -> bytes:
+def _examples(runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings) -> bytes:
     """One image of each class as the models of the first seed saw it, at some shifts along dx and dy."""
-    split = settings.images(runs[0].dataset.test)
+    split, movement = settings.images(runs[0].dataset.test), settings.movement(runs[0])
     first = {int(label): index for index, label in reversed(list(enumerate(split.labels.tolist())))}
     chosen = [first[label] for label in sorted(first)][:NUM_EXAMPLES]
-    shifts = answers[0].shifts
-    far = settings.max_shift
-    shown = [shift for shift in shifts if shift in {(0, -far), (0, -far // 2), (0, 0), (0, far // 2), (0, far)}]
-    shown += [shift for shift in shifts if shift in {(-far, 0), (far, 0)}]
-    images = split.images[chosen]
-    moved = [
-        translate(images, shift, mode=settings.mode, canvas_size=_canvas_size(runs[0], settings)) for shift in shown
-    ]
-    one_seed = [pair for pair in zip(runs, answers, strict=True) if pair[0].run.seed == runs[0].run.seed]
+    far, shifts = settings.max_shift, responses[0].shifts
+    along = [(0, -far), (0, -far // 2), (0, 0), (0, far // 2), (0, far), (-far, 0), (far, 0)]
+    shown = [shift for shift in dict.fromkeys(along) if shift in shifts]
+    placed = movement.place(split.images[chosen])
+    moved = torch.stack([movement.move(placed, shift) for shift in shown])
+    one_seed = [pair for pair in zip(runs, responses, strict=True) if pair[0].run.seed == runs[0].run.seed]
     rows = [shifts.index(shift) for shift in shown]
+    predictions = [answered.predictions for _, answered in one_seed if answered.predictions is not None]
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
-        images=_grey(torch.stack(moved)),
+        images=(moved.mean(dim=2) * 255).round().to(torch.uint8).numpy(),
         shifts=np.array(shown),
         labels=split.labels[chosen].numpy(),
         model_names=np.array([run.name for run, _ in one_seed]),
-        predictions=np.stack([_predictions(responses)[rows][:, chosen].numpy() for _, responses in one_seed]),
+        predictions=np.stack([predicted[rows][:, chosen].numpy() for predicted in predictions]),
     )
     return buffer.getvalue()
-
-
-def _predictions(responses: Responses) -> Int[Tensor, "shifts images"]:
-    assert responses.predictions is not None
-    return responses.predictions
-
-
-def _grey(images: Float[Tensor, "shifts examples channels height width"]) -> np.ndarray:
-    return (images.mean(dim=2) * 255).round().to(torch.uint8).numpy()

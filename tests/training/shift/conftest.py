@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from teka.training.report.load import load_report
+from teka.training.shift_report import load_report
 
 SHIFTS = range(-3, 4)
 

@@ -5,8 +5,8 @@ import torch
 
 from teka.audit.statistics.metrics import CURVES
 from teka.training import ShiftSettings, measure, write_shift_report
-from teka.training.report.examples import load_examples
-from teka.training.report.load import load_report
+from teka.training.shift_page import load_examples
+from teka.training.shift_report import load_report
 
 
 def test_the_report_holds_every_shift_along_both_axes(trained_on_canvas, tmp_path):
@@ -37,10 +37,10 @@ def test_the_examples_are_what_the_models_saw(trained_on_canvas, tmp_path):
     responses = measure(trained_on_canvas, settings)
     write_shift_report([trained_on_canvas], [responses], settings, tmp_path, command="")
     examples = load_examples(tmp_path / "examples.npz")
-    still = [tuple(shift) for shift in examples.shifts].index((0, 0))
-    right = [tuple(shift) for shift in examples.shifts].index((0, 2))
-    assert (examples.images[right][:, :, 2:] == examples.images[still][:, :, :-2]).all()
-    assert examples.images.shape[2:] == (14, 14)
+    images, shifts = examples["images"], examples["shifts"].tolist()
+    still, right = shifts.index([0, 0]), shifts.index([0, 2])
+    assert (images[right][:, :, 2:] == images[still][:, :, :-2]).all()
+    assert images.shape[2:] == (14, 14)
 
 
 def test_a_canvas_holds_images_that_could_not_be_shifted_without_loss(trained):

@@ -1,0 +1,450 @@
+"""A saved `report.json`: accuracies under shifts over seeds, as a table, and what was found in plain sentences."""
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from teka.audit import Estimate
+from teka.audit.page.notation import averaged, percent, write_step
+from teka.audit.page.tables import Table
+from teka.audit.statistics.estimate import mean_over_seeds
+from teka.codec import decode
+from teka.errors import wrong_value
+from teka.files import read_json
+
+AXES = ("dx", "dy")
+"""The shifts' axes: dx counts pixels to the right, dy pixels downwards, as `Grid` shifts."""
+BUILT_IN = "built in"
+"""Position and kernel of a model that is not made of such parts."""
+WILSON = "wilson"
+CONFIDENCE = 0.95
+WIDTH = 100  # columns of a terminal that the table fits into, if its shifts do
+LINEAR_BACKENDS = ("linear", "toeplitz", "rings")
+"""Backends whose cost is called linear: O(L), or for "toeplitz" O(L · Σ sides)."""
+FALL = 5.0
+"""Percentage points below the unshifted accuracy from which a model is said to fall."""
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """The result of one model trained with one seed.
+
+    Args:
+        name: The model's name; models that share it are the same model under different seeds.
+        position: How it knows positions: "none", "absolute", the name of a relative kernel, or "built in" for a model
+            that is not made of such parts.
+        kernel: Its content kernel.
+        backend: How its attention was evaluated.
+        parameters: Number of trainable parameters.
+        seed: Seed of the run.
+        epochs: Epochs trained.
+        seconds: Training time.
+        accuracy_by_shift: For each axis, the share of test images classified correctly at each shift in pixels.
+        worst_shift_accuracy: Share of test images classified correctly at every shift.
+        minimum_accuracy: Lowest accuracy at any shift; where it was not saved, that of `accuracy_by_shift`.
+        interval_by_shift: For each axis and shift, the 95 % Wilson interval (low, high) of the accuracy, where known.
+        test_images: Number of test images, where known.
+    """
+
+    name: str
+    position: str
+    kernel: str
+    backend: str
+    parameters: int
+    seed: int
+    epochs: float
+    seconds: float
+    accuracy_by_shift: dict[str, dict[int, float]]
+    worst_shift_accuracy: float
+    minimum_accuracy: float | None = None
+    interval_by_shift: dict[str, dict[int, tuple[float, float]]] | None = None
+    test_images: int | None = None
+
+    @property
+    def lowest(self) -> float:
+        """Lowest accuracy at any shift."""
+        if self.minimum_accuracy is not None:
+            return self.minimum_accuracy
+        return min(accuracy for along in self.accuracy_by_shift.values() for accuracy in along.values())
+
+    def estimate(self, axis: str, shift: int) -> Estimate:
+        """The accuracy at a shift, with its interval where that was saved."""
+        value = self.accuracy_by_shift[axis][shift]
+        if self.interval_by_shift is None:
+            return mean_over_seeds([value], CONFIDENCE)
+        return Estimate(value, *self.interval_by_shift[axis][shift], CONFIDENCE, WILSON)
+
+    def check(self, where: str) -> None:
+        """Check that its numbers are what they should be; an error names the file and the key.
+
+        Raises:
+            ValueError: A number out of its range, an empty name, no shift, or intervals at others than the accuracies.
+        """
+        for key in ("name", "position", "kernel", "backend"):
+            _check_text(f"{where}.{key}", getattr(self, key))
+        for key in ("parameters", "seed", "epochs", "seconds", "test_images"):
+            value = getattr(self, key)
+            if value is not None and not 0 <= value < float("inf"):
+                raise wrong_value(f"{where}.{key}", value, "a finite number of at least 0")
+        for key in ("worst_shift_accuracy", "minimum_accuracy"):
+            _check_share(f"{where}.{key}", 0.0 if getattr(self, key) is None else getattr(self, key))
+        for axis in AXES:
+            along, intervals = self.accuracy_by_shift[axis], (self.interval_by_shift or {}).get(axis)
+            for shift, value in along.items():
+                _check_share(f"{where}.accuracy_by_shift.{axis}.{shift}", value)
+            if self.interval_by_shift is not None and (intervals is None or sorted(intervals) != sorted(along)):
+                expected = f"the shifts of the accuracies, {sorted(along)}"
+                raise wrong_value(f"{where}.interval_by_shift.{axis}", sorted(intervals or {}), expected)
+            for shift, (low, high) in (intervals or {}).items():
+                if not 0 <= low <= high <= 1:
+                    expected = "[low, high] from 0 to 1 with low ≤ high"
+                    raise wrong_value(f"{where}.interval_by_shift.{axis}.{shift}", [low, high], expected)
+        if not any(self.accuracy_by_shift[axis] for axis in AXES):
+            raise wrong_value(f"{where}.accuracy_by_shift", self.accuracy_by_shift, "an accuracy at one shift or more")
+
+
+class Lowest(NamedTuple):
+    """The lowest accuracy of a model and the shift where it lies."""
+
+    accuracy: float
+    axis: str
+    shift: int
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """The results of one model, one for each seed, at least one; made by `group_by_name`."""
+
+    results: tuple[ModelResult, ...]
+
+    @property
+    def first(self) -> ModelResult:
+        """The first result, which has what all of them share."""
+        return self.results[0]
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.first.name
+
+    def mean(self, number: str) -> float:
+        """A number of the results, the mean over seeds."""
+        return fmean(getattr(result, number) for result in self.results)
+
+    def accuracy(self, axis: str) -> dict[int, Estimate]:
+        """Accuracy at each shift along an axis, from the lowest: the mean over seeds with its interval for others.
+
+        Of a single seed the interval is that of its images, where it was saved.
+        """
+        shifts = sorted(self.first.accuracy_by_shift[axis])
+        if len(self.results) == 1:
+            return {shift: self.first.estimate(axis, shift) for shift in shifts}
+        return {
+            shift: mean_over_seeds([result.accuracy_by_shift[axis][shift] for result in self.results], CONFIDENCE)
+            for shift in shifts
+        }
+
+    @property
+    def lowest(self) -> Lowest:
+        """Lowest accuracy over both axes, of the means over seeds, and the shift nearest to none where it lies."""
+        found = [Lowest(one.value, axis, shift) for axis in AXES for shift, one in self.accuracy(axis).items()]
+        return min(found, key=lambda at: (at.accuracy, abs(at.shift)))
+
+    @property
+    def unshifted(self) -> float | None:
+        """Accuracy at no shift, the mean over seeds, where it was measured."""
+        at_zero = [curve[0].value for axis in AXES if 0 in (curve := self.accuracy(axis))]
+        return at_zero[0] if at_zero else None
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the model knows relative positions."""
+        return self.first.position not in ("none", "absolute", BUILT_IN)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether its cost is called linear."""
+        return self.first.backend in LINEAR_BACKENDS
+
+
+def group_by_name(models: Sequence[ModelResult], argument: str = "models") -> tuple[SeedGroup, ...]:
+    """Gather the results of each model over its seeds, in the order of first appearance.
+
+    Raises:
+        ValueError: Results of one name differ in more than the seed, repeat a seed, or stand at different shifts.
+    """
+    by_name: dict[str, list[ModelResult]] = {}
+    for model in models:
+        by_name.setdefault(model.name, []).append(model)
+    for name, results in by_name.items():
+        for key in ("position", "kernel", "backend", "parameters"):
+            values = sorted({str(getattr(result, key)) for result in results})
+            if len(values) > 1:
+                raise ValueError(f"{argument}: {name!r} has {key} {' and '.join(values)}, expected one for each name")
+        seeds = [result.seed for result in results]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"{argument}: {name!r} has seeds {seeds}, expected each seed once for each name")
+        for axis in AXES:
+            if len({frozenset(result.accuracy_by_shift[axis]) for result in results}) > 1:
+                expected = "expected the same for every seed"
+                raise ValueError(f"{argument}: {name!r} has different shifts along {axis}, {expected}")
+    return tuple(SeedGroup(tuple(results)) for results in by_name.values())
+
+
+@dataclass(frozen=True)
+class ShiftReport:
+    """The contents of a folder's `report.json`.
+
+    Args:
+        dataset: Name of the data.
+        command: The command that made the results.
+        teka: Version of teka.
+        torch: Version of PyTorch.
+        models: The result of every model and seed, at least one.
+        hardware: What it ran on, where known.
+        date: When it ran, where known.
+        mode: How the images were shifted, where known.
+        finding: What was found, in plain words, where it was saved.
+    """
+
+    dataset: str
+    command: str
+    teka: str
+    torch: str
+    models: tuple[ModelResult, ...]
+    hardware: str | None = None
+    date: str | None = None
+    mode: str | None = None
+    finding: str | None = None
+
+    @cached_property
+    def groups(self) -> tuple[SeedGroup, ...]:
+        """The models, each with its results over seeds."""
+        return group_by_name(self.models)
+
+    @property
+    def axes(self) -> list[str]:
+        """The axes along which some model was measured."""
+        return [axis for axis in AXES if any(model.accuracy_by_shift[axis] for model in self.models)]
+
+    @property
+    def shifts(self) -> list[int]:
+        """Every shift along either axis at which some model was measured, from the lowest to the highest."""
+        return sorted({shift for model in self.models for axis in AXES for shift in model.accuracy_by_shift[axis]})
+
+    @property
+    def averaged(self) -> str:
+        """What its numbers are averages over, in words."""
+        return averaged([len(group.results) for group in self.groups])
+
+
+def load_report(path: str | Path) -> ShiftReport:
+    """Read `report.json`; keys that it does not know are left alone.
+
+    Raises:
+        ValueError: The file is missing or not JSON, a key is missing, or a value is not what the key takes; it names
+            the file and the key.
+    """
+    content: dict[str, Any] = read_json(Path(path))
+    where, models = f"{path}: report", content.get("models")
+    if "models" in content and not (isinstance(models, list) and models):
+        raise wrong_value(f"{where}.models", models, "a list of one model or more")
+    known = [_known(ModelResult, model) for model in models or ()]
+    for index, model in enumerate(known):
+        if isinstance(model, dict):
+            _check_shifts(f"{where}.models[{index}]", model)
+    report = decode(ShiftReport, {**_known(ShiftReport, content), **({"models": known} if models else {})}, where)
+    for key in ("dataset", "command", "teka", "torch"):
+        _check_text(f"{where}.{key}", getattr(report, key))
+    for index, model in enumerate(report.models):
+        model.check(f"{where}.models[{index}]")
+    group_by_name(report.models, f"{where}.models")
+    return report
+
+
+def _known(kind: type[Any], content: Any) -> Any:
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {key: value for key, value in content.items() if key in names} if isinstance(content, Mapping) else content
+
+
+def _check_shifts(where: str, model: Mapping[str, Any]) -> None:
+    """Check that accuracies stand under both axes, by shifts in whole pixels."""
+    for name in ("accuracy_by_shift", "interval_by_shift"):
+        by_axis = model.get(name)
+        if not isinstance(by_axis, dict):
+            continue
+        for axis in AXES:
+            if axis not in by_axis:
+                raise ValueError(f"{where}.{name}.{axis} is missing")
+            for key in by_axis[axis] if isinstance(by_axis[axis], dict) else ():
+                if not re.fullmatch(r"0|-?[1-9][0-9]*", key):
+                    expected = "a shift in whole pixels as key, such as '-4'"
+                    raise wrong_value(f"{where}.{name}.{axis}.{key}", key, expected)
+
+
+def _check_text(where: str, value: str) -> None:
+    if not value.strip():
+        raise wrong_value(where, value, "a text")
+
+
+def _check_share(where: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise wrong_value(where, value, "an accuracy from 0 to 1")
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One model in the table.
+
+    Args:
+        name: The model.
+        axes: For each axis with shifts, the axis and the percentage at each shift; "–" where it was not measured.
+        lowest: Axis and place in its list of the model's lowest accuracy.
+        worst: Percentage of test images classified correctly at every shift.
+        parameters: Number of parameters.
+        seconds: Training time of one run.
+    """
+
+    name: str
+    axes: tuple[tuple[str, tuple[str, ...]], ...]
+    lowest: tuple[str, int]
+    worst: str
+    parameters: str
+    seconds: str
+
+
+def table_rows(report: ShiftReport) -> list[TableRow]:
+    """The table's rows, every number as it is printed, the means over seeds."""
+    rows = []
+    for group in report.groups:
+        curves = {axis: group.accuracy(axis) for axis in report.axes}
+        cells = {
+            axis: tuple(percent(curve[shift].value) if shift in curve else "–" for shift in report.shifts)
+            for axis, curve in curves.items()
+        }
+        rows.append(
+            TableRow(
+                name=group.name,
+                axes=tuple(cells.items()),
+                lowest=(group.lowest.axis, report.shifts.index(group.lowest.shift)),
+                worst=percent(group.mean("worst_shift_accuracy")),
+                parameters=f"{group.first.parameters:,}",
+                seconds=f"{group.mean('seconds'):.0f}",
+            )
+        )
+    return rows
+
+
+def table_note(report: ShiftReport) -> str:
+    """What the numbers mean, in one line or two."""
+    return (
+        f"Accuracy in % at each shift in pixels, {report.averaged}: dx to the right, dy downwards. "
+        "Worst shift: share of the test images correct at every shift. Seconds: training."
+    )
+
+
+def shift_table(report: ShiftReport) -> Table:
+    """The table, one row for each model, with a line for each axis."""
+    heads = ("model", "", *map(write_step, report.shifts), "worst", "parameters", "seconds")
+    rows = []
+    for row in table_rows(report):
+        axes, cells = zip(*row.axes, strict=True)
+        along = ("\n".join(values) for values in zip(*cells, strict=True))
+        rows.append((row.name, "\n".join(axes), *along, row.worst, row.parameters, row.seconds))
+    return Table("", heads, tuple(rows))
+
+
+def plain_table(report: ShiftReport) -> str:
+    """The table as aligned plain text, at most 100 columns wide, and what it means."""
+    table = shift_table(report)
+    # Four characters at most, so that nine shifts fit.
+    rows = tuple((*row[:2], *(cell.replace("100.0", "100") for cell in row[2:])) for row in table.rows)
+    text = dataclasses.replace(table, rows=rows).plain(WIDTH, narrowest=14)
+    return f"{text}\n\n{textwrap.fill(table_note(report), WIDTH)}"
+
+
+def markdown_table(report: ShiftReport) -> str:
+    """The table as Markdown, its note below."""
+    return f"{shift_table(report).markdown()}\n\n{table_note(report)}"
+
+
+def _points(share: float) -> float:
+    """Percentage points as they are printed, so that printed differences agree with printed numbers."""
+    return float(percent(share))
+
+
+def _best(groups: Sequence[SeedGroup]) -> SeedGroup:
+    return max(groups, key=lambda group: group.lowest.accuracy)
+
+
+def _description(group: SeedGroup, candidates: Sequence[SeedGroup]) -> str:
+    several, position = len(candidates) > 1, group.first.position
+    if position == BUILT_IN:
+        return f"{group.name} (best of {len(candidates)})" if several else group.name
+    words = "without positions" if position == "none" else f"with {position} positions"
+    if group.is_relative:
+        words += " at linear cost" if group.is_linear else f" and {group.first.kernel.replace('_', ' ')} attention"
+    return f"{words} (best of {len(candidates)}: {group.name})" if several else words
+
+
+def _behaviour(group: SeedGroup) -> str:
+    lowest, start = group.lowest, group.unshifted
+    low = _points(lowest.accuracy)
+    if start is None:
+        high = max(one.value for axis in AXES for one in group.accuracy(axis).values())
+        return f"stays between {low:.1f} % and {percent(high)} %"
+    if _points(start) - low >= FALL:
+        return f"falls from {percent(start)} % to {low:.1f} % (at {lowest.axis} = {write_step(lowest.shift)})"
+    return f"keeps at least {low:.1f} % at every shift"
+
+
+def _beside_softmax(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
+    """How the lowest accuracy compares with that of the same position under softmax, if that was measured."""
+    same = [other for other in groups if other.first.position == group.first.position]
+    references = [other for other in same if other.first.kernel == "softmax"]
+    if not group.is_relative or group.first.kernel == "softmax" or not references:
+        return ""
+    reference = _points(_best(references).lowest.accuracy)
+    difference = _points(group.lowest.accuracy) - reference
+    if abs(difference) < 0.05:
+        return ", as much as softmax attention at its lowest"
+    side = "above" if difference > 0 else "below"
+    return f", {abs(difference):.1f} points {side} softmax attention at its lowest ({reference:.1f} %)"
+
+
+def finding(report: ShiftReport) -> str:
+    """One or two sentences: how far each kind of model falls when images move, and the linear one beside softmax.
+
+    The kinds are absolute positions (or, without such a model, none) and relative positions, at linear cost if there is
+    such a model. Of several models of one kind it speaks of the one with the highest lowest accuracy, and says so.
+    Differences are those of the printed numbers.
+    """
+    groups = report.groups
+    absolute, without = ([one for one in groups if one.first.position == kind] for kind in ("absolute", "none"))
+    relative = [group for group in groups if group.is_relative]
+    at_linear_cost = [group for group in relative if group.is_linear]
+    kinds = [absolute or without, at_linear_cost or relative or (without if absolute else [])]
+    told = [(_best(kind), kind) for kind in kinds if kind] or [(_best(groups), groups)]
+    clauses = []
+    for group, kind in told:
+        description = _description(group, kind)
+        subject = f"{description} it" if clauses else f"the model {description}"
+        clauses.append(f"{subject} {_behaviour(group)}{_beside_softmax(group, groups)}")
+    reach = max(map(abs, report.shifts))
+    unit = "pixel" if reach == 1 else "pixels"
+    text = f"With images of {report.dataset} moved by up to {reach} {unit} ({report.averaged}), {'; '.join(clauses)}."
+    if len(told) == 2:
+        (first, first_kind), (second, _) = told
+        lead = _points(first.lowest.accuracy) - _points(second.lowest.accuracy)
+        if lead >= 0.05:
+            text += (
+                f" Here the model {_description(first, first_kind)} holds up better: "
+                f"its lowest accuracy is {lead:.1f} points higher."
+            )
+    return text
