@@ -20,7 +20,8 @@ from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import square_shifts
 from teka.audit.statistics.metrics import NUMBERS, Metrics
 from teka.audit.statistics.summarize import summarize
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name
+from teka.errors import wrong_value
 
 METRICS = tuple(name for name in NUMBERS if name in ("consistency", "consistency_when_right", "worst_shift_accuracy"))
 
@@ -62,8 +63,7 @@ def assert_consistent(
         ValueError: A minimum outside [0, 1], an unknown metric, one that needs labels, or what cannot be measured.
     """
     __tracebackhide__ = True
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, METRICS)
+    check_name("metric", metric, METRICS)
     if metric != "consistency" and labels is None:
         raise wrong_value("labels", None, f"a class for each image, for metric {metric!r}")
     if not 0 <= minimum <= 1:

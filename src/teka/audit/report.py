@@ -49,12 +49,8 @@ class Failure:
 class PackedResponses:
     """What a model answered for every image at every shift, as text: what a comparison with another model needs.
 
-    Args:
-        movement: How the images were moved.
-        shifts: The set of shifts.
-        output: "logits", "features" or "dense".
-        tables: Those of `Responses` but the loss, with the labels, as a compressed .npz file in base64: numbers in
-            single precision, classes in the fewest bytes that hold them.
+    The tables are those of `Responses` but the loss, with the labels, as a compressed .npz file in base64: numbers in
+    single precision, classes in the fewest bytes that hold them.
     """
 
     movement: Movement

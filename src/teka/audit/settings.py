@@ -10,8 +10,9 @@ from teka.audit.measure.outputs import OUTPUT_CHOICES
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS
 from teka.audit.shifts import square_shifts
+from teka.checks import check_name, check_sizes
 from teka.codec import encode
-from teka.errors import unknown_name, wrong_value
+from teka.errors import wrong_value
 
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
 Steps = int | float | Sequence[int | float]
@@ -69,24 +70,19 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if not self.modes or len(set(self.modes)) < len(self.modes):
             raise wrong_value("modes", list(self.modes), "at least one mode, each once")
-        if self.preset is not None and self.preset not in PRESETS:
-            raise unknown_name("preset", self.preset, PRESETS)
-        for part in self.parts:
-            if part not in PARTS:
-                raise unknown_name("parts", part, PARTS)
-        if self.output not in OUTPUT_CHOICES:
-            raise unknown_name("output", self.output, OUTPUT_CHOICES)
-        if self.batch_size < 1:
-            raise wrong_value("batch_size", self.batch_size, "at least 1")
+        for argument, names, known in (
+            ("preset", () if self.preset is None else (self.preset,), PRESETS),
+            ("parts", self.parts, PARTS),
+            ("output", (self.output,), OUTPUT_CHOICES),
+        ):
+            for name in names:
+                check_name(argument, name, known)
+        check_sizes({"batch_size": self.batch_size})
         if self.budget_seconds is not None and self.budget_seconds <= 0:
             raise wrong_value("budget_seconds", self.budget_seconds, "a positive number of seconds, or None")
 
     def shifts_for(self, sizes: Sequence[int]) -> tuple[tuple[int | float, ...], ...]:
-        """The shifts of images of a size, zero among them.
-
-        Args:
-            sizes: Spatial sizes of the images.
-        """
+        """The shifts of images of these spatial sizes, zero among them."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
         still = (0,) * (len(sizes) - 1)
@@ -99,11 +95,7 @@ class AuditSettings:
         return {**content, "device": None if self.device is None else str(self.device)}
 
     def reach(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The longest step along each axis, in whole pixels.
-
-        Raises:
-            ValueError: A shift with another number of steps than the images have axes.
-        """
+        """The longest step along each axis, in whole pixels."""
         shifts = self.shifts_for(sizes)
         wrong = [step for step in shifts if len(step) != len(sizes)]
         if wrong:
@@ -111,15 +103,7 @@ class AuditSettings:
         return tuple([math.ceil(max(map(abs, steps))) for steps in zip(*shifts, strict=True)])
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
-        """How images of a size move in one of the modes.
-
-        Args:
-            mode: The mode.
-            sizes: Spatial sizes of the images.
-
-        Raises:
-            ValueError: A shift with another number of steps than the images have axes, or an unknown mode.
-        """
+        """How images of these spatial sizes move in one of the modes."""
         reach = self.reach(sizes)
         room = {
             "canvas": self.canvas_size or tuple([side + 2 * step for side, step in zip(sizes, reach, strict=True)]),

@@ -24,16 +24,7 @@ def verdict(
     caveats: Sequence[Caveat],
     presets: Sequence[PresetResult],
 ) -> tuple[str, ...]:
-    """Sentences, the headline first: what moving does, where the model breaks, and what to beware of.
-
-    Args:
-        metrics: The numbers of each mode.
-        layers: What was found in the layers.
-        noise: The noise floor.
-        phases: For each mode, the numbers by phase.
-        caveats: What could mislead.
-        presets: What procedures of the literature gave.
-    """
+    """Sentences, the headline first: what moving does, where the model breaks, and what to beware of."""
     sentences = [_headline(metrics, noise, caveats), *(_of_mode(one, noise) for one in metrics)]
     sentences += _of_phases(phases)
     if layers is not None:

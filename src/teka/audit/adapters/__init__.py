@@ -80,7 +80,7 @@ def load(
 
 
 def load_factory(spec: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
-    """What a function in a Python file makes, "path/module.py:function". The file is executed, with all rights.
+    """What a function in a Python file, "path/module.py:function", makes. The file is executed, with all rights.
 
     The function is called without arguments, with the file's folder importable as when the file is run. It returns a
     `torch.nn.Module`, which is left in the mode it comes in, or any callable of images (B, C, H, W) in [0, 1], or a

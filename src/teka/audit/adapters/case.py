@@ -23,25 +23,12 @@ RESIZING = ("before", "after")
 
 @dataclass(frozen=True, eq=False)
 class AuditCase:
-    """A model, the images that it is shown, and what to say of both.
-
-    Args:
-        subject: The model.
-        function: What is audited: images of the shape of `images` to what the model says.
-        images: Intensities in [0, 1], (N, C, H, W), before any shift.
-        labels: Their classes as the model counts them, or None.
-        class_names: A name for each of the model's classes, if they have any.
-        settings: What to do.
-        model_facts: What a report keeps of the model.
-        data_facts: What a report keeps of the data.
-        caveats: What resizing means for the shifts.
-        description: The model and the images in a sentence.
-    """
+    """A model, the images in [0, 1] that its function is shown, before any shift, and what to say of both."""
 
     subject: Subject
     function: Callable[[Tensor], object]
     images: Float[Tensor, "images channels height width"]
-    labels: Int[Tensor, " images"] | None
+    labels: Int[Tensor, " images"] | None  # as the model counts its classes
     class_names: tuple[str, ...] | None
     settings: AuditSettings
     model_facts: dict[str, object]
@@ -64,24 +51,10 @@ def make_case(
 ) -> AuditCase:
     """Load the images that a model is audited with, and say how.
 
-    In modes `crop` and `canvas` the images of a model of one size are placed larger, and smaller, than that size, by
-    room for every shift.
-
-    Args:
-        subject: The model.
-        data: What `teka.data.load` takes.
-        settings: What the audit is asked to do.
-        data_dir: Folder with the data set's files.
-        image_size: Size at which the data are loaded.
-        num_images: At most so many test images; None takes all.
-        placed_size: Size at which images are placed in modes `crop` and `canvas`, if not by room for every shift.
-        shift: "after": images are brought to the model's size and then shifted, by its own pixels; "before": they are
-            shifted as the data have them, and resized by the function.
-        labelled: Whether the labels are used; those of other classes than the model's cannot be.
-
-    Raises:
-        ValueError: Data that cannot be loaded or are of other classes, an unknown shift, or a mode of another size
-            beside one of the model's.
+    At most `num_images` test images are loaded at `image_size`. With `shift` "after" they are brought to the model's
+    size and then shifted, by its own pixels; with "before" they are shifted as the data have them, and resized by the
+    function. In modes `crop` and `canvas` they are placed as `place_for_modes` says. Labels of other classes than the
+    model's cannot be used (`labelled`).
     """
     if shift not in RESIZING:
         raise wrong_value("shift", shift, f"one of {', '.join(RESIZING)}")
@@ -130,9 +103,6 @@ def place_for_modes(
 
     In modes `crop` and `canvas` the model's size is that of the window or canvas, and the images are larger, or
     smaller, by room for every shift, or of `placed_size`.
-
-    Raises:
-        ValueError: A placed size without these modes, or one of them beside another mode.
     """
     transform, size = subject.transform, subject.input_size
     wide = [mode for mode in settings.modes if mode in ("crop", "canvas")]

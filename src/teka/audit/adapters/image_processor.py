@@ -17,15 +17,7 @@ _WARPED_FROM = 384  # from this side on ConvNeXt's processor does not crop
 
 
 def read_processor_file(folder: Path, in_channels: int) -> Preprocessing | None:
-    """The preprocessing of a folder's `preprocessor_config.json`; None if it has none.
-
-    Args:
-        folder: The folder.
-        in_channels: Channels of the model's images.
-
-    Raises:
-        ValueError: A file that is not JSON, or settings that `read_processor` does not take.
-    """
+    """The preprocessing of a folder with `preprocessor_config.json`, for images of so many channels, or None."""
     file = folder / PROCESSOR_FILE
     return read_processor(read_json(file), in_channels, str(file)) if file.is_file() else None
 
@@ -34,15 +26,7 @@ def read_processor(settings: Mapping[str, object], in_channels: int, source: str
     """The preprocessing that an image processor's settings stand for: resize, crop, rescale, normalise.
 
     Rescaling and normalising become one step in intensities: of levels 0 … 255, f their factor, m and s the mean and
-    the deviation, y = (255 f x − o − m) / s, o = 1 where the settings have an offset.
-
-    Args:
-        settings: What `preprocessor_config.json` holds.
-        in_channels: Channels of the model's images.
-        source: What to call them in errors.
-
-    Raises:
-        ValueError: A step that is not known here, or a value that makes no sense; the message names the source.
+    the deviation, y = (255 f x − o − m) / s, o = 1 where the settings have an offset. An error names the source.
     """
     try:
         resize, crop = _sizes(settings)

@@ -23,24 +23,14 @@ _IMAGES_AT_ONCE = 256
 
 @dataclass(frozen=True, eq=False)
 class AuditImages:
-    """Some test images of a data set, and what is known of them.
-
-    Args:
-        name: What the data were named by.
-        images: Intensities in [0, 1], shape (N, C, H, W), channels and size as wanted.
-        labels: Their classes, (N,).
-        num_classes: Number of the data's classes.
-        class_names: Names of the classes, if they have any.
-        image_size: Height and width as the data have them; None if the pictures have several sizes.
-        num_available: Number of test images that they were drawn from.
-    """
+    """Some of the `num_available` test images of a data set, in [0, 1], with channels and size as wanted."""
 
     name: str
     images: Float[Tensor, "images channels height width"]
     labels: Int[Tensor, " images"]
     num_classes: int
     class_names: tuple[str, ...] | None
-    image_size: tuple[int, int] | None
+    image_size: tuple[int, int] | None  # as the data have them; None if the pictures have several sizes
     num_available: int
 
 
@@ -59,11 +49,6 @@ def load_images(
     are part of more, and come in the order of the data. Of a folder of pictures only these are read, and each is
     resized from its own size. An `image_size` is made before that: the canvas of digits, else a bilinear resize in
     whole levels.
-
-    Raises:
-        ImportError: A library that the data need is not installed.
-        ValueError: No such data, fewer than one image, channels that cannot be made the model's, or pictures of
-            several sizes that nothing resizes to one.
     """
     path = None if data in NAMES else find_path(data, data_dir)
     if path is not None and path.is_dir():

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,20 @@ from torch import Tensor
 
 from teka.audit.adapters.image_processor import PROCESSOR_FILE, read_processor_file
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Subject, require
+from teka.audit.adapters.subject import Size, Subject, require, spoken_names
 from teka.checks import height_and_width
 from teka.errors import wrong_value
 from teka.files import read_json
 
-KIND = "onnx"
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 _CHANNELS = (1, 3)
 
 
 class OnnxFunction:
-    """A session of onnxruntime as a function of images in [0, 1].
+    """A session of onnxruntime as a function of images in [0, 1], normalised before it; its answers come back to them.
 
     A file for batches of B images gets full batches: the last is filled up with copies of its last image, whose answers
     are dropped.
-
-    Args:
-        session: The session.
-        transform: Its `normalize` comes before the model.
-
-    Raises:
-        ValueError: Not one input of images in floating point.
     """
 
     def __init__(self, session: Any, transform: Preprocessing) -> None:
@@ -47,7 +38,7 @@ class OnnxFunction:
         self.channels_last = _is_channels_last(self.input.shape)
 
     def __call__(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
-        """What the model says of images; the answers come back to the images' device."""
+        """What the model says of images."""
         placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.channels_last:
             placed = placed.permute(0, 2, 3, 1)
@@ -61,24 +52,13 @@ class OnnxFunction:
         return self.session.run([self.output], {self.input.name: filled})[0][: len(part)]
 
 
-def load_onnx(
-    path: str | Path, *, input_size: int | tuple[int, int] | None = None, device: torch.device | str | None = None
-) -> Subject:
-    """The model of an ONNX file.
+def load_onnx(path: str | Path, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
+    """The model of an ONNX file, on the CPU or, where onnxruntime has it, on "cuda".
 
-    Its images are the one input of four axes, (B, C, H, W) or (B, H, W, C); its answer the output named "logits", else
-    the first. What `preprocessor_config.json` and `config.json` beside it say of preprocessing and classes is read;
-    without them images in [0, 1] go in as they are, as a file may hold its normalisation.
-
-    Args:
-        path: The file.
-        input_size: Size of its images, one side or (height, width), where the file leaves that open.
-        device: None or "cpu", or "cuda" where onnxruntime has it.
-
-    Raises:
-        ImportError: onnxruntime is not installed.
-        ValueError: No such file, one that onnxruntime cannot run, inputs that are no images, or a size that it does not
-            take.
+    Its images are the one input of four axes, (B, C, H, W) or (B, H, W, C), of `input_size` where the file leaves that
+    open; its answer the output named "logits", else the first. What `preprocessor_config.json` and `config.json` beside
+    it say of preprocessing and classes is read; without them images in [0, 1] go in as they are, as a file may hold its
+    normalisation.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -100,14 +80,15 @@ def load_onnx(
     if transform is None:
         transform = Preprocessing(in_channels, size)
     elif size is not None and size != transform.crop:
-        transform = replace(transform, resize=size, crop=None)
-    names = _class_names(file.parent)
+        transform, _ = transform.resized_to(size)
+    config = file.parent / "config.json"
+    names = spoken_names(read_json(config).get("id2label") if config.is_file() else None)
     function = OnnxFunction(session, transform)
     classes = next(one.shape for one in session.get_outputs() if one.name == function.output)
     num_classes = classes[1] if len(classes) == 2 and isinstance(classes[1], int) else None
     return Subject(
         name=file.stem,
-        kind=KIND,
+        kind="onnx",
         function=function,
         input_size=size if size is not None else transform.crop,
         in_channels=in_channels,
@@ -147,22 +128,11 @@ def _is_channels_last(shape: Sequence[object]) -> bool:
     return shape[3] in _CHANNELS and shape[1] not in _CHANNELS
 
 
-def _class_names(folder: Path) -> tuple[str, ...] | None:
-    file = folder / "config.json"
-    found = read_json(file).get("id2label") if file.is_file() else None
-    if not isinstance(found, dict) or sorted(found) != sorted(map(str, range(len(found)))):
-        return None
-    names = tuple(str(found[str(label)]) for label in range(len(found)))
-    return None if names == tuple(f"LABEL_{label}" for label in range(len(names))) else names
-
-
 def _hash(file: Path) -> str:
     """SHA-256 of the file and of the files of weights that lie beside it under its name, such as model.onnx.data."""
+    beside = (other for other in file.parent.iterdir() if other.name.startswith((f"{file.name}.", f"{file.name}_")))
     digest = hashlib.sha256()
-    beside = [
-        other for other in sorted(file.parent.iterdir()) if other.name.startswith((f"{file.name}.", f"{file.name}_"))
-    ]
-    for one in (file, *(other for other in beside if other.is_file())):
+    for one in (file, *sorted(other for other in beside if other.is_file())):
         with one.open("rb") as opened:
             while block := opened.read(1 << 20):
                 digest.update(block)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -59,6 +59,13 @@ class Preprocessing:
             if size is not None:
                 height_and_width(argument, size)
         check_sizes({"in_channels": self.in_channels}, or_none=True)
+
+    def resized_to(self, input_size: int | tuple[int, int] | None) -> tuple["Preprocessing", tuple[int, int] | None]:
+        """The same for images resized to another size, and that size; None leaves it at the window cut out."""
+        if input_size is None:
+            return self, self.crop
+        size = height_and_width("input_size", input_size)
+        return replace(self, resize=size, crop=None), size
 
     def resized_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Height and width after the resize, before the crop."""

@@ -1,6 +1,6 @@
 """A model under audit: a function of pictures in [0, 1], and what is known of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType
@@ -117,6 +117,15 @@ def subject_of_module(
         note,
         loads_at_input_size,
     )
+
+
+def spoken_names(labels: object) -> tuple[str, ...] | None:
+    """The names of `id2label` in a config, unless there are none or the library's own LABEL_0, LABEL_1 and so on."""
+    by_place = {str(label): str(name) for label, name in labels.items()} if isinstance(labels, Mapping) else {}
+    places = [str(place) for place in range(len(by_place))]
+    if not by_place or set(by_place) != set(places) or by_place == {place: f"LABEL_{place}" for place in places}:
+        return None
+    return tuple(by_place[place] for place in places)
 
 
 def require(package: str, extra: str) -> ModuleType:

@@ -4,14 +4,12 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Size, Subject, require, subject_of_module
-from teka.checks import height_and_width
 from teka.data import Normalize
 from teka.errors import wrong_value
 
@@ -24,8 +22,8 @@ def load_timm(name: str, *, input_size: Size = None, device: torch.device | str 
     library: Any = require("timm", "timm")
     with tensors_only(f"timm:{name}", "a model of timm"):
         module = library.create_model(name, pretrained=True).eval()
-    transform = read_data_config(library.data.resolve_model_data_config(module))
-    transform, size = _resized(transform, input_size)
+    config = library.data.resolve_model_data_config(module)
+    transform, size = read_data_config(config).resized_to(input_size)
     return subject_of_module(module, name, "timm", transform, size, device, num_classes=module.num_classes)
 
 
@@ -35,7 +33,7 @@ def load_torchvision(name: str, *, input_size: Size = None, device: torch.device
     with tensors_only(f"torchvision:{name}", "a classifier of torchvision"):
         weights = models.get_model_weights(name).DEFAULT
         module = models.get_model(name, weights=weights).eval()
-    transform, size = _resized(read_preset(weights.transforms()), input_size)
+    transform, size = read_preset(weights.transforms()).resized_to(input_size)
     names = tuple(weights.meta["categories"])
     return subject_of_module(
         module, f"{name} ({weights.name})", "torchvision", transform, size, device, class_names=names
@@ -94,10 +92,3 @@ def read_preset(preset: Any) -> Preprocessing:
 
 def _normalization(mean: Any, deviation: Any) -> Normalize:
     return Normalize(tuple(map(float, mean)), tuple(map(float, deviation)))
-
-
-def _resized(transform: Preprocessing, input_size: Size) -> tuple[Preprocessing, tuple[int, int] | None]:
-    if input_size is None:
-        return transform, transform.crop
-    size = height_and_width("input_size", input_size)
-    return replace(transform, resize=size, crop=None), size

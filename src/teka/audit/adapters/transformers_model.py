@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,35 +12,21 @@ import torch
 
 from teka.audit.adapters.image_processor import STEPS, read_processor, read_processor_file
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Subject, require, subject_of_module
-from teka.checks import height_and_width
+from teka.audit.adapters.subject import Size, Subject, require, spoken_names, subject_of_module
 from teka.errors import FOREIGN, wrong_value
 
-KIND = "transformers"
 # Largest differences from the image processor itself, in levels of 255, mean and maximum over pixels: it rounds to
 # whole levels after each axis, which makes less than half of the mean.
 PROCESSOR_TOLERANCE = (1.0, 4.0)
 
 
-def load_transformers(
-    source: str, *, input_size: int | tuple[int, int] | None = None, device: torch.device | str | None = None
-) -> Subject:
+def load_transformers(source: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
     """An image classifier of `transformers`, with the settings of its image processor.
 
     Weights are read as safetensors only, in float32; code of a repository's own is never run. The settings of the image
     processor are read, and what they are read as is compared with the processor itself on a picture, where the
-    installed libraries can build it; without settings images go in as they are.
-
-    Args:
-        source: A folder with `config.json` and `model.safetensors`, or an id of the hub, "owner/name".
-        input_size: Size to which images are resized, one side or (height, width), for models that take any; by default
-            that of the image processor, else of the config.
-        device: Where it runs; None is the CPU.
-
-    Raises:
-        ImportError: transformers is not installed.
-        ValueError: Nothing that can be read there, no image classifier, weights that are pickled, missing or of another
-            model, or an image processor that does what is not known here.
+    installed libraries can build it; without settings images go in as they are. Images are resized to `input_size`, by
+    default that of the image processor, else of the config.
     """
     library = require("transformers", "teka[audit]")
     with _quiet(library):
@@ -64,36 +49,29 @@ def load_transformers(
             raise wrong_value("model", source, expected)
         in_channels = int(getattr(module.config, "num_channels", 3))
         transform, note = _preprocessing(library, source, in_channels)
-    size, transform = _input_size(module.config, transform, input_size)
+    transform, size = _input_size(module.config, transform, input_size)
     return subject_of_module(
         module.eval(),
         Path(source).name if Path(source).is_dir() else source,
-        KIND,
+        "transformers",
         transform,
         size,
         device,
-        class_names=_class_names(module.config),
+        class_names=spoken_names(module.config.id2label),
         num_classes=module.config.num_labels,
         note=note,
     )
 
 
-def _input_size(
-    config: Any, transform: Preprocessing, wanted: int | tuple[int, int] | None
-) -> tuple[tuple[int, int] | None, Preprocessing]:
-    """Size of the model's images, and the preprocessing that makes it."""
+def _input_size(config: Any, transform: Preprocessing, wanted: Size) -> tuple[Preprocessing, tuple[int, int] | None]:
+    """The preprocessing that makes the size of the model's images, and that size."""
     if wanted is not None:
-        size = height_and_width("input_size", wanted)
-        return size, dataclasses.replace(transform, resize=size, crop=None)
-    if transform.crop is not None:
-        return transform.crop, transform
-    if isinstance(transform.resize, tuple):
-        return transform.resize, transform
+        return transform.resized_to(wanted)
+    size = transform.crop or transform.resize
+    if isinstance(size, tuple):
+        return transform, size
     side = getattr(config, "image_size", None)
-    if transform.resize is None and side is not None:
-        size = height_and_width("image_size", side)
-        return size, dataclasses.replace(transform, resize=size)
-    return None, transform
+    return (transform, None) if transform.resize is not None or side is None else transform.resized_to(side)
 
 
 def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preprocessing, str]:
@@ -142,12 +120,6 @@ def _compare(processor: Any, transform: Preprocessing, source: str) -> None:
             f"a known image processor: {type(processor).__name__} does something else than its settings say "
             f"(a difference of {found[0]:.1f} levels of 255 in the mean, {found[1]:.1f} at most)",
         )
-
-
-def _class_names(config: Any) -> tuple[str, ...] | None:
-    """Names of the classes, unless they are the library's own LABEL_0, LABEL_1 and so on."""
-    names = tuple(str(config.id2label[label]) for label in sorted(config.id2label))
-    return None if names == tuple(f"LABEL_{label}" for label in range(len(names))) else names
 
 
 @contextlib.contextmanager

@@ -12,11 +12,6 @@ NOISE_FACTOR = 10.0
 EXPLAINED_SHARE = 0.5
 
 
-def break_limit(threshold: int | float, noise: float) -> float:
-    """The error above which a layer breaks: the threshold, or 10 times the noise if that is more."""
-    return max(threshold, NOISE_FACTOR * noise)
-
-
 @dataclass(frozen=True)
 class LayerBreak:
     """The first layer, in the order of execution, whose error of one kind is above its limit.
@@ -86,7 +81,7 @@ class LayerFinding:
 
     def limit(self, threshold: int | float) -> float:
         """The error above which the layer breaks: the threshold, or 10 times the noise if that is more."""
-        return break_limit(threshold, self.noise)
+        return max(threshold, NOISE_FACTOR * self.noise)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from teka.audit.layers.findings import break_limit
+from teka.audit.layers.findings import NOISE_FACTOR
 from teka.audit.layers.recogniser import Layout
 from teka.audit.layers.survey import Slot, Stop, Visit
 
@@ -20,17 +20,11 @@ SUMS = 5
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """One move of a layer's cells for each of some shifts.
+    """One move of a layer's cells for each of some shifts."""
 
-    Args:
-        source: For each cell, the one whose content should have moved there; (S, cells).
-        inside: 1 for cells that came from inside the image.
-        interior: 1 for those that, like the cells they came from, the edge cannot reach.
-    """
-
-    source: Int[Tensor, "shifts cells"]
-    inside: Float[Tensor, "shifts cells"]
-    interior: Float[Tensor, "shifts cells"]
+    source: Int[Tensor, "shifts cells"]  # for each cell, the one whose content should have moved there
+    inside: Float[Tensor, "shifts cells"]  # 1 for cells that came from inside the image
+    interior: Float[Tensor, "shifts cells"]  # 1 for those that, like the cells they came from, the edge cannot reach
 
 
 def is_multiple(shift: Sequence[int | float], stride: Sequence[Fraction]) -> bool:
@@ -81,24 +75,11 @@ def _came_from(grid: Sequence[int], border: Sequence[tuple[int, int]], move: Seq
 
 
 class Measured:
-    """The numbers of one tensor over all shifts, relative to its size.
+    """The numbers of one tensor over all shifts, relative to its size; None or NaN where no cell can be compared.
 
-    Attributes:
-        slot: The tensor.
-        counted: At each shift the error of the interior, or of all cells if the tensor has no interior; NaN where no
-            cell can be compared.
-        limit: The error above which a layer that gives it breaks.
-        has_interior: Whether there are cells that the edge cannot reach, at some shift.
-        interior: Largest error of the interior at multiples of the stride, or None.
-        border: Largest error of the border at multiples of the stride, if the tensor has an interior.
-        aliasing: Largest error at the other shifts.
-        every: Largest error of all cells that came from inside, at multiples of the stride.
-
-    Args:
-        slot: The tensor.
-        sums: For each shift and each move that it may be, the five sums.
-        on_grid: Shifts that are multiples of the stride, so that cells move onto cells.
-        threshold: The error below which no layer breaks.
+    `interior`, `border` and `every` (of all cells that came from inside) are the largest errors at shifts that are
+    multiples of the stride, `on_grid`; `aliasing` is that at the others. `counted` is at each shift the error of the
+    interior, or of all cells if the tensor has no interior; `limit` is the error above which a layer breaks.
     """
 
     def __init__(
@@ -117,7 +98,7 @@ class Measured:
         order = counted.nan_to_num(1e300).masked_fill(every.isnan(), math.inf)
         best = order.argmin(dim=1, keepdim=True)
         every, inside, edge, counted = (one.gather(1, best)[:, 0] for one in (every, inside, edge, counted))
-        self.slot, self.counted, self.limit = slot, counted, break_limit(threshold, slot.noise)
+        self.slot, self.counted, self.limit = slot, counted, max(threshold, NOISE_FACTOR * slot.noise)
         self.has_interior = not inside.isnan().all()
         self.interior, self.every = _largest(inside[on_grid]), _largest(every[on_grid])
         # Without an interior, the rest is not the border of anything.
@@ -155,14 +136,8 @@ class ShiftErrors:
 
     summed over channels and images; C holds the cells that came from inside the image, and A is C or a part of it. At
     other shifts, s/r is rounded up or down along every axis, in the way that gives the smallest error. Vectors stay
-    where they are. Nothing but the sums is kept.
-
-    Args:
-        slots: The tensors, from the survey.
-        stops: The visits of the survey, of which the first for each tensor measures it.
-        shifts: Shifts in pixels.
-        seen_size: Spatial size of what the model gets.
-        wraps: Whether what leaves the image at one side enters at the other.
+    where they are. Nothing but the sums is kept. The first visit of the survey for each tensor measures it; where it
+    `wraps`, what leaves the image at one side enters at the other.
     """
 
     def __init__(
@@ -177,11 +152,7 @@ class ShiftErrors:
         self.failed: dict[int, str] = {}
         self._slots = slots
         self._seen_size, self._wraps = seen_size, wraps
-        self._owner = {
-            (stop.visit.module, stop.visit.call, stop.visit.side): stop.slot
-            for stop in stops
-            if stop.is_new and stop.slot is not None
-        }
+        self._owner = {stop.visit: stop.slot for stop in stops if stop.is_new and stop.slot is not None}
         neighbours = 2 ** len(seen_size)
         self._sums = torch.zeros(len(slots), len(shifts), neighbours, SUMS, dtype=torch.float64)
         self._plans: dict[tuple, tuple[Moves, ...]] = {}
@@ -193,7 +164,7 @@ class ShiftErrors:
 
     def see(self, visit: Visit, module: nn.Module, tensor: Tensor | None) -> None:
         """Compare one tensor, if this is the visit that measures it; the arguments are those of `Trace`."""
-        index = self._owner.get((visit.module, visit.call, visit.side))
+        index = self._owner.get(visit)
         if index is None or index in self.failed:
             return
         slot, blocks = self._slots[index], len(self._chosen) + 1

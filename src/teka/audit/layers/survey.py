@@ -21,19 +21,12 @@ FELT_AT_MOST = 1e-2
 
 @dataclass(frozen=True)
 class Visit:
-    """A module that got its input, or gave its output.
-
-    Args:
-        module: Name of the module among those that are followed.
-        call: Number of the call within this forward pass, 1 for the first.
-        side: "input" or "output".
-        inside: The module and the call of it that were running, the innermost, or None.
-    """
+    """A module that got its input, or gave its output ("input" or "output"), at its so-manieth call of a pass."""
 
     module: str
     call: int
     side: str
-    inside: tuple[str, int] | None
+    inside: tuple[str, int] | None  # the innermost module that was running, and its call
 
 
 def call_name(module: str, call: int) -> str:
@@ -112,41 +105,24 @@ def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor that a model makes, whichever modules give and get it.
-
-    Args:
-        layout: How it lies.
-        shape: Its shape without the batch.
-        noise: ‖y' − y‖ / ‖y‖ of two copies of the same images.
-        border: Cells that the edge can reach, before and after the interior along every axis; () for a vector.
-        epsilon: Rounding of its dtype.
-    """
+    """A tensor that a model makes, whichever modules give and get it."""
 
     layout: Layout
-    shape: tuple[int, ...]
-    noise: float
-    border: tuple[tuple[int, int], ...]
-    epsilon: float
+    shape: tuple[int, ...]  # without the batch
+    noise: float  # ‖y' − y‖ / ‖y‖ of two copies of the same images
+    border: tuple[tuple[int, int], ...]  # cells that the edge can reach, before and after; () for a vector
+    epsilon: float  # rounding of its dtype
 
 
 @dataclass(frozen=True)
 class Stop:
-    """One visit of the survey, in the order of execution.
-
-    Args:
-        visit: The visit.
-        kind: Class of the module.
-        slot: Index of the tensor, or None if it could not be recognised.
-        reason: Why it could not be.
-        is_new: Whether no visit before had this tensor.
-        pads_edge: Whether the module declares that it goes on beyond the edge.
-    """
+    """One visit of the survey, in the order of execution: the tensor's index, or why it could not be recognised."""
 
     visit: Visit
     kind: str
     slot: int | None
     reason: str
-    is_new: bool
+    is_new: bool  # no visit before had this tensor
     pads_edge: bool
 
 
