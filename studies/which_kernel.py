@@ -15,13 +15,16 @@ from statistics import fmean, median
 import bounded_rotary
 
 from teka.audit.page.notation import percent
+from teka.audit.statistics.estimate import mean_over_seeds
 from teka.experiments.study import Study, read_study
-from teka.experiments.study.report.comparison import compare_with
-from teka.experiments.study.report.estimate import estimate
-from teka.experiments.study.report.group import StudyGroup
-from teka.experiments.study.report.matrix import StudyMatrix
-from teka.experiments.study.report.notation import NOTHING, signed_with_interval, with_interval
-from teka.experiments.study.report.results import StudyResults, read_study_results
+from teka.experiments.study.report.results import (
+    StudyGroup,
+    StudyMatrix,
+    StudyResults,
+    compare_with,
+    read_study_results,
+)
+from teka.experiments.study.report.tables import NOTHING, signed_with_interval, with_interval
 from teka.files import write_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -151,7 +154,7 @@ def gains_of_positions() -> str:
 
 def gain(differences: Sequence[float]) -> str:
     """The mean of differences over seeds and its interval."""
-    return signed_with_interval(estimate(differences)) if differences else NOTHING
+    return signed_with_interval(mean_over_seeds(differences)) if differences else NOTHING
 
 
 def beyond_noise() -> str:
@@ -167,8 +170,8 @@ def beyond_noise() -> str:
             for pair in product(levels["kernel"], levels["position"]):
                 other = reference(*pair)
                 differences = [*difference(data, pair, other).values()]
-                found += [estimate(differences)] if other != pair and differences else []
-            beyond = [one.mean > 0 for one in found if one.half_width is not None and abs(one.mean) > one.half_width]
+                found += [mean_over_seeds(differences)] if other != pair and differences else []
+            beyond = [one.value > 0 for one in found if one.half_width is not None and abs(one.value) > one.half_width]
             above = sum(beyond)
             rows.append([question, DATA[data], *map(str, (len(found), above, len(beyond) - above))])
             rows[-1].append(f"{len(found) / 40:.1f}")
@@ -190,7 +193,7 @@ def variants_against(name: str, reference: str) -> str:
         for one in levels["data"]:
             group, other = (study.group({"data": one, "variant": level}) for level in (variant, reference))
             differences = [*paired([group], [other]).values()] if variant != reference else []
-            row += [accuracy(group), signed_with_interval(estimate(differences)) if differences else ""]
+            row += [accuracy(group), signed_with_interval(mean_over_seeds(differences)) if differences else ""]
         rows.append(row)
     head = [column for one in levels["data"] for column in (DATA[one], "difference")]
     return table(["variant", *head], rows)
@@ -225,12 +228,12 @@ def accuracies_of(data: str, candidate: str, seeds: Sequence[int]) -> dict[int, 
 def less(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     """One candidate less another, for every seed that both have."""
     differences = [accuracy - theirs[seed] for seed, accuracy in ours.items() if seed in theirs]
-    return signed_with_interval(estimate(differences)) if differences else NOTHING
+    return signed_with_interval(mean_over_seeds(differences)) if differences else NOTHING
 
 
 def mean(found: Mapping[int, float]) -> str:
     """Mean and interval of a candidate over seeds."""
-    return with_interval(estimate([*found.values()])) if found else NOTHING
+    return with_interval(mean_over_seeds([*found.values()])) if found else NOTHING
 
 
 def bounded_accuracy() -> str:

@@ -18,7 +18,7 @@ from tests.contracts.test_shift import change_under_a_shift_of_positions
 from torch import Generator, Tensor, nn
 
 from teka import Grid
-from teka.experiments.bench.allocations import Allocations
+from teka.experiments.bench.measure import Allocations
 from teka.functional import Positive, SquaredRelu, attention, draw_projection, relative
 from teka.functional.estimator_report import estimator_report
 from teka.functional.placement import Placement, Sites

@@ -5,7 +5,7 @@ import torch
 from tests.contracts.cases import relative_change
 from torch import nn
 
-from teka.experiments.reference import paper_models
+from teka.experiments.reproduce.papers import paper_models
 from teka.flops import flop_counter
 from teka.models import ResNet18
 from teka.models.convolutional import ResidualBlock

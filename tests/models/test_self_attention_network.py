@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from teka.audit import equivariance_error
-from teka.experiments.reference import paper_models
+from teka.experiments.reproduce.papers import paper_models
 from teka.functional import relative
 from teka.functional.relative import StationaryRelative
 from teka.models import SelfAttentionNetwork

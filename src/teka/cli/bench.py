@@ -7,8 +7,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from teka.cli.parser import Parser
-from teka.experiments.bench import bench, bench_table, layer_names
+from teka.experiments.bench import bench
 from teka.experiments.bench.bench import BENCH_FILE, LENGTHS, PLOT_FILE
+from teka.experiments.bench.layers import layer_names
+from teka.experiments.bench.report import bench_table
 
 EXAMPLES = """\
   teka bench

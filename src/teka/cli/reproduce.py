@@ -5,8 +5,8 @@ from pathlib import Path
 
 from teka.cli.parser import Parser
 from teka.cli.study import add_grid_options, parse_only, progress_bar
-from teka.experiments.reproduce import SCALES, TARGETS, read_reproduction, reproduce
-from teka.experiments.reproduce.page import write_reproduction
+from teka.experiments.reproduce import read_reproduction, reproduce
+from teka.experiments.reproduce.reproduction import SCALES, TARGETS, write_reproduction
 from teka.experiments.study import pack_study
 
 EXAMPLES = """\

@@ -10,15 +10,15 @@ import torch
 from matplotlib.figure import Figure
 
 import teka
-from teka.experiments.bench import LAYERS, bench, bench_table
-from teka.experiments.bench.entrant import Entrant
+from teka.experiments.bench import bench
+from teka.experiments.bench.cases import Case
+from teka.experiments.bench.layers import LAYERS, Settings
 from teka.experiments.bench.measure import Cost
-from teka.experiments.bench.settings import Settings
+from teka.experiments.bench.report import bench_table
 
 attention_module = importlib.import_module("teka.functional.attention")
-budget_module = importlib.import_module("teka.experiments.bench.budget")
 bench_module = importlib.import_module("teka.experiments.bench.bench")
-entrant_module = importlib.import_module("teka.experiments.bench.entrant")
+cases_module = importlib.import_module("teka.experiments.bench.cases")
 TINY: dict[str, Any] = {"dim": 8, "heads": 2, "batch": 1, "repeats": 2, "warmup": 1}
 ROW = {"layer", "backend", "tokens", "grid", "rounds", "seconds", "iqr", "peak_bytes", "flops"}
 ROW |= {"ratio_to_gemms", "ratio_to_sdpa", "flops_ratio_to_gemms", "gflops_per_second"}
@@ -27,7 +27,7 @@ ROW |= {"ratio_to_gemms", "ratio_to_sdpa", "flops_ratio_to_gemms", "gflops_per_s
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> None:
     """Checks of few tokens, and an empty picture: the real ones have tests of their own."""
-    monkeypatch.setattr(entrant_module, "CHECKED_TOKENS", 16)
+    monkeypatch.setattr(cases_module, "CHECKED_TOKENS", 16)
     monkeypatch.setattr(bench_module, "TRIAL_LENGTHS", (4,))
     monkeypatch.setattr(bench_module, "draw_bench", lambda result: Figure(figsize=(1, 1)))
 
@@ -102,9 +102,9 @@ def test_a_layer_that_needs_too_much_memory_is_left_out_with_the_reason(tmp_path
 
 
 def test_a_layer_whose_step_would_take_too_long_is_left_out_with_the_reason(tmp_path: Path, monkeypatch):
-    def slow(entrants: list[Entrant], num_tokens: int, settings: Settings) -> None:
-        for entrant in entrants:
-            entrant.known[num_tokens] = Cost(0.5 if entrant.layer.name == "softmax" else 1e-6, 1000, 1000)
+    def slow(cases: list[Case], num_tokens: int, settings: Settings) -> None:
+        for case in cases:
+            case.known[num_tokens] = Cost(0.5 if case.layer.name == "softmax" else 1e-6, 1000, 1000)
 
     monkeypatch.setattr(bench_module, "try_out", slow)
     result: Any = bench((9, 36), **TINY, layers=["squared_relu", "softmax"], max_seconds=2.0, out=tmp_path)
@@ -137,7 +137,8 @@ def test_when_the_budget_is_spent_the_rest_is_left_out_and_rows_say_their_rounds
         clock[0] += 0.1  # goes by between two looks at the clock
         return clock[0]
 
-    monkeypatch.setattr(budget_module.time, "perf_counter", now)
+    monkeypatch.setattr(cases_module.time, "perf_counter", now)
+    monkeypatch.setattr("teka.experiments.bench.measure.timer", now)
     options = {**TINY, "repeats": 9}
     result: Any = bench((9, 16, 25), **options, layers=["squared_relu"], budget_seconds=4.0, out=tmp_path)
     assert result["left_out"]
@@ -157,7 +158,7 @@ def test_a_forward_pass_alone_has_a_third_of_the_flops_of_the_four_products(tmp_
     assert both["rows"][1]["peak_bytes"] > forward["rows"][1]["peak_bytes"]
 
 
-def test_less_memory_than_the_yardstick_needs_is_an_error(tmp_path: Path):
+def test_less_memory_than_the_baseline_needs_is_an_error(tmp_path: Path):
     with pytest.raises(ValueError, match=r"max_bytes is 10\.0, expected at least the \d+ bytes"):
         bench((9,), **TINY, layers=["softmax"], max_bytes=10.0, out=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,20 +1,19 @@
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
 from teka import Grid
-from teka.experiments.bench.layers import LAYERS, YARDSTICK, layer_names
-from teka.experiments.bench.peers import FusedSoftmax, PerformerPytorch
-from teka.experiments.bench.step import Step
+from teka.experiments.bench.layers import BASELINE, LAYERS, FusedSoftmax, PerformerPytorch, Settings, Step, layer_names
 from teka.nn import Attention
 
 
-def test_every_layer_has_a_name_and_backend_of_its_own_and_the_yardstick_is_first():
+def test_every_layer_has_a_name_and_backend_of_its_own_and_the_baseline_is_first():
     places = [(layer.name, layer.backend) for layer in LAYERS]
     assert len(set(places)) == len(places)
-    assert LAYERS[0].name == YARDSTICK
+    assert LAYERS[0].name == BASELINE
     assert len(layer_names()) == len(set(layer_names())) == len(LAYERS) - 1
 
 
@@ -56,7 +55,7 @@ def test_a_step_of_every_layer_gives_a_gradient_to_the_tokens_and_all_parameters
 
 
 @pytest.mark.parametrize("layer", LAYERS[1:], ids=lambda layer: f"{layer.name}-{layer.backend}")
-def test_every_layer_has_the_four_projections_of_the_yardstick(layer):
+def test_every_layer_has_the_four_projections_of_the_baseline(layer):
     module = layer.make(12, 2)
     weights = [part.weight for part in module.modules() if isinstance(part, torch.nn.Linear)]
     assert all(weight.shape[1] == 12 for weight in weights)
@@ -84,3 +83,74 @@ def test_a_missing_performer_is_an_error_that_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "performer_pytorch", None)
     with pytest.raises(ImportError, match=r"pip install teka\[bench\]"):
         PerformerPytorch(8, 2)
+
+
+GOOD: dict[str, Any] = {
+    "lengths": (9, 4),
+    "direction": "forward_backward",
+    "dim": 8,
+    "heads": 2,
+    "batch": 1,
+    "repeats": 1,
+    "warmup": 0,
+    "threads": 1,
+    "layers": None,
+    "device": "cpu",
+    "max_bytes": 1e9,
+    "max_seconds": 20.0,
+    "budget_seconds": 900.0,
+}
+
+
+def test_lengths_are_sorted_and_no_choice_is_all_layers():
+    settings = Settings(**GOOD)
+    assert settings.lengths == (4, 9)
+    assert settings.chosen_layers() == LAYERS
+
+
+def test_a_name_stands_for_all_its_backends_and_the_baseline_is_always_there():
+    settings = Settings(**{**GOOD, "layers": ["squared_relu-rotation"]})
+    chosen = [(layer.name, layer.backend) for layer in settings.chosen_layers()]
+    expected = [("squared_relu-rotation", "toeplitz"), ("squared_relu-rotation", "dense")]
+    assert chosen == [("four_gemms", "torch"), *expected]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("lengths", (), "lengths is"),
+        ("lengths", (4, 0), "lengths is"),
+        ("lengths", (4, 4), "different numbers of tokens"),
+        ("lengths", 16, "lengths is 16"),
+        ("lengths", (2.5,), "whole number"),
+        ("lengths", (4, 1000), "lengths is 1000, expected the cells of a square grid: 961 or 1024"),
+        ("direction", "backward", "expected one of 'forward', 'forward_backward'"),
+        ("dim", 0, "dim is 0"),
+        ("heads", 1, "heads is 1, expected a whole number of at least 2"),
+        ("heads", 3, "a divisor of dim = 8"),
+        ("batch", 0, "batch is 0"),
+        ("batch", True, "batch is True"),
+        ("repeats", 0, "repeats is 0"),
+        ("warmup", -1, "warmup is -1"),
+        ("threads", 0, "threads is 0"),
+        ("threads", 1.5, "threads is 1.5"),
+        ("layers", (), "layers is"),
+        ("layers", "softmax", "list of names"),
+        ("layers", ("softmx",), "did you mean 'softmax'"),
+        ("device", "gpu", "device is 'gpu'"),
+        ("max_bytes", 0.0, "max_bytes is 0.0"),
+        ("max_bytes", float("nan"), "max_bytes is nan"),
+        ("max_seconds", -1.0, "max_seconds is -1.0, expected a positive number of seconds"),
+        ("budget_seconds", 0.0, "budget_seconds is 0.0"),
+    ],
+)
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_wrong_setting_is_an_error_that_names_it(argument: str, value: object, message: str):
+    with pytest.raises(ValueError, match=message):
+        Settings(**{**GOOD, argument: value})
+
+
+def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch finds no GPU"):
+        Settings(**{**GOOD, "device": "cuda"})

@@ -1,13 +1,16 @@
 import pytest
 import torch
 import yaml
+from tests.experiments.reproduce.reproduction_cells import photograph_cell, reproduction_cell
 
-from teka.experiments.reference import paper_row, table1
-from teka.experiments.reproduce import SCALES, read_reproduction, reproduce, reproduction, target_levels
+from teka.experiments.reproduce import read_reproduction, reproduce, reproduction
+from teka.experiments.reproduce.papers import paper_row, table1
+from teka.experiments.reproduce.reproduction import SCALES, target_levels, write_reproduction
 from teka.experiments.study import read_study
 from teka.files import read_json
 
 pytestmark = pytest.mark.xdist_group("study")
+MODEL = "Performer (absolute)"
 TINY = {
     "name": "tiny",
     "base": {"data": "digits", "image_size": 8, "train_size": 48, "validation_size": 20, "epochs": 1},
@@ -105,3 +108,34 @@ def test_what_cannot_be_reproduced_is_an_error(tiny, tmp_path, target, only, mes
 def test_an_unknown_scale_is_an_error():
     with pytest.raises(ValueError, match="scale is 'huge', expected one of 'full', 'small'"):
         read_reproduction("huge")
+
+
+def test_the_table_is_written_three_times_and_the_figure_in_both_forms(study_folder, study_cell):
+    cells = [reproduction_cell(study_cell, MODEL, seed=seed) for seed in (0, 1)]
+    folder = study_folder(*cells, photograph_cell(study_cell, MODEL))
+    written = write_reproduction(folder, description="A small one.", planned=9)
+    assert [path.name for path in written.files] == [
+        "table1.md", "table1.csv", "reproduction.html", "figure1.png", "figure1_all_classes.png"
+    ]  # fmt: skip
+    assert all(path.is_file() for path in written.files)
+    page, text = written.page.read_text(encoding="utf-8"), written.markdown.read_text(encoding="utf-8")
+    for part in ("91.0 ± 1.4", "3 of 9 models trained, 6 not there yet", "two cores"):
+        assert part in page
+        assert part in text
+    assert part in written.terminal
+    assert "A small one." in page
+    assert page.count("data:image/png;base64,") == 2
+    assert 'src="http' not in page
+    assert "teka study study.yaml" in page
+
+
+def test_without_shifted_images_there_is_no_figure(study_folder, study_cell):
+    written = write_reproduction(study_folder(photograph_cell(study_cell, MODEL)))
+    assert written.pictures == ()
+    assert "under shifts" not in written.terminal
+
+
+def test_without_any_result_nothing_is_written(tmp_path):
+    with pytest.raises(ValueError, match="expected a study's folder"):
+        write_reproduction(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import torch
 
 from teka.experiments.study import measure_step_seconds, read_study
 from teka.experiments.study.report.results import read_study_results
-from teka.experiments.study.report.table import study_notes
+from teka.experiments.study.report.tables import study_notes
 from teka.experiments.study.run_cell import load_cell_data
 from teka.experiments.study.run_study import Progress
 from teka.experiments.study.step_seconds import STEPS, WARMUP, StepTimer, read_step_seconds

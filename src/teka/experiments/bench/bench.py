@@ -1,20 +1,18 @@
 """The benchmark: every layer at every size in one process, and its files."""
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from teka.audit.page.charts import encode_png
 from teka.audit.page.template import require
+from teka.codec import encode
 from teka.errors import wrong_value
-from teka.experiments.bench.budget import Budget
-from teka.experiments.bench.entrant import Entrant, make_entrant
-from teka.experiments.bench.one_size import measure_size, try_out
-from teka.experiments.bench.plot import draw_bench
-from teka.experiments.bench.rehearse import rehearse
-from teka.experiments.bench.scaling import scaling
-from teka.experiments.bench.settings import Settings
+from teka.experiments.bench.cases import Budget, Case, make_case, measure_size, try_out
+from teka.experiments.bench.layers import Settings
+from teka.experiments.bench.measure import estimate_peak_memory
+from teka.experiments.bench.report import draw_bench, scaling
 from teka.files import make_directory, write_bytes, write_json
 from teka.provenance import provenance
 
@@ -23,7 +21,7 @@ PLOT_FILE = "bench.png"
 PARTIAL_FILE = "bench.partial.json"
 LENGTHS = (256, 1024, 4096, 16384, 65536, 262144)
 TRIAL_LENGTHS = (256, 1024)
-"""Sizes that are tried before the smallest one asked for, if they are smaller, to foretell what that costs."""
+"""Sizes that are tried before the smallest one asked for, if they are smaller, to estimate what that costs."""
 
 
 def bench(
@@ -61,8 +59,8 @@ def bench(
     tokens from which on it is faster than `scaled_dot_product_attention`.
 
     A layer is not timed at a size, and stands in "left_out" with the reason, where it would need more than `max_bytes`
-    or a step more than `max_seconds` (foretold from smaller sizes), where there is no time left of `budget_seconds`, or
-    if its fast path differs from its dense twin by more than 1e-3 in the output or in a gradient.
+    or a step more than `max_seconds` (extrapolated from smaller sizes), where there is no time left of
+    `budget_seconds`, or if its fast path differs from its dense twin by more than 1e-3 in the output or in a gradient.
 
     `budget_seconds` is for everything, checks included. Every size gets a part of what is left, in proportion to the
     root of its tokens against those to come. Where not all rounds fit into it, the warm-up is cut first (every step has
@@ -124,10 +122,9 @@ def bench(
                 write_json(folder / PARTIAL_FILE, result)
     finally:
         torch.set_num_threads(threads_before)
-    picture = io.BytesIO()
-    draw_bench(result).savefig(picture, format="png", metadata={"Software": "teka"})
+    picture = encode_png(draw_bench(result))
     write_json(folder / BENCH_FILE, result)
-    write_bytes(folder / PLOT_FILE, picture.getvalue())
+    write_bytes(folder / PLOT_FILE, picture)
     (folder / PARTIAL_FILE).unlink()
     return result
 
@@ -136,34 +133,34 @@ def _measure(
     settings: Settings, budget: Budget, command: str, progress: Callable[[str], None]
 ) -> Iterator[dict[str, object]]:
     """What is known after every size."""
-    result = {**provenance(command), "settings": settings.to_dict()}
-    entrants = []
+    result = {**provenance(command), "settings": encode(settings)}
+    cases = []
     for layer in settings.chosen_layers():
         progress(f"{layer.name} ({layer.backend}): checking")
-        entrants.append(make_entrant(layer, settings))
-        if len(entrants) == 1:
-            _check_max_bytes(entrants[0], settings)
+        cases.append(make_case(layer, settings))
+        if len(cases) == 1:
+            _check_max_bytes(cases[0], settings)
     for length in TRIAL_LENGTHS:
         if length < settings.lengths[0]:
             progress(f"{length:,} tokens: trial")
-            try_out(entrants, length, settings)
+            try_out(cases, length, settings)
     all_rows, all_left_out = [], []
     for index, length in enumerate(settings.lengths):
 
         def announce(line: str, length: int = length) -> None:
             progress(f"{length:,} tokens: {line}")
 
-        rows, left_out = measure_size(entrants, settings.lengths[index:], settings, budget, announce)
+        rows, left_out = measure_size(cases, settings.lengths[index:], settings, budget, announce)
         all_rows += rows
         all_left_out += left_out
         yield {**result, "rows": all_rows, "scaling": scaling(all_rows), "left_out": all_left_out}
 
 
-def _check_max_bytes(yardstick: Entrant, settings: Settings) -> None:
+def _check_max_bytes(baseline: Case, settings: Settings) -> None:
     """Check that the four matrix products fit at every size, before anything is timed."""
     length = settings.lengths[-1]
     unset = torch.empty(settings.batch, length, settings.dim, device=settings.device, requires_grad=True)
-    peak_bytes = rehearse(yardstick.step(unset, settings.direction))
+    peak_bytes = estimate_peak_memory(baseline.step(unset, settings.direction))
     if peak_bytes is not None and peak_bytes > settings.max_bytes:
         expected = f"at least the {peak_bytes} bytes of the four matrix products at {length} tokens"
         raise wrong_value("max_bytes", settings.max_bytes, expected)

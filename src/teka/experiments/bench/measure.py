@@ -1,16 +1,77 @@
-"""Measure a step: seconds, memory and arithmetic."""
+"""Measure a step: seconds, memory and arithmetic, and how far it is from its dense twin."""
 
+import copy
 import gc
+import math
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.benchmark import timer
 
-from teka.experiments.bench.allocations import Allocations
-from teka.experiments.bench.budget import Pace
-from teka.experiments.bench.step import Step
+from teka.experiments.bench.layers import Step
 from teka.flops import flop_counter
+from teka.grid import Grid
+from teka.nn import Attention
+
+FEWEST_ROUNDS = 3
+"""Timed rounds at least, as long as the budget as a whole allows it."""
+BAND = 1e-3
+"""Largest relative difference from the dense twin in float32, in the output and in every gradient."""
+
+
+class Allocations(TorchDispatchMode):
+    """A context that counts the bytes of all tensors that are allocated in it and not yet freed, and their peak.
+
+    Every operation passes through it, those of the backward pass too. A storage that an operation returns and that was
+    not among its inputs is new; it counts until nothing refers to it any more, be it a variable or what autograd keeps
+    for the backward pass, what an `autograd.Function` keeps included. Memory that an operation takes and frees within
+    itself is not seen: the tiles of torch's fused attention on a CPU, whose size does not grow with the tokens, and a
+    Fourier transform's copy of its input.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated = 0
+        self.peak = 0
+        self._known: weakref.WeakSet[UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Run an operation and count what it allocated."""
+        named = dict(kwargs or {})
+        self._known.update(_storages((args, named)))
+        result = func(*args, **named)
+        for storage in _storages(result):
+            if storage not in self._known:
+                self._known.add(storage)
+                self._allocate(storage)
+        return result
+
+    def _allocate(self, storage: UntypedStorage) -> None:
+        self.allocated += storage.nbytes()
+        self.peak = max(self.peak, self.allocated)
+        weakref.finalize(storage, self._free, storage.nbytes()).atexit = False
+
+    def _free(self, num_bytes: int) -> None:
+        self.allocated -= num_bytes
+
+
+def _storages(tree: object) -> list[UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 @dataclass(frozen=True)
@@ -29,69 +90,13 @@ class Cost:
     flops: int
 
 
-def seconds(step: Step) -> float:
-    """Wall time of one step, on a GPU until it has finished; the gradients are freed off the clock."""
-    _wait(step)
-    start = time.perf_counter()
-    step()
-    _wait(step)
-    elapsed = time.perf_counter() - start
-    step.clear()
-    return elapsed
-
-
-def time_in_rounds(
-    steps: Sequence[Step],
-    *,
-    repeats: int,
-    warmup: int,
-    pace: Pace,
-    round_seconds: float,
-    progress: Callable[[str], None],
-) -> list[list[float]]:
-    """Seconds of every step in every round, the steps by turns: A B C A B C …, so that drift hits all alike.
-
-    The garbage collector waits until the rounds are over, as in `timeit`.
-
-    Args:
-        steps: The steps.
-        repeats: Rounds that count, at most.
-        warmup: Rounds before them that do not, at most.
-        pace: How many of them there is time for.
-        round_seconds: What a round will take, about.
-        progress: Called with a line before each round.
-
-    Returns:
-        For each step its seconds in the rounds that count.
-    """
-    rounds: list[list[float]] = []
-    gc.collect()
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for index in range(warmup):
-            if not pace.allows_warmup(round_seconds, repeats):
-                break
-            progress(f"warm-up {index + 1} of {warmup}")
-            round_seconds = sum(seconds(step) for step in steps)
-        while len(rounds) < repeats and pace.allows_round(len(rounds), round_seconds):
-            progress(f"round {len(rounds) + 1} of {repeats}")
-            rounds.append([seconds(step) for step in steps])
-            round_seconds = sum(rounds[-1])
-    finally:
-        if collecting:
-            gc.enable()
-    return [list(column) for column in zip(*rounds, strict=True)]
-
-
 def measure_cost(step: Step) -> Cost:
     """Memory and arithmetic of a step, and its seconds with the counting, which slows small steps down.
 
     Memory on a CPU is that of `Allocations`; on a GPU the allocator's own count, which also sees what operations take
     for themselves.
     """
-    _wait(step)
-    start = time.perf_counter()
+    start = timer()
     with flop_counter() as counter:
         if step.tokens.is_cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -102,12 +107,138 @@ def measure_cost(step: Step) -> Cost:
             with Allocations() as allocations:
                 step()
             peak = allocations.peak
-    _wait(step)
-    elapsed = time.perf_counter() - start
+    elapsed = timer() - start
     step.clear()
     return Cost(elapsed, peak, counter.get_total_flops())
 
 
-def _wait(step: Step) -> None:
-    if step.tokens.is_cuda:
-        torch.cuda.synchronize()
+def estimate_peak_memory(step: Step) -> int | None:
+    """Most bytes that a step will allocate at once, beyond tokens and parameters, from shapes alone.
+
+    It runs on tensors that have shapes but no numbers, and so neither time nor memory to speak of. A layer with random
+    features must have run once, as it looks at its numbers the first time. None if that depends on the numbers, as
+    where a backend computes those rows again that rounding may have spoilt.
+    """
+    fake = FakeTensorMode()
+    state = [*step.module.named_parameters(), *step.module.named_buffers()]
+    tensors: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state}
+
+    def stand_in(tokens: Tensor, grid: Grid) -> Tensor:
+        return functional_call(step.module, tensors, (tokens, grid))
+
+    tokens = fake.from_tensor(step.tokens)
+    try:
+        with fake, Allocations() as allocations:
+            step.run(stand_in, tokens)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return None
+    return allocations.peak
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Until when the rounds of one size may take, of its share and of the whole budget, by `time.perf_counter`."""
+
+    share_end: float = math.inf
+    budget_end: float = math.inf
+
+    def allows_warmup(self, round_seconds: float, repeats: int) -> bool:
+        """Whether a round that does not count leaves time for all that do."""
+        return time.perf_counter() + (1 + repeats) * round_seconds <= self.share_end
+
+    def allows_round(self, num_done: int, round_seconds: float) -> bool:
+        """Whether there is time for one more round that counts, of so many seconds; always for the first.
+
+        Up to three rounds may take more than this size's share, but no more than the budget has.
+        """
+        end = self.budget_end if num_done < FEWEST_ROUNDS else min(self.share_end, self.budget_end)
+        return num_done == 0 or time.perf_counter() + round_seconds <= end
+
+
+def seconds(step: Step) -> float:
+    """Wall time of one step, on a GPU until it has finished; the gradients are freed off the clock."""
+    start = timer()  # which waits for a GPU
+    step()
+    elapsed = timer() - start
+    step.clear()
+    return elapsed
+
+
+def time_in_rounds(
+    steps: Sequence[Step],
+    *,
+    repeats: int,
+    warmup: int,
+    deadline: Deadline,
+    round_seconds: float,
+    progress: Callable[[str], None],
+) -> list[list[float]]:
+    """For each step its seconds in the rounds that count, by turns: A B C A B C …, so that drift hits all alike.
+
+    There are at most so many rounds, and fewer by the deadline, before which the first takes about `round_seconds`. The
+    garbage collector waits until the rounds are over, as in `timeit`.
+    """
+    rounds: list[list[float]] = []
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for index in range(warmup):
+            if not deadline.allows_warmup(round_seconds, repeats):
+                break
+            progress(f"warm-up {index + 1} of {warmup}")
+            round_seconds = sum(seconds(step) for step in steps)
+        while len(rounds) < repeats and deadline.allows_round(len(rounds), round_seconds):
+            progress(f"round {len(rounds) + 1} of {repeats}")
+            rounds.append([seconds(step) for step in steps])
+            round_seconds = sum(rounds[-1])
+    finally:
+        if collecting:
+            gc.enable()
+    return [list(column) for column in zip(*rounds, strict=True)]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """The largest relative difference ‖fast − dense‖ / ‖dense‖, in the output or in somebody's gradient."""
+
+    what: str
+    error: float
+
+    @property
+    def is_acceptable(self) -> bool:
+        """Whether it is within the band; NaN is not."""
+        return self.error <= BAND
+
+
+def disagreement(step: Step) -> Disagreement | None:
+    """Compare output and all gradients of a step with those of the same layer computed densely.
+
+    None for a layer that has no dense twin: it is dense, or not teka's.
+    """
+    if not isinstance(step.module, Attention) or step.module.backend == "dense":
+        return None
+    twin = copy.deepcopy(step.module)
+    twin.backend = "dense"
+    fast, dense = _outcome(step), _outcome(Step(twin, step.tokens, step.grid))
+    found = [Disagreement(what, _relative_error(fast[what], dense[what])) for what in dense]
+    return next((one for one in found if one.error != one.error), max(found, key=lambda one: one.error))
+
+
+def _outcome(step: Step) -> dict[str, Tensor]:
+    """The output and, under their names, the gradients."""
+    output = step.module(step.tokens, step.grid)
+    parameters = dict(step.module.named_parameters())
+    inputs = [step.tokens, *parameters.values()]
+    # A parameter that the output does not depend on has a gradient of 0, and the twin must say so too.
+    gradients = torch.autograd.grad(output, inputs, step.tokens.detach(), allow_unused=True, materialize_grads=True)
+    names = ["gradient of tokens", *(f"gradient of {name}" for name in parameters)]
+    return {"output": output.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+def _relative_error(fast: Tensor, dense: Tensor) -> float:
+    """‖fast − dense‖ / ‖dense‖; 0 if both are 0."""
+    difference, size = (float(tensor.double().norm()) for tensor in (fast.double() - dense.double(), dense))
+    if size == 0:
+        return 0.0 if difference == 0 else math.inf if difference == difference else math.nan
+    return difference / size

@@ -1,5 +1,5 @@
-"""The experiments of the papers, as studies that come with the library."""
+"""The experiments of the papers, as studies that come with the library, and the papers' numbers."""
 
-from teka.experiments.reproduce.reproduction import SCALES, TARGETS, read_reproduction, reproduce, target_levels
+from teka.experiments.reproduce.reproduction import read_reproduction, reproduce
 
-__all__ = ["SCALES", "TARGETS", "read_reproduction", "reproduce", "target_levels"]
+__all__ = ["read_reproduction", "reproduce"]

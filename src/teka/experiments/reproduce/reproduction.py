@@ -1,16 +1,41 @@
-"""Table 1 and Figure 1 of Horn et al. (2021): what is trained for them, and its training."""
+"""The experiments of Horn et al. (2021), studies that come with the library: trained, written as table and figure."""
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import NamedTuple
 
+from teka import __version__
+from teka.audit.page.charts import encode_png
+from teka.audit.page.notation import listed
+from teka.audit.page.tables import WIDTH, Table
+from teka.audit.page.template import data_uri, render_page
 from teka.errors import unknown_name
-from teka.experiments.reference import figure1
+from teka.experiments.reproduce.horn2021 import (
+    CLASS,
+    accuracy_table,
+    draw_figure1,
+    effort_table,
+    figure1_note,
+    has_shifts,
+    shift_table,
+    table1_csv,
+)
+from teka.experiments.reproduce.papers import figure1
 from teka.experiments.study import Study, read_study, run_study
+from teka.experiments.study.report.results import StudyResults, read_study_results
 from teka.experiments.study.run_study import Progress
+from teka.files import write_bytes
 
 TARGETS = ("table1", "figure1")
 SCALES = ("small", "full")
+TITLE = "Reproducing Horn et al. (2021)"
+FIGURES = (
+    ("figure1.png", "Figure 1: class 1, with the paper's curves", CLASS),
+    ("figure1_all_classes.png", "The same for all classes", None),
+)
+ALTERNATIVE = "Accuracy against shift for each data set, one line for each Performer. The table above has the numbers."
 
 
 def read_reproduction(scale: str) -> Study:
@@ -29,14 +54,9 @@ def read_reproduction(scale: str) -> Study:
 
 
 def target_levels(study: Study, target: str) -> dict[str, list[str]]:
-    """The levels of the grid that a table or figure needs; of a factor that is not there, all.
+    """The levels of the grid that a target needs; of a factor that is not there, all.
 
-    Args:
-        study: The grid.
-        target: "table1", which needs everything, or "figure1", which shows the Performers on the paper's two data sets.
-
-    Raises:
-        ValueError: An unknown target.
+    "table1" needs everything, "figure1" shows the Performers on the paper's two data sets.
     """
     if target not in TARGETS:
         raise unknown_name("target", target, TARGETS)
@@ -62,7 +82,7 @@ def reproduce(
 ) -> Path:
     """Train and measure what a table or figure still lacks.
 
-    Both targets share their models: what one has trained the other finds. Killed at any moment, the same call goes on.
+    Both targets share their models: what one has trained the other finds. Killed at any moment, the same call resumes.
 
     Args:
         target: "table1" or "figure1".
@@ -102,3 +122,97 @@ def reproduce(
         command=command,
         progress=progress,
     )
+
+
+class ReproductionFiles(NamedTuple):
+    """The files written: the tables as Markdown, CSV and HTML, and the pictures; and the tables for a terminal."""
+
+    markdown: Path
+    csv: Path
+    page: Path
+    pictures: tuple[Path, ...]
+    terminal: str
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files."""
+        return (self.markdown, self.csv, self.page, *self.pictures)
+
+
+def write_reproduction(folder: str | Path, *, description: str = "", planned: int | None = None) -> ReproductionFiles:
+    """Write `table1.md`, `table1.csv`, `reproduction.html`, `figure1.png` and `figure1_all_classes.png`.
+
+    Every file is written whole or not at all; nothing is written if the results cannot be read. Where no Performer was
+    measured under shifts yet there is no figure.
+
+    Args:
+        folder: The folder, with the results in `cells`, by the factors "data" and "model".
+        description: What the scale is.
+        planned: How many models are to be trained in all.
+
+    Raises:
+        ImportError: matplotlib or jinja2 is not installed.
+        ValueError: No result, or one that is not what it should be.
+        OSError: The folder cannot be written.
+    """
+    folder = Path(folder)
+    study = read_study_results(folder, planned=planned)
+    shifted = has_shifts(study)
+    tables = [table for table in (accuracy_table(study), shift_table(study), effort_table(study)) if table.rows]
+    pictures = {name: encode_png(draw_figure1(study, of_class=of_class)) for name, _, of_class in FIGURES if shifted}
+    notes = reproduction_notes(study)
+    page = render_page(
+        "teka.experiments.reproduce",
+        "reproduction.html.j2",
+        {
+            "title": TITLE,
+            "version": __version__,
+            "description": description,
+            "tables": tables,
+            "figures": [
+                (heading, data_uri(pictures[name]), ALTERNATIVE) for name, heading, _ in FIGURES if name in pictures
+            ],
+            "figure_note": figure1_note(study) if shifted else "",
+            "notes": notes,
+            "commands": sorted({result.command for result in study.results}),
+        },
+    )
+    written = {
+        "table1.md": _markdown(tables, notes, description).encode(),
+        "table1.csv": table1_csv(study).encode(),
+        "reproduction.html": page.encode(),
+        **pictures,
+    }
+    for name, content in written.items():
+        write_bytes(folder / name, content)
+    terminal = "\n\n".join([*(table.plain() for table in tables), *(textwrap.fill(note, WIDTH) for note in notes)])
+    first, second, third, *rest = (folder / name for name in written)
+    return ReproductionFiles(first, second, third, tuple(rest), terminal)
+
+
+def reproduction_notes(study: StudyResults) -> list[str]:
+    """What the numbers mean, what is not there yet, and what they were measured on."""
+    notes = [
+        "Paper: Table 1 of Horn et al. (2021), one run each; its Fashion-MNIST number of strategy 2 is that for "
+        "clipping distance 4. Ours: mean ± standard deviation over seeds, on all test images, of the weights "
+        "with the best validation accuracy. MFLOPs: matrix products of one image's forward pass, two for each "
+        "multiply-add. Seconds: of the training steps of one run.",
+        "CIFAR-10 has three channels and MNIST and Fashion-MNIST one, whence two numbers of parameters and FLOPs.",
+    ]
+    there = f"{len(study.results):,} of {study.planned:,} models trained"
+    further = [f"{len(study.failed):,} diverged"] if study.failed else []
+    further += [f"{study.missing:,} not there yet"] if study.missing else []
+    notes.append(", ".join([there, *further]) + ".")
+    results = study.results
+    if results:
+        days = sorted({result.date for result in results})
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        machines = listed(sorted({result.hardware for result in results}))
+        versions = listed(sorted({f"torch {result.torch}" for result in results}))
+        notes.append(f"Measured {when} on {machines} with {versions}.")
+    return notes
+
+
+def _markdown(tables: list[Table], notes: list[str], description: str) -> str:
+    parts = [f"# {TITLE}", description, *(table.markdown() for table in tables), *notes]
+    return "\n\n".join(part for part in parts if part) + "\n"

@@ -1,6 +1,15 @@
+from statistics import fmean
+
 import pytest
 
-from teka.experiments.study.report.results import read_study_results
+from teka.audit.statistics.estimate import mean_over_seeds
+from teka.experiments.study.report.results import (
+    StudyMatrix,
+    accuracy_at_equal_time,
+    compare_with,
+    read_study_results,
+    reference_group,
+)
 
 
 def test_cells_are_gathered_over_seeds(study_of, study_cells):
@@ -50,3 +59,173 @@ def test_the_order_of_labels_does_not_matter(study_of, study_cell):
     turned = {"position": "rotation", "kernel": "softmax", "data": "mnist"}
     (group,) = study_of(study_cell(seed=0), study_cell(seed=1, labels=turned)).groups
     assert len(group.results) == 2
+
+
+def test_each_quantity_is_the_mean_over_seeds_with_its_interval(study_of, study_cell):
+    values = (0.91, 0.94, 0.97)
+    (group,) = study_of(*[study_cell(seed=seed, accuracy=value) for seed, value in enumerate(values)]).groups
+    assert group.estimate("accuracy") == mean_over_seeds(values)
+    assert group.estimate("process_seconds").value == fmean(result.process_seconds for result in group.results)
+
+
+def test_the_curve_stands_at_every_step_that_all_seeds_reach(study_of, study_cell):
+    def points(*steps):
+        return [{"step": s, "process_seconds": s / 10, "accuracy": s / 100, "loss": 1.0} for s in steps]
+
+    cells = [study_cell(seed=0, learning_curve=points(10, 30, 50)), study_cell(seed=1, learning_curve=points(20, 40))]
+    (group,) = study_of(*cells).groups
+    assert [point.step for point in group.curve] == [20, 30, 40]
+    assert [point.accuracy.value for point in group.curve] == pytest.approx([0.2, 0.3, 0.4])
+    assert [point.process_seconds for point in group.curve] == pytest.approx([2, 3, 4])
+
+
+def test_a_group_of_failed_cells_has_no_estimates(study_of, failed_cell):
+    (group,) = study_of(failed_cell(seed=0), failed_cell(seed=1)).groups
+    assert group.estimate("accuracy") is None
+    assert group.largest("noise_floor") is None
+    assert group.curve == []
+    assert (group.failed, group.missing) == ((0, 1), 0)
+
+
+def test_errors_are_the_largest_over_seeds(study_of, study_cell):
+    (group,) = study_of(*[study_cell(seed=s, equivariance_error=e) for s, e in enumerate((2e-7, 5e-7, 3e-7))]).groups
+    assert group.largest("equivariance_error") == 5e-7
+
+
+def curve(*points):
+    return [{"step": s, "process_seconds": t, "accuracy": a, "loss": 1.0} for s, t, a in points]
+
+
+def compared(ours, reference):
+    comparison = compare_with(ours, reference)
+    assert comparison is not None
+    return comparison
+
+
+SLOW = curve((5, 10.0, 0.5), (10, 20.0, 0.9))
+FAST = curve((5, 2.0, 0.4), (10, 4.0, 0.8))
+
+
+@pytest.fixture
+def pair(study_of, study_cell):
+    """Two kernels, each with the curves given for its seeds and final accuracies equal to the curves' ends."""
+
+    def make(ours, reference, **further):
+        cells = [
+            study_cell(kernel=kernel, seed=seed, learning_curve=points, accuracy=points[-1]["accuracy"], **further)
+            for kernel, curves in (("taylor 2", ours), ("softmax", reference))
+            for seed, points in enumerate(curves)
+        ]
+        study = study_of(*cells)
+        return study.group({"data": "mnist", "kernel": "taylor 2", "position": "rotation"}), study.group(
+            {"data": "mnist", "kernel": "softmax", "position": "rotation"}
+        )
+
+    return make
+
+
+def test_a_slower_run_is_read_between_its_points(pair):
+    ours, reference = pair([curve((5, 10.0, 0.3), (10, 30.0, 0.7))], [SLOW])
+    assert accuracy_at_equal_time(ours.results[0], reference.results[0]) == (pytest.approx(0.5), False)
+
+
+def test_a_run_that_ends_earlier_is_marked_and_keeps_its_last_accuracy(pair):
+    ours, reference = pair([FAST], [SLOW])
+    assert accuracy_at_equal_time(ours.results[0], reference.results[0]) == (0.8, True)
+    comparison = compared(ours, reference)
+    assert comparison.early == 1
+    assert (comparison.equal_time and comparison.equal_time.value) == pytest.approx(-0.1)
+
+
+def test_a_run_without_a_point_by_then_has_no_accuracy(pair):
+    ours, reference = pair([SLOW], [FAST])
+    assert accuracy_at_equal_time(ours.results[0], reference.results[0]) is None
+    assert compared(ours, reference).equal_time is None
+
+
+def test_a_group_is_equal_to_itself(study_of, study_cells):
+    for group in study_of(*study_cells()).groups:
+        comparison = compared(group, group)
+        assert comparison.equal_steps == comparison.equal_time == mean_over_seeds([0.0] * 3)
+        assert comparison.early == 0
+
+
+def test_differences_are_paired_by_seed(pair):
+    ours = [curve((10, 20.0, accuracy)) for accuracy in (0.5, 0.6, 0.7)]
+    reference = [curve((10, 20.0, accuracy)) for accuracy in (0.51, 0.62, 0.71, 0.9)]
+    comparison = compared(*pair(ours, reference))
+    expected = mean_over_seeds([-0.01, -0.02, -0.01])
+    for found in (comparison.equal_steps, comparison.equal_time):
+        assert (found.value, found.lower, found.upper) == pytest.approx(
+            (expected.value, expected.lower, expected.upper)
+        )
+
+
+def test_a_longer_run_is_cut_off_at_equal_steps(study_of, study_cell):
+    long = study_cell(kernel="taylor 2", steps=20, learning_curve=curve((5, 2.0, 0.4), (20, 8.0, 0.7)), accuracy=0.7)
+    short = study_cell(kernel="softmax", steps=10, learning_curve=curve((5, 2.0, 0.4), (10, 4.0, 0.8)), accuracy=0.8)
+    ours, reference = study_of(long, short).groups
+    assert compared(ours, reference).equal_steps.value == pytest.approx(0.5 - 0.8)
+    assert compared(reference, ours).equal_steps.value == pytest.approx(0.8 - 0.5)
+
+
+def test_groups_without_a_common_seed_are_not_compared(study_of, study_cell, failed_cell):
+    ours, reference = study_of(study_cell(kernel="taylor 2"), failed_cell(kernel="softmax")).groups
+    assert compare_with(ours, reference) is None
+
+
+def test_the_reference_has_the_same_levels_otherwise(study_of, study_cells):
+    study = study_of(*study_cells())
+    for group in study.groups:
+        found = reference_group(study, group, {"kernel": "softmax"})
+        assert found is not None
+        assert found.labels == {**group.labels, "kernel": "softmax"}
+        assert reference_group(study, group, {}) is None
+        assert reference_group(study, group, {"kernel": "not there yet"}) is None
+
+
+def test_an_unknown_factor_is_an_error(study_of, study_cell):
+    study = study_of(study_cell())
+    with pytest.raises(ValueError, match=r"reference factor is 'kernels', expected one of .*; did you mean 'kernel'"):
+        reference_group(study, study.groups[0], {"kernels": "softmax"})
+
+
+@pytest.mark.parametrize(
+    ("factors", "column", "rows"),
+    [
+        pytest.param("data kernel position", "position", ("kernel",), id="kernel-by-position"),
+        pytest.param("position data kernel", "position", ("kernel",), id="in-any-order"),
+        pytest.param("data variant", None, ("variant",), id="a-single-factor-makes-rows"),
+        pytest.param("data position", None, ("position",), id="even-if-it-is-position"),
+        pytest.param("kernel depth", "depth", ("kernel",), id="another-factor-makes-columns"),
+        pytest.param("depth kernel", "depth", ("kernel",), id="but-never-the-kernel"),
+        pytest.param("data kernel position depth", "position", ("kernel", "depth"), id="further-ones-join-the-rows"),
+        pytest.param("data", None, (), id="data-alone"),
+    ],
+)
+def test_factors_find_their_places(study_of, study_cell, factors, column, rows):
+    matrix = StudyMatrix(study_of(study_cell(labels={factor: f"some {factor}" for factor in factors.split()})))
+    assert (matrix.column_factor, matrix.row_factors) == (column, rows)
+    (group,) = matrix.study.groups
+    assert matrix.at(matrix.panel_of(group), matrix.row_of(group), matrix.column_of(group)) is group
+    assert matrix.panels == (["some data"] if "data" in factors.split() else [""])
+    assert matrix.name_of(group)
+
+
+def test_rows_and_columns_go_from_the_best_to_the_worst(study_of, study_cells):
+    matrix = StudyMatrix(study_of(*reversed(study_cells(kernels=("constant", "softmax", "taylor 2")))))
+    assert matrix.rows == ["softmax", "taylor 2", "constant"]
+    assert matrix.columns == ["rotation", "none"]
+
+
+def test_missing_cells_favour_no_row(study_of, study_cell):
+    # "easy" is worse than "all" wherever both are, but is there only where accuracies are high.
+    place = {("easy", "mnist"): 0.97, ("all", "mnist"): 0.98, ("all", "fashion-mnist"): 0.5}
+    cells = [study_cell(labels={"data": d, "kernel": k}, accuracy=value) for (k, d), value in place.items()]
+    assert StudyMatrix(study_of(*cells)).rows == ["all", "easy"]
+
+
+def test_failed_groups_come_last(study_of, study_cell, failed_cell):
+    matrix = StudyMatrix(study_of(failed_cell(kernel="softmax"), study_cell(kernel="constant")))
+    assert matrix.rows == ["constant", "softmax"]
+    assert [group.labels["kernel"] for group in matrix.ranked_groups("mnist")] == ["constant", "softmax"]

@@ -4,7 +4,7 @@ from tests.contracts.cases import relative_change
 from torch import Tensor
 
 from teka import Grid
-from teka.experiments.bench.allocations import Allocations
+from teka.experiments.bench.measure import Allocations
 from teka.functional.backend.rings.far_sums import far_sums
 from teka.functional.backend.rings.product_rings import product_rings
 from teka.functional.backend.rings.ring_mix import ring_mix, ring_read, ring_spread

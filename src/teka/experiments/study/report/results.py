@@ -1,25 +1,83 @@
-"""The saved results of a study: its cells, their factors, and how many are there."""
+"""The saved results of a study: its cells, gathered over seeds, laid out in rows and columns, and compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from statistics import fmean
+from typing import Literal, NamedTuple
 
-from teka.errors import wrong_value
+from teka.audit.statistics.estimate import Estimate, mean_over_seeds
+from teka.errors import unknown_name, wrong_value
 from teka.experiments.study.cells import CELLS, CellResult, FailedCell, decode_cell, list_cells
-from teka.experiments.study.report.group import StudyGroup
 from teka.experiments.study.step_seconds import StepSeconds, read_step_seconds
+
+PANEL, ROW, COLUMN = "data", "kernel", "position"
+Quantity = Literal[
+    "accuracy",
+    "minimum_accuracy",
+    "worst_shift_accuracy",
+    "unshifted_accuracy",
+    "process_seconds",
+    "forward_flops",
+    "training_flops",
+]
+
+
+class GroupPoint(NamedTuple):
+    """A point of the learning curve over seeds: step, mean CPU seconds up to it, mean and extreme accuracies."""
+
+    step: int
+    process_seconds: float
+    accuracy: Estimate
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class StudyGroup:
+    """The cells at one combination of levels: those finished, the seeds that diverged, and the number of all seeds."""
+
+    labels: Mapping[str, str]
+    results: tuple[CellResult, ...]
+    failed: tuple[int, ...]
+    seeds: int
+
+    @property
+    def missing(self) -> int:
+        """Seeds of the study without a cell here."""
+        return self.seeds - len(self.results) - len(self.failed)
+
+    def estimate(self, quantity: Quantity) -> Estimate | None:
+        """Mean and interval over seeds of one measured quantity; None where nothing was measured."""
+        values = [value for result in self.results if (value := getattr(result, quantity)) is not None]
+        return mean_over_seeds(values) if values else None
+
+    def largest(self, quantity: Literal["equivariance_error", "noise_floor"]) -> float | None:
+        """The largest value over seeds; None where nothing was measured."""
+        return max((value for result in self.results if (value := getattr(result, quantity)) is not None), default=None)
+
+    @cached_property
+    def curve(self) -> list[GroupPoint]:
+        """The learning curve over seeds, at every step that some seed was measured at and all reach."""
+        points = []
+        for step in sorted({step for result in self.results for step in result.along("step")}):
+            accuracies = [value for result in self.results if (value := result.at("accuracy", step)) is not None]
+            seconds = [value for result in self.results if (value := result.at("process_seconds", step)) is not None]
+            if len(accuracies) == len(self.results):
+                mean_seconds = sum(seconds) / len(seconds)
+                points.append(
+                    GroupPoint(step, mean_seconds, mean_over_seeds(accuracies), min(accuracies), max(accuracies))
+                )
+        return points
 
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The cells of a study that are there; made by `read_study_results`.
+    """The cells of a study that are there, at least one, all with the same factors, and how many it will have.
 
-    Args:
-        cells: Finished and failed cells, at least one, all with the same factors.
-        planned: How many cells the study has when it is done.
-        timing: What a step of every model takes, measured together, where it was; the cells' CPU seconds follow it.
+    Where a step of every model was timed in turn, the cells' CPU seconds follow the timing.
     """
 
     cells: tuple[CellResult | FailedCell, ...]
@@ -114,3 +172,156 @@ def read_study_results(folder: str | Path, *, planned: int | None = None) -> Stu
     results = iter(timed)
     kept = tuple(next(results) if isinstance(cell, CellResult) else cell for cell in found.cells)
     return StudyResults(kept, planned, timing)
+
+
+@dataclass(frozen=True)
+class StudyMatrix:
+    """A study laid out: one panel for each data set, and in it rows and columns.
+
+    The factor "data" makes the panels. Of the other factors, where there are two or more, "position", or else the last
+    one other than "kernel", makes the columns; all that remain make the rows together.
+    """
+
+    study: StudyResults
+
+    @property
+    def column_factor(self) -> str | None:
+        """The factor of the columns, None for a study without columns."""
+        others = [factor for factor in self.study.factors if factor != PANEL]
+        if len(others) < 2:
+            return None
+        return COLUMN if COLUMN in others else [factor for factor in others if factor != ROW][-1]
+
+    @property
+    def row_factors(self) -> tuple[str, ...]:
+        """The factors of the rows."""
+        return tuple(factor for factor in self.study.factors if factor not in (PANEL, self.column_factor))
+
+    @property
+    def row_title(self) -> str:
+        """What the rows are."""
+        return ", ".join(self.row_factors) or "model"
+
+    def panel_of(self, group: StudyGroup) -> str:
+        """The group's panel, an empty text in a study without data sets."""
+        return group.labels.get(PANEL, "")
+
+    def row_of(self, group: StudyGroup) -> str:
+        """The group's row."""
+        return ", ".join(group.labels[factor] for factor in self.row_factors) or "all"
+
+    def column_of(self, group: StudyGroup) -> str:
+        """The group's column, an empty text in a study without columns."""
+        return "" if self.column_factor is None else group.labels[self.column_factor]
+
+    def name_of(self, group: StudyGroup) -> str:
+        """Row and column of a group: "squared relu × rotation"."""
+        return " × ".join(part for part in (self.row_of(group), self.column_of(group)) if part)
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str, str], StudyGroup]:
+        groups = self.study.groups
+        return {(self.panel_of(group), self.row_of(group), self.column_of(group)): group for group in groups}
+
+    @property
+    def panels(self) -> list[str]:
+        """The data sets."""
+        return list(dict.fromkeys(panel for panel, _, _ in self._by_place))
+
+    @cached_property
+    def rows(self) -> list[str]:
+        """The rows, from the highest accuracy to the lowest."""
+        return self._ranked(1)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns, from the highest accuracy to the lowest."""
+        return self._ranked(2)
+
+    def reference_row(self, reference: Mapping[str, str]) -> str | None:
+        """The row that a reference's levels of some factors pick, None where they do not pick a single row."""
+        if not self.row_factors or not set(self.row_factors) <= set(reference):
+            return None
+        return ", ".join(reference[factor] for factor in self.row_factors)
+
+    def at(self, panel: str, row: str, column: str) -> StudyGroup | None:
+        """The group at a place, None where no cell is there."""
+        return self._by_place.get((panel, row, column))
+
+    def ranked_groups(self, panel: str) -> list[StudyGroup]:
+        """The groups of a panel, from the highest accuracy to the lowest, those without one last."""
+        means = {place: found.value for place, group in self._by_place.items() if (found := group.estimate("accuracy"))}
+        places = [place for place in self._by_place if place[0] == panel]
+        return [self._by_place[place] for place in sorted(places, key=lambda place: -means.get(place, -1.0))]
+
+    def _ranked(self, axis: int) -> list[str]:
+        """Levels by their mean lead over the others at the same place, so that missing cells favour none."""
+        means = {place: found.value for place, group in self._by_place.items() if (found := group.estimate("accuracy"))}
+        fields: dict[tuple[str, ...], list[float]] = {}
+        for place, mean in means.items():
+            fields.setdefault(place[:axis] + place[axis + 1 :], []).append(mean)
+        leads: dict[str, list[float]] = {}
+        for place, mean in means.items():
+            leads.setdefault(place[axis], []).append(mean - fmean(fields[place[:axis] + place[axis + 1 :]]))
+        levels = dict.fromkeys(place[axis] for place in self._by_place)
+        return sorted(levels, key=lambda level: -fmean(leads[level]) if level in leads else 1.0)
+
+
+class AtEqualTime(NamedTuple):
+    """Accuracy at the CPU time at which the reference ends; the last one of a run that ends earlier."""
+
+    accuracy: float
+    is_early: bool
+
+
+class Comparison(NamedTuple):
+    """Accuracy less that of the reference, over the seeds that both have, after as many steps and as many CPU seconds.
+
+    The latter is None where every run is too slow to have a point on its curve by then. `early` is how many runs ended
+    before that time, so that their last accuracy stands for it.
+    """
+
+    equal_steps: Estimate
+    equal_time: Estimate | None
+    early: int
+
+
+def accuracy_at_equal_time(result: CellResult, reference: CellResult) -> AtEqualTime | None:
+    """Accuracy on the learning curve at the CPU time at which the reference ends; None without a point by then."""
+    end, last = reference.learning_curve[-1].process_seconds, result.learning_curve[-1]
+    if last.process_seconds < end:
+        return AtEqualTime(last.accuracy, is_early=True)
+    accuracy = result.at("accuracy", end, along="process_seconds")
+    return None if accuracy is None else AtEqualTime(accuracy, is_early=False)
+
+
+def compare_with(group: StudyGroup, reference: StudyGroup) -> Comparison | None:
+    """The group against the reference; None where no seed has finished in both."""
+    by_seed = {result.seed: result for result in reference.results}
+    pairs = [(result, by_seed[result.seed]) for result in group.results if result.seed in by_seed]
+    if not pairs:
+        return None
+    timed = [(accuracy_at_equal_time(result, other), other) for result, other in pairs]
+    differences = [at.accuracy - other.learning_curve[-1].accuracy for at, other in timed if at is not None]
+    return Comparison(
+        equal_steps=mean_over_seeds([_difference_at_equal_steps(result, other) for result, other in pairs]),
+        equal_time=mean_over_seeds(differences) if differences else None,
+        early=sum(at.is_early for at, _ in timed if at is not None),
+    )
+
+
+def _difference_at_equal_steps(result: CellResult, reference: CellResult) -> float:
+    step = min(one.learning_curve[-1].step for one in (result, reference))
+    ours, theirs = (one.at("accuracy", step) for one in (result, reference))
+    # Test images where both ran as long; the learning curves where one ran longer.
+    if result.steps == reference.steps or ours is None or theirs is None:
+        return result.accuracy - reference.accuracy
+    return ours - theirs
+
+
+def reference_group(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> StudyGroup | None:
+    """The group with the same levels as this one but for those of the reference; None where no cell is there."""
+    for factor in reference:
+        if factor not in study.factors:
+            raise unknown_name("reference factor", factor, study.factors)
+    return study.group({**group.labels, **reference}) if reference else None

@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from teka.experiments.study.report.dot_plot import draw_dot_plot
-from teka.experiments.study.report.heat_map import draw_heat_map
-from teka.experiments.study.report.learning_plot import draw_learning_curves
-from teka.experiments.study.report.matrix import StudyMatrix
-from teka.experiments.study.report.shift_plot import draw_shift_plot
+from teka.experiments.study.report.curves import draw_learning_curves
+from teka.experiments.study.report.pictures import draw_dot_plot, draw_heat_map, draw_shift_plot
+from teka.experiments.study.report.results import StudyMatrix
 
 REFERENCE = {"kernel": "softmax"}
 NAMES = ["a", "_hidden", "$\\nonsense$ $", "50 % off"]
@@ -38,7 +36,7 @@ def test_learning_curves_are_three_panels_for_each_data_set_with_a_line_for_each
     assert seconds[:, 0] == pytest.approx([point.process_seconds for point in group.curve])
     assert flops[-1, 0] == pytest.approx(group.results[0].training_flops * 64 * 625 / 1e9)
     for points in (steps, seconds, flops):
-        assert points[:, 1] == pytest.approx([100 * point.accuracy.mean for point in group.curve])
+        assert points[:, 1] == pytest.approx([100 * point.accuracy.value for point in group.curve])
 
 
 @pytest.mark.parametrize(("factor", "scale"), [(2, "linear"), (4, "log")])
@@ -109,11 +107,11 @@ def test_the_heat_map_prints_every_mean_with_its_interval(matrix):
         for row in matrix.rows:
             for column in matrix.columns:
                 accuracy = matrix.at(name, row, column).estimate("accuracy")
-                assert f"{100 * accuracy.mean:.1f}" in printed
+                assert f"{100 * accuracy.value:.1f}" in printed
                 assert f"± {100 * accuracy.half_width:.1f}" in printed
         bold = [text.get_text() for text in panel.texts if text.get_fontweight() == "bold"]
         best = matrix.ranked_groups(name)[0].estimate("accuracy")
-        assert bold == [f"{100 * best.mean:.1f}"]
+        assert bold == [f"{100 * best.value:.1f}"]
 
 
 def test_the_heat_map_tells_diverged_from_missing(study_of, study_cell, failed_cell):
@@ -126,7 +124,7 @@ def test_the_heat_map_tells_diverged_from_missing(study_of, study_cell, failed_c
 def test_the_dot_plot_has_a_dot_for_each_group(matrix):
     for panel, name in zip(draw_dot_plot(matrix, REFERENCE).axes, matrix.panels, strict=True):
         dots = [line for line in panel.get_lines() if len(np.asarray(line.get_xdata())) == 1]
-        means = [group.estimate("accuracy").mean for group in matrix.ranked_groups(name)]
+        means = [group.estimate("accuracy").value for group in matrix.ranked_groups(name)]
         places = sorted((float(np.asarray(dot.get_xdata())[0]) for dot in dots), reverse=True)
         assert places == pytest.approx([100 * mean for mean in means])
 
@@ -137,7 +135,7 @@ def test_shifts_have_a_panel_for_each_data_set_and_column(matrix):
     group = matrix.at("mnist", matrix.rows[0], "rotation")
     dots = [line for line in figure.axes[0].get_lines() if len(np.asarray(line.get_xdata())) == 1]
     assert [float(np.asarray(dot.get_xdata())[0]) for dot in dots[:3]] == pytest.approx(
-        [100 * group.estimate(q).mean for q in ("unshifted_accuracy", "minimum_accuracy", "worst_shift_accuracy")]
+        [100 * group.estimate(q).value for q in ("unshifted_accuracy", "minimum_accuracy", "worst_shift_accuracy")]
     )
 
 

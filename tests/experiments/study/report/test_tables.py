@@ -3,7 +3,7 @@ import re
 import pytest
 
 from teka.audit.page.tables import WIDTH
-from teka.experiments.study.report.table import (
+from teka.experiments.study.report.tables import (
     accuracy_tables,
     comparison_tables,
     markdown_tables,

@@ -19,8 +19,7 @@ from teka.audit.page.charts import (
 )
 from teka.audit.page.style import INK, LineStyle, level_styles
 from teka.errors import wrong_value
-from teka.experiments.study.report.group import CurvePoint, StudyGroup
-from teka.experiments.study.report.matrix import StudyMatrix
+from teka.experiments.study.report.results import GroupPoint, StudyGroup, StudyMatrix
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -36,10 +35,10 @@ PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0,
 
 class _Measure(NamedTuple):
     name: str
-    along: Callable[[StudyGroup, CurvePoint], float]
+    along: Callable[[StudyGroup, GroupPoint], float]
 
 
-def _training_flops(group: StudyGroup, point: CurvePoint) -> float:
+def _training_flops(group: StudyGroup, point: GroupPoint) -> float:
     first = group.results[0]
     return first.training_flops * first.batch_size * point.step
 
@@ -55,18 +54,6 @@ def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[st
     """Draw the learning curves of one column: means over seeds, shaded from the lowest seed to the highest.
 
     An interval from two or three seeds would hide the lines; the tables have it.
-
-    Args:
-        matrix: The study.
-        column: The column, such as a position.
-        reference: The reference's level of some factors; its line is black.
-
-    Returns:
-        A figure that belongs to no window and no global state.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: No cell of the column has finished.
     """
     curves = {
         panel: {row: group for row in matrix.rows if (group := matrix.at(panel, row, column)) and group.curve}
@@ -116,14 +103,14 @@ def _draw_lines(
         style, curve = styles[row], group.curve
         places = [measure.along(group, point) / factor for point in curve]
         low, high = (limit_percent([getattr(point, end) for point in curve]) for end in ("lowest", "highest"))
-        values = limit_percent([point.accuracy.mean for point in curve])
+        values = limit_percent([point.accuracy.value for point in curve])
         draw_line(panel, style, places, values, band=(low, high), opacity=alpha, width=1.5, size=3.6)
     if is_logarithmic:
         panel.set_xscale("log")
         _tick_decades(panel)
     else:
         panel.set_xlim(left=0)
-    means = [point.accuracy.mean for group in groups.values() for point in group.curve]
+    means = [point.accuracy.value for group in groups.values() for point in group.curve]
     set_accuracy_scale(panel, "y", means, ticks=9)
     panel.set_xlabel(measure.name.format(prefix), color=INK, fontsize=9)
 

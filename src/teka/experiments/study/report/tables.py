@@ -1,33 +1,69 @@
 """The tables of a study: accuracies in rows and columns, and every group against the reference."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 
-from teka.audit.page.notation import averaged, listed, significant
+from teka.audit.page.notation import averaged, listed, percent, significant
 from teka.audit.page.tables import WIDTH, Table
-from teka.experiments.study.report.comparison import compare_with, reference_group
-from teka.experiments.study.report.group import StudyGroup
-from teka.experiments.study.report.matrix import StudyMatrix
-from teka.experiments.study.report.notation import (
-    NOTHING,
-    accuracy_cell,
-    diverged,
-    signed_with_interval,
-    with_interval,
-)
-from teka.experiments.study.report.results import StudyResults
+from teka.audit.statistics.estimate import Estimate
+from teka.experiments.study.report.results import StudyGroup, StudyMatrix, StudyResults, compare_with, reference_group
 
+NOTHING = "–"
 DIFFERENCES = ("at equal\nsteps", "at equal\ntime")
 SHIFTS = ("not\nshifted", "worst\nshift", "every\nshift", "equivariance\nerror", "noise\nfloor")
 EARLY = "*"
 
 
-def accuracy_tables(study: StudyResults) -> list[Table]:
-    """For each data set the accuracy in rows and columns, the best first; none for a study without columns.
+def with_interval(share: Estimate) -> str:
+    """A share in % and half the width of its interval: "95.3 ± 0.4"."""
+    return percent(share.value) + _half_width(share)
 
-    Args:
-        study: The results.
-    """
+
+def signed_with_interval(difference: Estimate) -> str:
+    """A difference of shares in % points with its sign, a true minus: "−0.3 ± 0.4"."""
+    return _signed(difference.value) + _half_width(difference)
+
+
+def with_deviation(shares: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds of shares in %: "94.8 ± 0.3"; the mean alone for one seed."""
+    return percent(fmean(shares)) + _deviation(shares)
+
+
+def signed_with_deviation(differences: Sequence[float]) -> str:
+    """The same of differences of shares, with a sign, a true minus: "−0.3 ± 0.4"."""
+    return _signed(fmean(differences)) + _deviation(differences)
+
+
+def _deviation(shares: Sequence[float]) -> str:
+    return f" ± {percent(stdev(shares))}" if len(shares) > 1 else ""
+
+
+def _signed(difference: float) -> str:
+    rounded = round(100 * difference, 1) + 0.0  # Adding 0 makes a rounded −0 a 0.
+    return f"{rounded:+.1f}".replace("-", "−")
+
+
+def _half_width(share: Estimate) -> str:
+    return "" if share.half_width is None else f" ± {percent(share.half_width)}"
+
+
+def diverged(group: StudyGroup) -> str:
+    """How many runs of a group diverged, of those that are there: "diverged (1 of 3)"; empty for none."""
+    total = len(group.failed) + len(group.results)
+    return f"diverged ({len(group.failed)} of {total})" if group.failed else ""
+
+
+def accuracy_cell(group: StudyGroup | None) -> str:
+    """The accuracy of a group over its seeds, and on a further line how many of them diverged; a dash for nothing."""
+    if group is None:
+        return NOTHING
+    accuracy = group.estimate("accuracy")
+    return "\n".join(part for part in (accuracy and with_interval(accuracy), diverged(group)) if part)
+
+
+def accuracy_tables(study: StudyResults) -> list[Table]:
+    """For each data set the accuracy in rows and columns, the best first; none for a study without columns."""
     matrix = StudyMatrix(study)
     if matrix.column_factor is None:
         return []
@@ -45,15 +81,7 @@ def accuracy_tables(study: StudyResults) -> list[Table]:
 
 
 def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
-    """For each data set one row for each group, the best first: its accuracy, that less the reference's, and its cost.
-
-    Args:
-        study: The results.
-        reference: The reference's level of some factors; without one the differences are left out.
-
-    Raises:
-        ValueError: The reference names a factor that the study does not have.
-    """
+    """For each data set a row for each group, the best first: its accuracy, that less the reference's, its cost."""
     matrix = StudyMatrix(study)
     heads = ("seeds", "accuracy\n%", *(DIFFERENCES if reference else ()), "MFLOPs\nan image", "CPU\nseconds")
     words = "accuracy and cost"
@@ -80,11 +108,7 @@ def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list
 
 
 def shift_tables(study: StudyResults) -> list[Table]:
-    """For each data set one row for each group, the most accurate first: how it bears shifts.
-
-    Args:
-        study: The results.
-    """
+    """For each data set one row for each group, the most accurate first: how it bears shifts."""
     matrix = StudyMatrix(study)
     return [
         Table(
@@ -126,7 +150,7 @@ def _differences(study: StudyResults, group: StudyGroup, reference: Mapping[str,
 
 def _cost(group: StudyGroup) -> tuple[str, str]:
     flops, seconds = group.estimate("forward_flops"), group.estimate("process_seconds")
-    return significant(flops.mean / 1e6) if flops else NOTHING, significant(seconds.mean) if seconds else NOTHING
+    return significant(flops.value / 1e6) if flops else NOTHING, significant(seconds.value) if seconds else NOTHING
 
 
 def _under_shifts(group: StudyGroup) -> tuple[str, ...]:
@@ -199,22 +223,12 @@ def _tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
 
 
 def plain_tables(study: StudyResults, reference: Mapping[str, str]) -> str:
-    """Every table and the notes as text for a terminal of 120 columns.
-
-    Args:
-        study: The results.
-        reference: The reference's level of some factors.
-    """
+    """Every table and the notes as text for a terminal of 120 columns."""
     tables = [table.plain() for table in _tables(study, reference)]
     return "\n\n".join([*tables, *(textwrap.fill(note, WIDTH) for note in study_notes(study, reference))])
 
 
 def markdown_tables(study: StudyResults, reference: Mapping[str, str]) -> str:
-    """Every table and the notes as Markdown.
-
-    Args:
-        study: The results.
-        reference: The reference's level of some factors.
-    """
+    """Every table and the notes as Markdown."""
     tables = [table.markdown() for table in _tables(study, reference)]
     return "\n\n".join([*tables, *study_notes(study, reference)]) + "\n"

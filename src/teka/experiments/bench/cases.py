@@ -1,0 +1,251 @@
+"""All layers at one size: cases made ready, what they will cost, what is timed by when, what is left out and why."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from teka.experiments.bench.layers import BASELINE, SDPA, Layer, Settings, Step
+from teka.experiments.bench.measure import (
+    Cost,
+    Deadline,
+    disagreement,
+    estimate_peak_memory,
+    measure_cost,
+    seconds,
+    time_in_rounds,
+)
+
+Row = dict[str, object]
+CHECKED_TOKENS = 256
+"""Number of tokens at which fast paths are compared with their dense twins, which are cheap there."""
+LEAST_POWER, LARGEST_POWER = 1.0, 2.0
+"""Between linear and quadratic in the number of tokens, as every layer is where it takes long."""
+MARGIN = 1.5
+"""By how much the memory of a step may exceed what is extrapolated from two sizes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer with weights, why it must not be timed, if so, and what a step cost at each number of tokens so far."""
+
+    layer: Layer
+    module: nn.Module
+    fault: str | None
+    known: dict[int, Cost] = field(default_factory=dict)
+
+    def step(self, tokens: Float[Tensor, "batch tokens dim"], direction: str) -> Step:
+        """A pass of this layer over some tokens."""
+        return Step(self.module, tokens, self.layer.grid(tokens.shape[1]), direction)
+
+
+def make_case(layer: Layer, settings: Settings) -> Case:
+    """Make a layer and compare it with its dense twin."""
+    module = layer.make(settings.dim, settings.heads).to(settings.device, torch.float32)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            # Parameters that begin at 0, such as distance embeddings, would hide errors from the comparison.
+            if not parameter.any():
+                parameter.normal_()
+    found = disagreement(Step(module, make_tokens(CHECKED_TOKENS, settings), layer.grid(CHECKED_TOKENS)))
+    if found is None or found.is_acceptable:
+        return Case(layer, module, None)
+    fault = f"error: differs from its dense twin by {found.error:.2g} of the dense one's size ({found.what})"
+    return Case(layer, module, fault)
+
+
+def make_tokens(num_tokens: int, settings: Settings) -> Float[Tensor, "batch tokens dim"]:
+    """Tokens ~ N(0, 1) that require a gradient."""
+    shape = (settings.batch, num_tokens, settings.dim)
+    return torch.randn(shape, dtype=torch.float32).to(settings.device).requires_grad_()
+
+
+def extrapolate(known: Mapping[int, Cost], num_tokens: int, quantity: str) -> float:
+    """The "seconds" or "peak_bytes" of a step at a number of tokens, 0 if it has never been measured.
+
+    The last one, extrapolated by the power of L by which it grew between the last two sizes, taken to be at least 1 and
+    at most 2; with one size only by 1.
+    """
+    points = [(length, float(getattr(cost, quantity))) for length, cost in known.items()][-2:]
+    if not points:
+        return 0.0
+    length, value = points[-1]
+    power = LEAST_POWER
+    if len(points) == 2:
+        before, less = points[0]
+        power = math.log(value / less) / math.log(length / before)
+        power = min(max(power, LEAST_POWER), LARGEST_POWER)
+    return value * (num_tokens / length) ** power
+
+
+def largest_bytes(known: Mapping[int, Cost], num_tokens: int) -> float:
+    """Bound of the peak memory of a step, infinity if it has never been measured.
+
+    With one size that of quadratic growth; with more, half as much again as their growth says.
+    """
+    if len(known) > 1:
+        return MARGIN * extrapolate(known, num_tokens, "peak_bytes")
+    bounds = [cost.peak_bytes * (num_tokens / length) ** LARGEST_POWER for length, cost in known.items()]
+    return bounds[0] if bounds else math.inf
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Seconds for a whole benchmark, which run from the making of this."""
+
+    seconds: float
+    start: float = field(default_factory=lambda: time.perf_counter())
+
+    def left(self) -> float:
+        """Seconds that are left, 0 at least."""
+        return max(0.0, self.seconds - (time.perf_counter() - self.start))
+
+    def deadline(self, lengths: Sequence[int]) -> Deadline:
+        """Until when the first of the sizes to come may be timed.
+
+        Its share of what is left is in proportion to the root of its tokens. A size takes time in proportion to its
+        tokens at least, so that small sizes get more rounds than large ones.
+        """
+        roots = [math.sqrt(length) for length in lengths]
+        left = self.left()
+        now = time.perf_counter()
+        return Deadline(now + left * roots[0] / sum(roots), now + left)
+
+
+def try_out(cases: Sequence[Case], num_tokens: int, settings: Settings) -> None:
+    """Measure a step of every layer that has no fault, to extrapolate from it what more tokens cost."""
+    tokens = make_tokens(num_tokens, settings)
+    for case in cases:
+        if case.fault is None:
+            step = case.step(tokens, settings.direction)
+            cost = measure_cost(step)
+            case.known[num_tokens] = Cost(seconds(step), cost.peak_bytes, cost.flops)
+
+
+def measure_size(
+    cases: Sequence[Case],
+    lengths: Sequence[int],
+    settings: Settings,
+    budget: Budget,
+    progress: Callable[[str], None],
+) -> tuple[list[Row], list[Row]]:
+    """Measure all layers, the baseline first, at the first of the numbers of tokens that are to come.
+
+    Returns:
+        A row for each layer that was timed, and an entry with the reason for each that was not. What is measured is
+        added to what is known of the cases.
+    """
+    tokens = make_tokens(lengths[0], settings)
+    reasons: dict[Layer, str] = {}
+    needed: list[tuple[Case, float]] = []
+    no_time = f"no time left of budget_seconds = {settings.budget_seconds:g}"
+    for case in cases if budget.left() > 0 else ():
+        progress(f"{case.layer.name} ({case.layer.backend}): estimating its cost")
+        found = _estimate(case, tokens, settings)
+        if isinstance(found, str):
+            reasons[case.layer] = found
+        else:
+            needed.append((case, found))
+    timed = _within(budget, needed)
+    reasons |= {case.layer: no_time for case, _ in needed if case not in timed}
+    if not needed:
+        reasons = {case.layer: no_time for case in cases}
+    if not timed or timed[0].layer.name != BASELINE:
+        missing = "the four matrix products, which all else is compared with, are not timed"
+        reasons |= {case.layer: missing for case in timed}
+        timed = []
+    left_out = [
+        {**_place(case.layer, lengths[0]), "reason": reasons[case.layer]} for case in cases if case.layer in reasons
+    ]
+    return _rows(timed, tokens, lengths, settings, budget, progress) if timed else [], left_out
+
+
+def _estimate(case: Case, tokens: Float[Tensor, "batch tokens dim"], settings: Settings) -> float | str:
+    """The seconds of a step, or why there must be none."""
+    if case.fault is not None:
+        return case.fault
+    num_tokens = tokens.shape[1]
+    needed = extrapolate(case.known, num_tokens, "seconds")
+    if needed > settings.max_seconds:
+        return f"a step would take about {needed:.2g} s, more than max_seconds = {settings.max_seconds:g}"
+    # To go through shapes calls every operation of a step, which takes its time: only where memory may be short.
+    if largest_bytes(case.known, num_tokens) > settings.max_bytes:
+        peak_bytes, about = estimate_peak_memory(case.step(tokens, settings.direction)), ""
+        if peak_bytes is None:
+            peak_bytes, about = extrapolate(case.known, num_tokens, "peak_bytes"), "about "
+        if peak_bytes > settings.max_bytes:
+            return f"needs {about}{peak_bytes / 1e9:.3g} GB, more than max_bytes = {settings.max_bytes:.3g}"
+    return needed
+
+
+def _within(budget: Budget, needed: Sequence[tuple[Case, float]]) -> list[Case]:
+    """The layers for which there is time: the slowest go first, until the others can run twice."""
+    timed, left = list(needed), budget.left()
+    while timed and 2 * sum(one for _, one in timed) > left:
+        timed.remove(max(timed[1:] or timed, key=lambda one: one[1]))
+    return [case for case, _ in timed] if left > 0 else []
+
+
+def _rows(
+    cases: Sequence[Case],
+    tokens: Float[Tensor, "batch tokens dim"],
+    lengths: Sequence[int],
+    settings: Settings,
+    budget: Budget,
+    progress: Callable[[str], None],
+) -> list[Row]:
+    steps = [case.step(tokens, settings.direction) for case in cases]
+    deadline = budget.deadline(lengths)
+    costs = []
+    for case, step in zip(cases, steps, strict=True):
+        progress(f"{case.layer.name} ({case.layer.backend}): memory")
+        costs.append(measure_cost(step))
+    columns = time_in_rounds(
+        steps,
+        repeats=settings.repeats,
+        warmup=settings.warmup,
+        deadline=deadline,
+        round_seconds=sum(cost.seconds for cost in costs),
+        progress=progress,
+    )
+    names = [case.layer.name for case in cases]
+    sdpa = columns[names.index(SDPA)] if SDPA in names else None
+    rows: list[Row] = []
+    for case, cost, column in zip(cases, costs, columns, strict=True):
+        median = statistics.median(column)
+        low, high = np.quantile(column, (0.25, 0.75)).tolist()
+        case.known[tokens.shape[1]] = Cost(median, cost.peak_bytes, cost.flops)
+        row = {
+            **_place(case.layer, tokens.shape[1]),
+            "rounds": len(column),
+            "seconds": median,
+            "iqr": high - low,
+            "ratio_to_gemms": _ratio(column, columns[0]),
+            "ratio_to_sdpa": None if sdpa is None else _ratio(column, sdpa),
+            "peak_bytes": cost.peak_bytes,
+            "flops": cost.flops,
+            "flops_ratio_to_gemms": cost.flops / costs[0].flops,
+            "gflops_per_second": cost.flops / median / 1e9,
+        }
+        rows.append(row)
+    return rows
+
+
+def _ratio(ours: Sequence[float], others: Sequence[float]) -> float:
+    """Median over the rounds of the ratio within a round."""
+    return statistics.median(one / other for one, other in zip(ours, others, strict=True))
+
+
+def _place(layer: Layer, num_tokens: int) -> Row:
+    return {
+        "layer": layer.name,
+        "backend": layer.backend,
+        "tokens": num_tokens,
+        "grid": list(layer.grid(num_tokens).shape),
+    }
