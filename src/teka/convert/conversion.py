@@ -188,15 +188,11 @@ def attention_from_convolution(
 
 @dataclass(frozen=True)
 class HeadOffset:
-    """Where a head looks.
+    """Where a head looks."""
 
-    Args:
-        offset: The offset with the largest weight, key less query, in cells along each axis.
-        share: Its share of the weights of all offsets of up to the grid's sides: a query that sees that place on the
-            grid gives it at least this share, whatever else it sees.
-    """
-
-    offset: tuple[int, ...]
+    offset: tuple[int, ...]  # the offset with the largest weight, key less query, in cells along each axis
+    # its share of the weights of all offsets of up to the grid's sides: a query that sees that place on the grid
+    # gives it at least this share, whatever else it sees
     share: float
 
 

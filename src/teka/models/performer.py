@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from teka.checks import LARGEST, MOST_BLOCKS, check_flags, check_name, check_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional.kernel import RANDOM_KERNELS, with_floor
+from teka.functional.kernel import RANDOM_KERNELS, Kernel, with_floor
 from teka.functional.relative import NUM_FREQUENCIES, RELATIVES, initial_frequency
 from teka.grid import Grid
 from teka.nn import (
@@ -136,7 +136,8 @@ class Performer(nn.Module):
             expected = f"None with kernel={chosen.kernel!r} and position={position!r}"
             raise wrong_value("num_features", chosen.num_features, expected)
         if epsilon is not None:
-            options["kernel"] = with_floor(chosen.kernel, epsilon)
+            named = chosen.kernel if isinstance(chosen.kernel, str | Kernel) else chosen.kernel()
+            options["kernel"] = with_floor(named, epsilon)
         options.pop("num_waves", None)  # the relative kernels have them
         # In the last block before a class token is read, positions could not change the logits.
         unplaced = options | {"value_convolution": None}

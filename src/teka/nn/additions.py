@@ -12,6 +12,7 @@ from teka.checks import BOOLEAN, check_tensor, is_whole
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel.kept_mean import kept_mean
 from teka.grid import Grid
+from teka.nn.tokens import KeyMask, Keys, Queries
 
 CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # by the number of axes
 INITIAL_BIAS = 2.0  # of a gate: σ(2) = 0.88, nearly open
@@ -24,12 +25,7 @@ class PlainQueryKey(nn.Module):
     removes_bias: ClassVar[bool] = False
     head_parameters: ClassVar[tuple[str, ...]] = ()
 
-    def forward(
-        self,
-        query: Float[Tensor, "batch heads queries dim_head"],
-        key: Float[Tensor, "batch heads keys dim_head"],
-        key_mask: Bool[Tensor, "batch keys"] | None,
-    ) -> tuple[Float[Tensor, "batch heads queries dim_head"], Float[Tensor, "batch heads keys dim_head"]]:
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask | None) -> tuple[Queries, Keys]:
         """Queries and keys of the heads that attend by content, and where keys are kept."""
         return query, key
 
@@ -52,12 +48,7 @@ class NormalizedQueryKey(PlainQueryKey):
         self.query_gain = Parameter(torch.ones(heads, 1, dim_head))
         self.key_gain = Parameter(torch.ones(heads, 1, dim_head))
 
-    def forward(
-        self,
-        query: Float[Tensor, "batch heads queries dim_head"],
-        key: Float[Tensor, "batch heads keys dim_head"],
-        key_mask: Bool[Tensor, "batch keys"] | None,
-    ) -> tuple[Float[Tensor, "batch heads queries dim_head"], Float[Tensor, "batch heads keys dim_head"]]:
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask | None) -> tuple[Queries, Keys]:
         """The normalised queries and keys."""
         size = query.shape[-1:]
         normalized = rms_norm(query, size) * self.query_gain, rms_norm(key, size) * self.key_gain
@@ -77,12 +68,7 @@ class CentredQueryKey(PlainQueryKey):
     acts = True
     removes_bias = True
 
-    def forward(
-        self,
-        query: Float[Tensor, "batch heads queries dim_head"],
-        key: Float[Tensor, "batch heads keys dim_head"],
-        key_mask: Bool[Tensor, "batch keys"] | None,
-    ) -> tuple[Float[Tensor, "batch heads queries dim_head"], Float[Tensor, "batch heads keys dim_head"]]:
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask | None) -> tuple[Queries, Keys]:
         """The queries, and the centred keys."""
         if key_mask is not None:
             check_tensor("key_mask", key_mask, key.shape[0], key.shape[2], dtypes=BOOLEAN)

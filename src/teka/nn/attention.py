@@ -26,8 +26,7 @@ from teka.nn.heads import (
 from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.options import AttentionKeywords, AttentionOptions, takes
 from teka.nn.relative import make_relative_module
-from teka.nn.scene import make_scene
-from teka.nn.tokens import check_tokens
+from teka.nn.tokens import check_tokens, make_scene
 
 
 class Attention(nn.Module):

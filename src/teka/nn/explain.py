@@ -18,23 +18,15 @@ LONGEST = 2**24
 
 @dataclass(frozen=True)
 class GroupExplanation:
-    """How some heads of a layer are computed.
+    """How some heads of a layer are computed."""
 
-    Args:
-        name: Content kernel and relative kernel, "kernel × relative kernel".
-        num_heads: How many heads.
-        backend: The backend that computes them.
-        is_chosen: Whether it was chosen by cost, and not asked for.
-        costs: The forward cost of one head and sample in every backend that can, cheapest first.
-        crossover: Number of tokens from which on a backend other than dense is the cheapest, on grids of the same
-            proportions and with the same prefix; None if that is never up to `LONGEST` or if only dense can.
-    """
-
-    name: str
-    num_heads: int
-    backend: str
-    is_chosen: bool
-    costs: dict[str, Cost]
+    name: str  # content kernel and relative kernel, "kernel × relative kernel"
+    num_heads: int  # how many heads
+    backend: str  # the backend that computes them
+    is_chosen: bool  # whether it was chosen by cost, and not asked for
+    costs: dict[str, Cost]  # the forward cost of one head and sample in every backend that can, cheapest first
+    # number of tokens from which on a backend other than dense is the cheapest, on grids of the same proportions
+    # and with the same prefix; None if that is never up to `LONGEST` or if only dense can
     crossover: int | None
 
 

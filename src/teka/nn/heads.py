@@ -18,35 +18,23 @@ from teka.functional.relative import NUM_FREQUENCIES, Relative
 from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.relative import ClippedFeatures, relative_class
-from teka.nn.scene import Scene
+from teka.nn.tokens import Keys, Mixed, Queries, Scene, Values
 from teka.nn.waves import RelativeModule
 
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Heads of a layer that one call of `teka.functional.attention` computes.
+    """Heads of a layer that one call of `teka.functional.attention` computes."""
 
-    Args:
-        kernel: Their content kernel, with the present parameters.
-        relative: Their relative kernel, with the present parameters, or None.
-        heads: Which they are.
-        backend: The backend asked for.
-        queries: Which of the layer's queries are theirs, or None if they look at none.
-        keys: Which of the layer's keys are theirs, or None if they look at none.
-        dim: Size of a query and a key.
-        dim_value: Size of a value.
-        is_causal: Whether no query sees a later key.
-    """
-
-    kernel: Kernel
-    relative: Relative | None
-    heads: slice
-    backend: str
-    queries: slice | None
-    keys: slice | None
-    dim: int
-    dim_value: int
-    is_causal: bool
+    kernel: Kernel  # their content kernel, with the present parameters
+    relative: Relative | None  # their relative kernel, with the present parameters, or None
+    heads: slice  # which they are
+    backend: str  # the backend asked for
+    queries: slice | None  # which of the layer's queries are theirs, or None if they look at none
+    keys: slice | None  # which of the layer's keys are theirs, or None if they look at none
+    dim: int  # size of a query and a key
+    dim_value: int  # size of a value
+    is_causal: bool  # whether no query sees a later key
 
     @property
     def num_heads(self) -> int:
@@ -67,13 +55,9 @@ class HeadGroup:
         self,
         query: Float[Tensor, "batch query_heads queries dim_head"] | None,
         key: Float[Tensor, "batch key_heads keys dim_head"] | None,
-        value: Float[Tensor, "batch heads keys dim_value"],
+        value: Float[Tensor, "batch layer_heads keys dim_value"],
         num_queries: int,
-    ) -> tuple[
-        Float[Tensor, "batch group_heads queries dim_head"],
-        Float[Tensor, "batch group_heads keys dim_head"],
-        Float[Tensor, "batch group_heads keys dim_value"],
-    ]:
+    ) -> tuple[Queries, Keys, Values]:
         """Queries, keys and values of these heads, out of what `Attention.project` gave.
 
         Where a head has no queries there are zeros, and where it has no keys the values or zeros: neither is looked at.
@@ -90,13 +74,7 @@ class HeadGroup:
             return query, key[:, self.keys], value
         return query, value if value.shape[-1] == width else nothing.expand(*value.shape[:3], width), value
 
-    def attend(
-        self,
-        query: Float[Tensor, "batch group_heads queries dim_head"],
-        key: Float[Tensor, "batch group_heads keys dim_head"],
-        value: Float[Tensor, "batch group_heads keys dim_value"],
-        scene: Scene,
-    ) -> Float[Tensor, "batch group_heads queries dim_value"]:
+    def attend(self, query: Queries, key: Keys, value: Values, scene: Scene) -> Mixed:
         """What these heads give of the tokens of a scene."""
         return functional.attention(
             query,

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from teka.functional.eager import has_numbers
@@ -13,6 +13,7 @@ from teka.functional.placement import Sites
 from teka.functional.relative import Relative
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup
+from teka.nn.tokens import KeyMask, Keys, Mixed, Queries, Values
 
 # Tokens of one sample on which an estimator is compared with the truth, once.
 CHECKED_TOKENS = 256
@@ -31,13 +32,13 @@ class LargeOutputWarning(UserWarning):
 
 def warn_of_collapse(
     random_features: RandomFeatures,
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch heads keys dim"],
-    value: Float[Tensor, "batch heads keys dim_value"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     *,
     relative: Relative | None,
     sites: Sites,
-    key_mask: Bool[Tensor, "batch keys"] | None,
+    key_mask: KeyMask | None,
 ) -> None:
     """Compare a new draw of random features with the truth, on the first kept tokens of one sample; warn of a collapse.
 
@@ -79,13 +80,7 @@ def warn_of_collapse(
         )
 
 
-def warn_of_large_output(
-    group: HeadGroup,
-    output: Float[Tensor, "batch heads queries dim_value"],
-    value: Float[Tensor, "batch heads keys dim_value"],
-    *,
-    key_mask: Bool[Tensor, "batch keys"] | None,
-) -> bool:
+def warn_of_large_output(group: HeadGroup, output: Mixed, value: Values, *, key_mask: KeyMask | None) -> bool:
     """Warn of outputs over `LARGE_OUTPUT` times the largest kept value of the same sample and head; whether it did.
 
     Nothing is looked at where `warn_of_collapse` looks at nothing. Elsewhere a number is read, for which a GPU is
@@ -107,9 +102,7 @@ def warn_of_large_output(
     return True
 
 
-def times_the_values(
-    output: Float[Tensor, "batch heads queries dim_value"], value: Float[Tensor, "batch heads keys dim_value"]
-) -> Float[Tensor, "batch heads"]:
+def times_the_values(output: Mixed, value: Values) -> Float[Tensor, "batch heads"]:
     """Largest |out| over the largest |v| of every sample and head; values are 0 where a key is dropped."""
     precise = torch.promote_types(value.dtype, torch.float32)
     largest, of_values = (torch.linalg.vector_norm(one, torch.inf, dim=(-2, -1)).to(precise) for one in (output, value))

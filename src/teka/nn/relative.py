@@ -238,7 +238,9 @@ def make_relative_module(
     ):
         if given is not None and relative != name:
             raise wrong_value(argument, given, f"None with relative={relative!r}; {name!r} by name takes it")
-    if kind is None or isinstance(relative, RelativeModule):
+    if kind is None:
+        return None
+    if isinstance(relative, RelativeModule):
         return relative
     if relative == "rotary" and kernel_features < 2:
         expected = "at least 2 with relative='rotary', which turns pairs of them"

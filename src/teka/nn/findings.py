@@ -1,10 +1,11 @@
-"""What a diagnosis of an attention layer found."""
+"""What a diagnosis of an attention layer found, in dataclasses, as a report and as JSON."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from textwrap import wrap
 
 import torch
 
+from teka.codec import encode
 from teka.functional.estimator_report import EstimatorReport
 
 LINE_LENGTH = 110
@@ -13,21 +14,13 @@ FLOAT16 = torch.finfo(torch.float16)
 
 @dataclass(frozen=True)
 class EstimatorFindings:
-    """How well some heads' random features estimate what they stand for, in float64.
+    """How well some heads' random features estimate what they stand for, in float64."""
 
-    Args:
-        truth: What they stand for, "kernel × relative kernel".
-        num_features: Number of random features m.
-        is_biased: Whether the draws have one fixed norm, so that no number of features makes the error 0.
-        total: Errors over all heads.
-        by_head: Errors of each head.
-    """
-
-    truth: str
-    num_features: int
-    is_biased: bool
-    total: EstimatorReport
-    by_head: tuple[EstimatorReport, ...]
+    truth: str  # what they stand for, "kernel × relative kernel"
+    num_features: int  # number of random features m
+    is_biased: bool  # whether the draws have one fixed norm, so that no number of features makes the error 0
+    total: EstimatorReport  # errors over all heads
+    by_head: tuple[EstimatorReport, ...]  # errors of each head
 
 
 @dataclass(frozen=True)
@@ -36,60 +29,37 @@ class SizeFindings:
 
     The gain of query i is Σ_j |w_ij| / D_i, its weights in absolute value over its denominator: its output is at most
     so many times the largest value.
-
-    Args:
-        bound: C with |out| ≤ C · max |v| whatever the tokens are, or None where the kernels promise none.
-        times_the_values: Largest |out| over the largest |v| of the same sample and head.
-        largest_gain: Largest gain.
-        share_above_1: Share of the queries, over samples and heads, whose gain is above 1.
-        largest_output: Largest |out|.
     """
 
-    bound: float | None
-    times_the_values: float
-    largest_gain: float
-    share_above_1: float
-    largest_output: float
+    bound: float | None  # C with |out| ≤ C · max |v| whatever the tokens are, or None where the kernels promise none
+    times_the_values: float  # largest |out| over the largest |v| of the same sample and head
+    largest_gain: float  # largest gain
+    share_above_1: float  # share of the queries, over samples and heads, whose gain is above 1
+    largest_output: float  # largest |out|
 
 
 @dataclass(frozen=True)
 class GroupFindings:
-    """What was found about heads that are computed together.
+    """What was found about heads that are computed together."""
 
-    Args:
-        name: Content kernel and relative kernel, "kernel × relative kernel".
-        kernel: Name of the content kernel.
-        relative: Name of the relative kernel, or None.
-        first_head: The first of the heads.
-        num_heads: How many heads.
-        backend: The backend that computes them.
-        size: How large their outputs are.
-        estimator: How well random features do, or None where there are none.
-        variation: ‖output − mean of V‖ / ‖V − mean of V‖ of each head.
-        unevenness: The same times the root of the mean number of keys a query sees: near the coefficient of variation
-            of the weights, and 0 for heads whose output is the mean of the values.
-        rounding: For each backend but dense, ‖output − dense output‖ / ‖dense output‖ in the layer's dtype.
-        query_norm: Mean ‖q‖ of each head, or None where queries are not looked at.
-        key_norm: Mean ‖k‖ likewise.
-        num_still_waves: Waves that a periodic grid rounds to frequency 0.
-        num_waves: Waves that a periodic grid rounds, 0 where there are none.
-    """
-
-    name: str
-    kernel: str
-    relative: str | None
-    first_head: int
-    num_heads: int
-    backend: str
-    size: SizeFindings
-    estimator: EstimatorFindings | None
-    variation: tuple[float, ...]
+    name: str  # content kernel and relative kernel, "kernel × relative kernel"
+    kernel: str  # name of the content kernel
+    relative: str | None  # name of the relative kernel, or None
+    first_head: int  # the first of the heads
+    num_heads: int  # how many heads
+    backend: str  # the backend that computes them
+    size: SizeFindings  # how large their outputs are
+    estimator: EstimatorFindings | None  # how well random features do, or None where there are none
+    variation: tuple[float, ...]  # ‖output − mean of V‖ / ‖V − mean of V‖ of each head
+    # the same times the root of the mean number of keys a query sees: near the coefficient of variation of the
+    # weights, and 0 for heads whose output is the mean of the values
     unevenness: tuple[float, ...]
+    # for each backend but dense, ‖output − dense output‖ / ‖dense output‖ in the layer's dtype
     rounding: dict[str, float]
-    query_norm: tuple[float, ...] | None
-    key_norm: tuple[float, ...] | None
-    num_still_waves: int = 0
-    num_waves: int = 0
+    query_norm: tuple[float, ...] | None  # mean ‖q‖ of each head, or None where queries are not looked at
+    key_norm: tuple[float, ...] | None  # mean ‖k‖ likewise
+    num_still_waves: int = 0  # waves that a periodic grid rounds to frequency 0
+    num_waves: int = 0  # waves that a periodic grid rounds, 0 where there are none
 
     @property
     def collapsed(self) -> bool:
@@ -99,20 +69,14 @@ class GroupFindings:
 
 @dataclass(frozen=True)
 class ShiftFindings:
-    """How much of the layer's output changes when everything moves.
+    """How much of the layer's output changes when everything moves."""
 
-    Args:
-        how: What moved.
-        by_shift: Relative error at each shift, in the layer's dtype; shifts are in cells on a grid, and else in
-            physical units.
-        noise_floor: Relative difference of two calls with the same input.
-        without_rounding: Relative error of the same layer in float64, at the worst shift.
-    """
-
-    how: str
+    how: str  # what moved
+    # relative error at each shift, in the layer's dtype; shifts are in cells on a grid, and else in physical
+    # units
     by_shift: dict[tuple[float, ...], float]
-    noise_floor: float
-    without_rounding: float
+    noise_floor: float  # relative difference of two calls with the same input
+    without_rounding: float  # relative error of the same layer in float64, at the worst shift
 
     @property
     def maximum(self) -> float:
@@ -161,18 +125,17 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, object]:
         """The findings as dictionaries, lists, strings and numbers, ready for JSON."""
-        return {
-            "dtype": self.dtype,
-            "num_samples": self.num_samples,
-            "num_tokens": self.num_tokens,
-            "measured": self.measured,
-            "collapsed": self.collapsed,
-            "groups": [_group_to_dict(group) for group in self.groups],
-            "largest": dict(self.largest),
-            "float16_headroom": self.float16_headroom,
-            "shift": None if self.shift is None else _shift_to_dict(self.shift),
-            "advice": list(self.advice),
-        }
+        found = encode(self) | {"collapsed": self.collapsed, "float16_headroom": self.float16_headroom}
+        for group, written in zip(self.groups, found["groups"], strict=True):
+            written["collapsed"] = group.collapsed
+            if group.estimator is not None:
+                written["estimator"] |= written["estimator"].pop("total")
+        if self.shift is not None:
+            by_shift = self.shift.by_shift
+            found["shift"] |= {"shifts": list(map(list, by_shift)), "errors": list(by_shift.values())}
+            found["shift"] |= {"maximum": self.shift.maximum}
+            del found["shift"]["by_shift"]
+        return found
 
     def __str__(self) -> str:
         samples = "1 sample" if self.num_samples == 1 else f"{self.num_samples:,} samples"
@@ -189,11 +152,7 @@ class Diagnosis:
 
 
 def float16_headroom(largest: dict[str, float]) -> float:
-    """How many times as large the largest number could be in float16.
-
-    Args:
-        largest: Largest |number| of each tensor; all count as at least the smallest normal number of float16.
-    """
+    """How many times as large the largest number, at least float16's smallest normal one, could be in float16."""
     return FLOAT16.max / max(*largest.values(), FLOAT16.tiny)
 
 
@@ -240,48 +199,3 @@ def _shift_lines(shift: ShiftFindings | None) -> list[str]:
         f"shifts ({shift.how}): the output changes by {shift.maximum:.1e}, most at ({worst});",
         f"  {shift.without_rounding:.1e} in float64; noise floor {shift.noise_floor:.1e}",
     ]
-
-
-def _group_to_dict(group: GroupFindings) -> dict[str, object]:
-    return {
-        "name": group.name,
-        "kernel": group.kernel,
-        "relative": group.relative,
-        "first_head": group.first_head,
-        "num_heads": group.num_heads,
-        "backend": group.backend,
-        "size": asdict(group.size),
-        "estimator": None if group.estimator is None else _estimator_to_dict(group.estimator),
-        "collapsed": group.collapsed,
-        "variation": list(group.variation),
-        "unevenness": list(group.unevenness),
-        "rounding": dict(group.rounding),
-        "query_norm": None if group.query_norm is None else list(group.query_norm),
-        "key_norm": None if group.key_norm is None else list(group.key_norm),
-        "num_still_waves": group.num_still_waves,
-        "num_waves": group.num_waves,
-    }
-
-
-def _estimator_to_dict(estimator: EstimatorFindings) -> dict[str, object]:
-    def numbers(report: EstimatorReport) -> dict[str, float]:
-        return {"error": report.error, "error_of_mean": report.error_of_mean, "spread": report.spread}
-
-    return {
-        "truth": estimator.truth,
-        "num_features": estimator.num_features,
-        "is_biased": estimator.is_biased,
-        **numbers(estimator.total),
-        "by_head": [numbers(report) for report in estimator.by_head],
-    }
-
-
-def _shift_to_dict(shift: ShiftFindings) -> dict[str, object]:
-    return {
-        "how": shift.how,
-        "shifts": [list(steps) for steps in shift.by_shift],
-        "errors": list(shift.by_shift.values()),
-        "maximum": shift.maximum,
-        "noise_floor": shift.noise_floor,
-        "without_rounding": shift.without_rounding,
-    }

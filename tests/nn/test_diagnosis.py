@@ -16,8 +16,8 @@ from teka.functional import Positive, Rotary, SquaredRelu
 from teka.functional.estimator_report import estimator_report
 from teka.functional.relative import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
-from teka.nn.diagnosis.advice import features_for
-from teka.nn.diagnosis.diagnose import MEASURED_TOKENS
+from teka.nn.advice import features_for
+from teka.nn.diagnosis import MEASURED_TOKENS
 
 
 def build(seed: int = 0, **options: Any) -> Attention:

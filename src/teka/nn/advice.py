@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from teka.nn.diagnosis.diagnosis import FLOAT16, EstimatorFindings, GroupFindings, ShiftFindings, float16_headroom
+from teka.nn.findings import FLOAT16, EstimatorFindings, GroupFindings, ShiftFindings, float16_headroom
 from teka.nn.layer_warnings import bounded_instead
 
 # Error of an estimated output that is worth a sentence, and that a number of features is named for.
@@ -31,16 +31,7 @@ def advise(
     num_tokens: int,
     dim_head: int,
 ) -> tuple[str, ...]:
-    """Sentences chosen by the findings, none where all is well.
-
-    Args:
-        groups: Findings about heads.
-        largest: The largest |number| of each tensor that the layer keeps in its dtype.
-        shift: Findings about shifts, or None.
-        dtype: The layer's dtype.
-        num_tokens: Number of tokens.
-        dim_head: Size d of a head.
-    """
+    """Sentences chosen by the findings about heads, the largest numbers and shifts, none where all is well."""
     sentences: list[str] = []
     for group in groups:
         if group.estimator is not None:
@@ -57,11 +48,6 @@ def features_for(error: float, num_features: int, target: float = TARGET_ERROR) 
     """Least number of features for a target error, by the law that an estimate's error falls as m^(−1/2).
 
     Where few draws carry the estimate, as with positive features of long vectors, it falls more slowly.
-
-    Args:
-        error: The error now.
-        num_features: The number of features now.
-        target: The error wanted.
     """
     return math.ceil(num_features * (error / target) ** 2)
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from teka.functional.estimator_report import EstimatorReport
-from teka.nn.diagnosis.advice import advise, features_for
-from teka.nn.diagnosis.diagnosis import EstimatorFindings, GroupFindings, ShiftFindings, SizeFindings
+from teka.nn.advice import advise, features_for
+from teka.nn.findings import EstimatorFindings, GroupFindings, ShiftFindings, SizeFindings
 
 SOUND = EstimatorReport(error=0.05, error_of_mean=0.4, spread=1.0)
 SIZE = SizeFindings(bound=1.0, times_the_values=0.4, largest_gain=1.0, share_above_1=0.0, largest_output=0.5)

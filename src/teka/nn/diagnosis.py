@@ -10,7 +10,7 @@ from torch import Tensor
 from teka import functional
 from teka.audit.function import check_evaluation_mode
 from teka.errors import wrong_value
-from teka.functional.backend import Workload, backend_costs, choose_backend
+from teka.functional.backend import choose_backend
 from teka.functional.backend.cost import Cost
 from teka.functional.estimator_report import EstimatorReport
 from teka.functional.kernel import FeatureKernel, Kernel
@@ -18,13 +18,12 @@ from teka.functional.kernel.base import mask_features
 from teka.functional.placement import Placement, Sites
 from teka.functional.relative import Clipped, ClippedFeatures, Fourier, Relative, Rotary, RotaryRelative
 from teka.grid import Grid
+from teka.nn.advice import advise
 from teka.nn.attention import Attention
-from teka.nn.diagnosis.advice import advise
-from teka.nn.diagnosis.diagnosis import Diagnosis, EstimatorFindings, GroupFindings, SizeFindings
-from teka.nn.diagnosis.excerpt import Excerpt
-from teka.nn.diagnosis.layer_shift import LayerShift, shift_findings
 from teka.nn.features import RandomFeatures
+from teka.nn.findings import Diagnosis, EstimatorFindings, GroupFindings, SizeFindings
 from teka.nn.heads import HeadGroup, pair_name
+from teka.nn.layer_shift import Excerpt, LayerShift, shift_findings
 from teka.nn.layer_warnings import times_the_values
 
 # Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
@@ -173,15 +172,15 @@ def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Ex
     seen = _seen_keys(part, is_causal=layer.causal)
     scatter = (heads.rows(heads.value.double()) - mean).flatten(1).norm(dim=-1)
     variation = (exact - mean).flatten(1).norm(dim=-1) / scatter.clamp_min(torch.finfo(torch.float64).tiny)
-    uses_query = kernel.uses_content or isinstance(relative, Clipped)
+    uses_query = group.queries is not None
     still, waves = _still_waves(relative, whole)
     return GroupFindings(
         name=group.name,
         kernel=kernel.name,
         relative=None if relative is None else relative.name,
         first_head=group.heads.start,
-        num_heads=group.heads.stop - group.heads.start,
-        backend=choose_backend(group.backend, _costs(layer, group, whole), layer.output.weight.device.type),
+        num_heads=group.num_heads,
+        backend=choose_backend(group.backend, _costs(group, whole), layer.output.weight.device.type),
         size=_size_findings(heads, group, outputs),
         estimator=_estimator_findings(heads, kernel, relative, exact, mean),
         variation=_numbers(variation),
@@ -251,7 +250,7 @@ def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, fl
     size = dense.norm().clamp_min(torch.finfo(torch.float64).tiny)
     return {
         name: float((heads.attend(group.kernel, group.relative, name, dtype=dtype) - dense).norm() / size)
-        for name in _costs(layer, group, heads.excerpt)
+        for name in _costs(group, heads.excerpt)
         if name != "dense"
     }
 
@@ -261,12 +260,8 @@ def _placement(excerpt: Excerpt) -> Placement:
     return Placement(sites, sites, excerpt.num_prefix_tokens)
 
 
-def _costs(layer: Attention, group: HeadGroup, excerpt: Excerpt) -> dict[str, Cost]:
-    placement = _placement(excerpt)
-    relative = None if group.relative is None else group.relative.on(placement)
-    num_tokens, width = excerpt.tokens.shape[1], layer.dim_head
-    work = Workload(group.kernel, relative, placement, num_tokens, num_tokens, width, width, layer.causal)
-    return backend_costs(work)
+def _costs(group: HeadGroup, excerpt: Excerpt) -> dict[str, Cost]:
+    return group.costs_at(_placement(excerpt), *2 * (excerpt.tokens.shape[1],))
 
 
 def _seen_keys(excerpt: Excerpt, *, is_causal: bool) -> float:

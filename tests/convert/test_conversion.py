@@ -1,0 +1,433 @@
+"""Convolutions as attention and back."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.convert.convolutions import CLASSES, SHAPES, draw_convolution, draw_images, largest_difference
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from teka import Grid
+from teka.convert import (
+    ZeroBordered,
+    attention_from_convolution,
+    conversion_error_bound,
+    convolution_from_attention,
+    head_offsets,
+    precision_for_tolerance,
+)
+from teka.nn import Attention, Quadratic, Table
+from teka.nn.waves import RelativeModule, inverse_softplus
+
+# Of the largest output. Measured: up to 3.6e-7 and 7e-16.
+ROUNDING = {torch.float32: 2e-6, torch.float64: 5e-15}
+
+
+@torch.no_grad()
+def apply(layer: ZeroBordered, images: Tensor, spacing: float | tuple[float, ...] = 1.0, **options: Any) -> Tensor:
+    grid = Grid(tuple(images.shape[2:]), spacing, **options)
+    return grid.unflatten(layer(grid.flatten(images), grid))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kernel_size", [1, 3, 5, 7])
+@pytest.mark.parametrize("num_axes", [1, 2, 3])
+def test_hard_heads_are_the_convolution_to_rounding_and_a_tolerance_is_kept(
+    num_axes: int, kernel_size: int, dtype: torch.dtype
+):
+    convolution, images = draw_convolution(num_axes, kernel_size, dtype=dtype), draw_images(num_axes, dtype=dtype)
+    with torch.no_grad():
+        truth = convolution(images)
+    hard = attention_from_convolution(convolution)
+    assert isinstance(hard.attention, Attention)
+    assert hard.attention.heads == kernel_size**num_axes
+    difference = largest_difference(apply(hard, images), truth)
+    largest = float(images.abs().max())
+    assert difference <= ROUNDING[dtype] * float(truth.abs().max())
+    assert difference <= conversion_error_bound(convolution, precision=math.inf, largest_input=largest)
+    soft = attention_from_convolution(convolution, tolerance=0.01)
+    gain = float(convolution.weight.detach().abs().flatten(1).sum(1).max())
+    assert 1e-5 < largest_difference(apply(soft, images), truth) / (gain * largest) <= 0.01
+
+
+@pytest.mark.parametrize("backend", ["dense", "toeplitz", "fft"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_whole_numbers_come_out_to_the_last_bit_for_the_weights_are_ones_and_zeros(dtype: torch.dtype, backend: str):
+    convolution = draw_convolution(2, 5, dtype=dtype)
+    nn.init.normal_(convolution.weight, std=9).data.round_()
+    nn.init.normal_(convolution.bias, std=9).data.round_()
+    images = (20 * draw_images(2, dtype=dtype)).round()
+    layer = attention_from_convolution(convolution)
+    layer.attention.backend = backend
+    found = apply(layer, images)
+    with torch.no_grad():
+        truth = convolution(images)
+    assert torch.equal(found.round() if backend == "fft" else found, truth)
+    assert largest_difference(found, truth) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("num_axes", "options"),
+    [
+        (1, {"kernel_size": 5, "dilation": 2}),
+        (2, {"kernel_size": (3, 5), "dilation": (3, 1)}),
+        (2, {"kernel_size": (1, 7), "bias": False}),
+        (2, {"kernel_size": 3, "padding": 1}),
+        (3, {"kernel_size": (3, 1, 5), "padding": (2, 0, 4), "dilation": 2}),
+        (2, {"kernel_size": 3, "channels": (1, 6)}),
+        (2, {"kernel_size": 3, "channels": (5, 1)}),
+    ],
+    ids=str,
+)
+def test_windows_of_any_odd_sides_dilation_and_channels_are_converted(num_axes: int, options: dict[str, Any]):
+    convolution = draw_convolution(num_axes, **options)
+    images = draw_images(num_axes, convolution.in_channels)
+    with torch.no_grad():
+        truth = convolution(images)
+    found = apply(attention_from_convolution(convolution), images)
+    assert largest_difference(found, truth) <= ROUNDING[torch.float64] * float(truth.abs().max())
+
+
+@pytest.mark.parametrize("precision", [3.0, None], ids=["soft", "hard"])
+def test_cells_may_lie_at_any_distance_and_from_anywhere(precision: float | None):
+    convolution, images = draw_convolution(2, 3, dtype=torch.float32), draw_images(2, dtype=torch.float32)
+    spacing = (0.7, 3.1)
+    layer = attention_from_convolution(convolution, precision=precision, spacing=spacing)
+    found = apply(layer, images, spacing, origin=(1e6, -4.0))
+    bound = conversion_error_bound(
+        convolution, precision=precision or math.inf, largest_input=float(images.abs().max()), spacing=spacing
+    )
+    with torch.no_grad():
+        assert largest_difference(found, convolution(images)) <= bound
+
+
+@pytest.mark.parametrize("dim_head", [3, 4, 5, 9])
+def test_heads_may_be_larger_than_they_have_to_be(dim_head: int):
+    # D_in = 3 and D_out = 4: a head of 3 numbers suffices, for W_h has no rank above that.
+    convolution, images = draw_convolution(2, 3), draw_images(2)
+    layer = attention_from_convolution(convolution, dim_head=dim_head)
+    assert layer.attention.dim_head == dim_head
+    with torch.no_grad():
+        assert largest_difference(apply(layer, images), convolution(images)) <= 1e-14
+
+
+def test_heads_of_d_h_numbers_express_every_convolution_of_d_h_output_channels_within_more_outputs():
+    # The paper's min(D_h, D_out): 4 of the 8 outputs are any convolution, in heads of 4 numbers; a fifth is too many.
+    convolution, images = draw_convolution(2, 3, (6, 8)), draw_images(2, 6)
+    with torch.no_grad():
+        convolution.weight[4:] = 0
+    layer = attention_from_convolution(convolution, dim_head=4)
+    with torch.no_grad():
+        assert largest_difference(apply(layer, images), convolution(images)) <= 1e-14
+        convolution.weight[4:5] = 1
+    with pytest.raises(ValueError, match=r"dim_head is 4, expected at least 5, the rank.*low_rank_convolution"):
+        attention_from_convolution(convolution, dim_head=4)
+
+
+def test_it_has_parameters_of_its_own_that_can_be_trained():
+    convolution, other, images = draw_convolution(2, 3), draw_convolution(2, 3), draw_images(2)
+    nn.init.normal_(other.weight, std=0.2)
+    grid = Grid(SHAPES[2])
+    layer = attention_from_convolution(convolution, precision=2.0, dim_head=5).train()
+    optimizer, losses = torch.optim.Adam(layer.parameters(), 0.05), []
+    before = convolution.weight.detach().clone()
+    for _ in range(15):
+        loss = (grid.unflatten(layer(grid.flatten(images), grid)) - other(images).detach()).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())
+    assert losses[-1] < 0.5 * losses[0]
+    assert torch.equal(convolution.weight, before)
+
+
+def test_no_gradient_reaches_the_centres_of_hard_heads():
+    layer, grid = attention_from_convolution(draw_convolution(2, 3)), Grid(SHAPES[2])
+    layer(grid.flatten(draw_images(2)), grid).square().sum().backward()
+    gradients = {name: float(one.grad.abs().max()) for name, one in layer.named_parameters() if one.grad is not None}
+    assert gradients.pop("attention.relative.center") == 0
+    assert gradients.pop("attention.relative.raw_precision") == 0
+    assert sorted(gradients) == [f"attention.{name}" for name in ("output.bias", "output.weight", "value.weight")]
+    assert all(gradients.values())
+
+
+def test_dtype_and_mode_are_those_of_the_convolution():
+    convolution = draw_convolution(1, 3, dtype=torch.bfloat16)
+    layer = attention_from_convolution(convolution)
+    assert {parameter.dtype for parameter in layer.parameters()} == {torch.bfloat16}
+    assert not any(part.training for part in layer.modules())
+    images = draw_images(1, dtype=torch.bfloat16)
+    assert apply(layer, images).dtype == torch.bfloat16
+    with torch.no_grad():
+        assert largest_difference(apply(layer, images), convolution(images)) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": 1.0, "tolerance": 0.1}, "precision and tolerance is 'both', expected at most one"),
+        ({"precision": 0.0}, "precision is 0.0, expected a positive number"),
+        ({"precision": math.nan}, "precision is nan"),
+        ({"tolerance": 0.0}, "tolerance is 0.0, expected a number above 0 and below 2"),
+        ({"dim_head": 0}, "dim_head is 0, expected at least 1"),
+        ({"spacing": (1.0, 2.0, 3.0)}, "spacing is"),
+        ({"spacing": -1.0}, "spacing is -1.0, expected positive"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        attention_from_convolution(draw_convolution(2, 3), **options)
+
+
+def test_a_precision_that_the_dtype_cannot_hold_is_refused():
+    convolution = CLASSES[1](2, 2, 3, padding=1, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"precision is .*, expected a number that torch.float16 can hold"):
+        attention_from_convolution(convolution, spacing=0.01)
+
+
+def build(**options: Any) -> Attention:
+    torch.manual_seed(0)
+    return Attention(
+        6, 3, **{"kernel": "constant", "relative": "quadratic", "context_dim": 4, "num_axes": 2, **options}
+    ).double()
+
+
+def draw(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_it_is_attention_on_the_larger_grid_of_which_the_inner_cells_are_kept():
+    layer, images = build(dim_head=5), draw(2, 4, 5, 7)
+    grid, larger = Grid((5, 7), (1.0, 0.5), origin=3.0), Grid((9, 9), (1.0, 0.5))
+    found = ZeroBordered(layer, (2, 1), (1.0, 0.5))(grid.flatten(images), grid)
+    context = larger.flatten(pad(images, (1, 1, 2, 2)))
+    everywhere = layer(draw(2, 81, 6), larger, context=context, context_grid=larger)
+    inner = larger.unflatten(everywhere)[:, :, 2:-2, 1:-1]
+    assert torch.allclose(grid.unflatten(found), inner, atol=1e-13)
+
+
+def test_without_a_border_it_is_the_layer():
+    layer, tokens = build(context_dim=6), draw(2, 35, 6)
+    found = ZeroBordered(layer, (0, 0), (1.0, 1.0))(tokens, Grid((5, 7)))
+    assert torch.allclose(found, layer(tokens, Grid((5, 7))), atol=1e-14)
+
+
+def test_its_state_is_that_of_the_layer_and_its_border_is_printed():
+    module = ZeroBordered(build(), (2, 1), (1.0, 0.5))
+    assert set(module.state_dict()) == {f"attention.{name}" for name in build().state_dict()}
+    assert "border=(2, 1), spacing=(1.0, 0.5)" in repr(module)
+
+
+@pytest.mark.parametrize(
+    ("layer", "border", "spacing", "message"),
+    [
+        (build(kernel="softmax"), (1, 1), (1.0, 1.0), "attention.kernel is .*, expected one that looks at no content"),
+        (build(), (1, -1), (1.0, 1.0), r"border is \(1, -1\)"),
+        (build(), (1, 1), (1.0, 1.0, 1.0), "spacing is"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    layer: Attention, border: tuple[int, ...], spacing: tuple[float, ...], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        ZeroBordered(layer, border, spacing)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grid", "message"),
+    [
+        (torch.ones(2, 35, 5).double(), Grid((5, 7)), r"tokens has shape \(2, 35, 5\), expected \(batch, tokens, 4\)"),
+        (torch.ones(2, 34, 4).double(), Grid((5, 7)), r"tokens has shape \(2, 34, 4\), expected \(batch, 35"),
+        (torch.ones(2, 35, 4).double(), Grid((5, 7), 2.0), r"expected a grid with edges and a spacing of \(1.0, 1.0\)"),
+        (torch.ones(2, 35, 4).double(), Grid((5, 7), periodic=True), "expected a grid with edges"),
+        (torch.ones(2, 35, 4).double(), Grid((5, 7, 1)), "expected a grid with edges"),
+    ],
+)
+def test_other_tokens_and_grids_are_refused(tokens: torch.Tensor, grid: Grid, message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        ZeroBordered(build(), (2, 1), (1.0, 1.0))(tokens, grid)
+
+
+def build_by_position(relative: str | RelativeModule, heads: int = 2, **options: Any) -> Attention:
+    return Attention(6, heads, **{"kernel": "constant", "relative": relative, "num_axes": 2, **options})
+
+
+def quadratic(centers: list[list[float]], precision: float) -> Quadratic:
+    module = Quadratic(len(centers[0]), len(centers))
+    with torch.no_grad():
+        module.center.copy_(torch.tensor(centers))
+        module.raw_precision.copy_(inverse_softplus(torch.full((len(centers),), precision)))
+    return module
+
+
+def test_every_query_that_sees_the_place_gives_it_at_least_that_share():
+    relative, grid = quadratic([[1.2, -2.1], [0.0, 0.4]], 3.0), Grid((7, 9))
+    found = head_offsets(build_by_position(relative), grid)
+    assert [one.offset for one in found] == [(1, -2), (0, 0)]
+    log_kernel = relative().log_at(-(grid.positions()[None] - grid.positions()[:, None]))
+    weights = torch.softmax(log_kernel, dim=-1).detach().unflatten(1, grid.shape).unflatten(3, grid.shape)
+    inner = weights[0, 2, 5, 3, 3], weights[1, 3, 4, 3, 4]
+    for one, weight in zip(found, inner, strict=True):
+        assert one.share == pytest.approx(float(weight), abs=1e-6)
+    assert float(weights[0, 0, 2, 1, 0]) >= found[0].share
+
+
+@pytest.mark.parametrize("spacing", [1.0, (0.5, 2.0)])
+def test_offsets_are_counted_in_cells(spacing: float | tuple[float, ...]):
+    layer = attention_from_convolution(draw_convolution(2, 3), spacing=spacing)
+    found = head_offsets(layer.attention, Grid((5, 6), spacing))
+    assert [one.offset for one in found] == [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)]
+    assert all(one.share == 1.0 for one in found)
+
+
+def test_it_reads_any_relative_kernel_of_the_offset_alone():
+    table = Table(2, 2, max_offset=3)
+    with torch.no_grad():
+        table.tables.zero_()
+        # Entry 3 + Δ with Δ = query less key: a key 2 cells below the query and 1 to its left.
+        table.tables[0, 0, 3 - 2] = table.tables[0, 1, 3 + 1] = 50
+    first, second = head_offsets(build_by_position(table), Grid((5, 6)))
+    assert first.offset == (2, -1)
+    assert first.share == pytest.approx(1.0)
+    assert second.share < 0.02
+    for name in ("generalized_quadratic", "rotation", "fourier"):
+        assert all(0 < one.share < 1 for one in head_offsets(build_by_position(name), Grid((5, 6))))
+
+
+@pytest.mark.parametrize(
+    ("layer", "grid", "message"),
+    [
+        (
+            build_by_position("quadratic", kernel="softmax"),
+            Grid((5, 6)),
+            "2 heads that look at content.*expected attention by pos",
+        ),
+        (build_by_position("clipped", position_heads=0), Grid((5, 6)), "or a relative kernel that does"),
+        (build_by_position("quadratic", position_heads=1), Grid((5, 6)), "attention.position_heads is 1, expected 0"),
+        (Attention(6, 2, kernel="constant", relative=None), Grid((5, 6)), "attention.relative is None"),
+        (build_by_position("quadratic"), Grid((5, 6), periodic=True), "expected a grid with edges"),
+        (build_by_position("quadratic"), Grid(5), r"relative.center has shape \(2, 2\), expected \(2, 1\)"),
+    ],
+)
+def test_layers_without_an_offset_for_each_head_are_refused(layer: Attention, grid: Grid, message: str):
+    with pytest.raises(ValueError, match=message):
+        head_offsets(layer, grid)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("num_axes", "options"),
+    [
+        (1, {"kernel_size": 7}),
+        (2, {"kernel_size": (5, 3), "dilation": (1, 2)}),
+        (3, {"kernel_size": 3, "bias": False}),
+    ],
+    ids=str,
+)
+def test_a_convolution_comes_back_from_the_attention_it_was_made(
+    num_axes: int, options: dict[str, Any], dtype: torch.dtype
+):
+    convolution = draw_convolution(num_axes, dtype=dtype, **options)
+    back = convolution_from_attention(attention_from_convolution(convolution), Grid((9,) * num_axes))
+    assert type(back) is type(convolution)
+    assert (back.kernel_size, back.dilation) == (convolution.kernel_size, convolution.dilation)
+    assert torch.equal(back.weight, convolution.weight)
+    assert back.bias is not None
+    assert torch.equal(back.bias, torch.zeros(4, dtype=dtype) if convolution.bias is None else convolution.bias)
+    assert (back.training, back.weight.dtype) == (False, dtype)
+
+
+def test_a_convolution_of_low_rank_comes_back_to_rounding():
+    convolution = draw_convolution(2, 3, (6, 8))
+    with torch.no_grad():
+        convolution.weight[2:] = 0
+    back = convolution_from_attention(attention_from_convolution(convolution, dim_head=2), Grid((5, 5)))
+    assert largest_difference(back.weight, convolution.weight) < 1e-15
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("values", ["projected", "tokens"])
+def test_attention_is_the_convolution_it_gives_and_its_heads_are_added_up(values: str):
+    # Heads 0 and 2 look at the same place, no centre lies on a cell, and all values have a bias.
+    torch.manual_seed(0)
+    centers = [[0.2, 2.1], [-1.9, 0.0], [0.1, 1.9], [2.0, -2.2]]
+    layer = (
+        build_by_position(quadratic(centers, 30.0), heads=4, dim_head=5, context_dim=3, values=values).double().eval()
+    )
+    grid, images = Grid(SHAPES[2]), draw_images(2)
+    convolution = convolution_from_attention(layer, grid)
+    assert (convolution.kernel_size, convolution.dilation) == ((3, 3), (2, 2))
+    found = grid.unflatten(ZeroBordered(layer, (2, 2), (1.0, 1.0))(grid.flatten(images), grid))
+    share = min(one.share for one in head_offsets(layer, grid))
+    by_head = layer.get_parameter("output.weight").unflatten(1, (4, -1)).transpose(0, 1)
+    if values == "projected":
+        by_head = by_head @ layer.get_parameter("value.weight").unflatten(0, (4, 5))
+    bound = 2 * (1 - share) * float(by_head.abs().sum((0, 2)).max() * images.abs().max()) + 1e-13
+    assert 0 < 1 - share < 1e-5
+    assert largest_difference(found, convolution(images)) <= bound
+    # Plain attention is the same where it sees every place: two cells from the edges.
+    plain = grid.unflatten(layer(torch.zeros(2, 35, 6).double(), grid, context=grid.flatten(images), context_grid=grid))
+    inner = (..., slice(2, -2), slice(2, -2))
+    assert largest_difference(plain[inner], convolution(images)[inner]) <= bound
+    assert largest_difference(plain, convolution(images)) > 0.1
+
+
+def test_attention_that_is_soft_comes_back_where_that_is_asked_for():
+    convolution = draw_convolution(1, 3)
+    precision = precision_for_tolerance(0.2, (1.0,))
+    layer = attention_from_convolution(convolution, precision=precision)
+    with pytest.raises(ValueError, match=r"the share of head 0 is 0\.9\d*, expected at least 0.99 at one offset"):
+        convolution_from_attention(layer, Grid(9))
+    back = convolution_from_attention(layer, Grid(9), least_share=0.9)
+    assert torch.equal(back.weight, convolution.weight)
+
+
+def test_a_single_head_on_its_own_cell_is_a_window_of_one():
+    layer = build_by_position(quadratic([[0.0, 0.0]], 30.0), heads=1)
+    back = convolution_from_attention(layer, Grid((5, 6)))
+    assert (back.kernel_size, back.dilation, back.padding) == ((1, 1), (1, 1), (0, 0))
+
+
+def test_back_on_a_grid_of_another_spacing_the_cells_are_counted():
+    convolution = draw_convolution(2, 3)
+    layer = attention_from_convolution(convolution, spacing=(0.3, 2.0))
+    assert torch.equal(convolution_from_attention(layer, Grid((5, 6), (0.3, 2.0))).weight, convolution.weight)
+    with pytest.raises(ValueError, match=r"the share of head 0 is 0.\d+, expected at least 0.99"):
+        convolution_from_attention(
+            attention_from_convolution(convolution, precision=2.0), Grid((5, 6), (0.3, 2.0)), least_share=0.99
+        )
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        (
+            build_by_position(quadratic([[0.0, 1.0], [0.5, 0.0]], 90.0)),
+            {},
+            r"the share of head 1 is 0.5, expected at least 0.99 at one offset; its largest is at \((0|1), 0\)",
+        ),
+        (
+            build_by_position(quadratic([[0.0, 1.0], [0.0, 40.0]], 90.0)),
+            {},
+            r"the offset of head 1 is \(0, 6\), expected one between two cells of \(5, 6\)",
+        ),
+        (
+            build_by_position("quadratic", kernel="squared_relu"),
+            {},
+            "expected attention by position alone, kernel='constant'",
+        ),
+        (build_by_position("quadratic", causal=True), {}, "attention.causal is True, expected a layer without it"),
+        (build_by_position("quadratic", gate=True), {}, "attention.gate is True"),
+        (build_by_position("quadratic", value_convolution=3), {}, "attention.value_convolution is True"),
+        (build_by_position("quadratic"), {"least_share": 0.5}, "least_share is 0.5, expected above 0.5"),
+        (build_by_position("quadratic"), {"grid": Grid((2, 2, 2, 2))}, "expected one to three axes"),
+    ],
+)
+def test_what_is_no_convolution_is_refused_with_the_head_and_how_hard_it_is(
+    layer: Attention, options: dict[str, Any], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        convolution_from_attention(layer, **{"grid": Grid((5, 6)), **options})

@@ -1,0 +1,175 @@
+"""Absolute positions, pooling and invertible down-sampling."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import relative_change
+from torch.nn.functional import pixel_unshuffle
+
+from teka import Grid
+from teka.nn import AbsolutePosition, AttentionPool, InvertibleDownsampling
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((7,), 6), ((3, 5), 12), ((2, 3, 4), 6)])
+def test_it_adds_a_sine_and_a_cosine_of_every_frequency_and_axis(shape: tuple[int, ...], dim: int):
+    grid = Grid(shape, 0.5)
+    position = AbsolutePosition(dim, grid.num_axes).double()
+    waves = position(torch.zeros(2, grid.num_tokens, dim, dtype=torch.float64), grid)
+    per_axis = dim // grid.num_axes
+    for token, place in enumerate(grid.positions(dtype=torch.float64).tolist()):
+        expected = []
+        for coordinate in place:
+            phases = [coordinate * 10000 ** (-2 * f / per_axis) for f in range(per_axis // 2)]
+            expected += [math.sin(phase) for phase in phases] + [math.cos(phase) for phase in phases]
+        assert waves[1, token].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_tokens_keep_their_values_under_the_sinusoids_and_their_dtype():
+    grid, position = Grid((3, 5)), AbsolutePosition(8)
+    tokens = torch.randn(2, 15, 8)
+    assert torch.allclose(position(tokens, grid) - position(torch.zeros_like(tokens), grid), tokens, atol=1e-6)
+    assert position(tokens.bfloat16(), grid).dtype == torch.bfloat16
+
+
+def test_its_frequencies_learn():
+    position = AbsolutePosition(8)
+    position(torch.zeros(1, 15, 8), Grid((3, 5))).sum().backward()
+    assert position.frequency.shape == (2,)
+    assert position.frequency.grad is not None
+    assert (position.frequency.grad != 0).all()
+
+
+@pytest.mark.parametrize(("dim", "num_axes"), [(6, 2), (8, 3)])
+def test_a_size_that_the_axes_do_not_divide_is_refused(dim: int, num_axes: int):
+    with pytest.raises(ValueError, match=f"dim is {dim}, expected a multiple of"):
+        AbsolutePosition(dim, num_axes)
+
+
+@pytest.mark.parametrize("grid", [Grid((15,)), Grid((3, 4))])
+def test_a_grid_that_is_not_the_tokens_is_refused(grid: Grid):
+    with pytest.raises(ValueError, match="expected 2 axes and 15 tokens"):
+        AbsolutePosition(8)(torch.zeros(1, 15, 8), grid)
+
+
+def build(**options: Any) -> AttentionPool:
+    torch.manual_seed(0)
+    return AttentionPool(6, 2, **options).double()
+
+
+def test_it_is_the_formula_in_loops():
+    pool, tokens = build(num_queries=3), torch.randn(2, 7, 6, dtype=torch.float64)
+    output = pool(tokens)
+    assert output.shape == (2, 3, 6)
+    key, value = pool.key(tokens), pool.value(tokens)
+    for batch in range(2):
+        for number in range(3):
+            heads = []
+            for head in range(2):
+                part = slice(3 * head, 3 * head + 3)
+                scores = torch.stack([pool.query[number, part] @ key[batch, j, part] for j in range(7)]) / 3**0.5
+                heads.append(torch.softmax(scores, 0) @ value[batch, :, part])
+            assert relative_change(output[batch, number], pool.output(torch.cat(heads))) < 1e-12
+
+
+def test_every_parameter_learns():
+    pool, tokens = build(), torch.randn(2, 7, 6, dtype=torch.float64)
+    pool(tokens).square().sum().backward()
+    for name, parameter in pool.named_parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().max() > 1e-8, name
+
+
+def test_masked_tokens_count_for_nothing():
+    pool, tokens = build(), torch.randn(2, 7, 6, dtype=torch.float64)
+    mask = torch.tensor([[True] * 4 + [False] * 3]).expand(2, -1)
+    assert relative_change(pool(tokens, mask), pool(tokens[:, :4])) < 1e-12
+
+
+def test_bias_is_an_option():
+    assert build().value.bias is not None
+    assert build(qkv_bias=False).value.bias is None
+    assert build().key.bias is None  # it would cancel
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 1, 1), "dim is 0"),
+        ((6, 0, 1), "heads is 0"),
+        ((6, 4, 1), "heads is 4, expected a divisor of dim = 6"),
+        ((6, 2, 0), "num_queries is 0"),
+    ],
+)
+def test_a_bad_size_is_an_error_that_names_it(arguments: tuple[int, int, int], message: str):
+    dim, heads, num_queries = arguments
+    with pytest.raises(ValueError, match=message):
+        AttentionPool(dim, heads, num_queries=num_queries)
+
+
+@pytest.mark.parametrize("size", [(2, 6), (2, 7, 5), (2, 7, 6, 1)])
+def test_tokens_of_a_wrong_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
+    with pytest.raises(ValueError, match=r"tokens has shape .* expected \(batch, tokens, 6\)"):
+        build()(torch.zeros(size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("factor", "sides"),
+    [
+        pytest.param(2, (6,), id="one axis"),
+        pytest.param(2, (6, 10), id="two axes"),
+        pytest.param(3, (6, 9), id="blocks of three"),
+        pytest.param(2, (4, 6, 10), id="three axes"),
+        pytest.param(1, (5, 7), id="blocks of one"),
+    ],
+)
+def test_the_inverse_gives_the_same_numbers_back(factor: int, sides: tuple[int, ...]):
+    maps = torch.randn(2, 3, *sides)
+    layer = InvertibleDownsampling(factor, num_axes=len(sides))
+    fewer = layer(maps)
+    assert fewer.shape == (2, 3 * factor ** len(sides), *(side // factor for side in sides))
+    assert torch.equal(layer.inverse(fewer), maps)
+    assert torch.equal(layer(layer.inverse(fewer)), fewer)
+
+
+def test_with_two_axes_it_is_the_pixel_unshuffle_of_torch():
+    maps = torch.randn(2, 5, 6, 9)
+    assert torch.equal(InvertibleDownsampling(3)(maps), pixel_unshuffle(maps, 3))
+
+
+def test_every_channel_of_a_cell_is_the_one_that_the_equation_says():
+    maps = torch.arange(2 * 4 * 6 * 2).reshape(1, 2, 4, 6, 2).float()
+    fewer = InvertibleDownsampling(2, num_axes=3)(maps)
+    for channel, first, second, third in ((0, 0, 0, 1), (1, 1, 0, 1), (1, 1, 1, 0)):
+        place = channel * 8 + first * 4 + second * 2 + third
+        assert fewer[0, place, 1, 2, 0] == maps[0, channel, 2 + first, 4 + second, third]
+
+
+def test_a_shift_by_a_block_is_one_by_a_cell():
+    maps, layer = torch.randn(2, 3, 6, 8), InvertibleDownsampling()
+    assert torch.equal(layer(maps.roll((2, -4), (2, 3))), layer(maps).roll((1, -2), (2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 3, 5, 6), r"maps has shape \(2, 3, 5, 6\), expected .* 2 sides, multiples of factor = 2"),
+        ((2, 3, 6), r"maps has shape \(2, 3, 6\)"),
+    ],
+)
+def test_maps_that_have_no_whole_blocks_are_an_error(shape: tuple[int, ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        InvertibleDownsampling()(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 3, 3), (2, 4, 3)])
+def test_maps_that_came_from_no_blocks_are_an_error(shape: tuple[int, ...]):
+    with pytest.raises(ValueError, match="multiple of 4 channels"):
+        InvertibleDownsampling().inverse(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(("sizes", "message"), [((0, 2), "factor is 0"), ((2, 0), "num_axes is 0")])
+def test_a_size_below_one_is_refused(sizes: tuple[int, int], message: str):
+    with pytest.raises(ValueError, match=message):
+        InvertibleDownsampling(*sizes)
