@@ -1,9 +1,9 @@
-import importlib
+import dataclasses
 
 import pytest
 
 from teka import __version__
-from teka.cli import COMMANDS, main
+from teka.cli import COMMANDS, main, runs
 from teka.cli.parser import with_underscores
 
 
@@ -33,7 +33,7 @@ def test_help_shows_examples_and_options_with_dashes(command, capsys):
     assert not [word for word in shown.split() if word.startswith("--") and "_" in word]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["train", "audit", "reproduce"])
 def test_an_unknown_option_is_one_line_and_exit_code_2(command, fails):
     assert "--no-such-option" in fails(command, "--no-such-option", "3").replace("_", "-")
 
@@ -42,7 +42,7 @@ def test_an_interrupt_ends_with_the_code_that_shells_use(monkeypatch, capsys):
     def interrupted(options, command):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("teka.cli.train"), "main", interrupted)
+    monkeypatch.setattr(runs, "train", dataclasses.replace(runs.train, main=interrupted))
     assert main(["train"]) == 130
 
 

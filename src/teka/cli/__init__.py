@@ -1,10 +1,10 @@
 """The `teka` command."""
 
 import contextlib
-import importlib
 import io
 import logging
 import os
+import pkgutil
 import shlex
 import signal
 import sys
@@ -15,31 +15,29 @@ from collections.abc import Sequence
 from teka import __version__
 from teka.errors import is_out_of_memory, unknown_name
 
+# Where each command is within this package, and what it is for.
 COMMANDS = {
-    "demo": "train three small models on digits, shift the images and compare",
-    "download": "fetch published data sets and check them",
-    "train": "train a model on a data set",
-    "evaluate": "accuracy of a trained run on its test images",
-    "shift": "accuracy of trained runs at every shift",
-    "heads": "where the heads of a self-attention network look, in pictures",
-    "prune": "remove a trained run's degenerate heads and train on",
-    "export": "write a trained run's model as a model file",
-    "predict": "what a trained model says of pictures",
-    "audit": "what a model makes of images that move",
-    "compare": "models over the same images, moved alike",
-    "study": "train a grid of runs and compare them",
-    "reproduce": "the table and the figure of Horn et al. (2021)",
-    "bench": "time and memory of the layers on this machine",
+    "demo": ("experiments:demo", "train three small models on digits, shift the images and compare"),
+    "download": ("pictures:download", "fetch published data sets and check them"),
+    "train": ("runs:train", "train a model on a data set"),
+    "evaluate": ("runs:evaluate", "accuracy of a trained run on its test images"),
+    "shift": ("experiments:shift", "accuracy of trained runs at every shift"),
+    "heads": ("runs:heads", "where the heads of a self-attention network look, in pictures"),
+    "prune": ("runs:prune", "remove a trained run's degenerate heads and train on"),
+    "export": ("runs:export", "write a trained run's model as a model file"),
+    "predict": ("pictures:predict", "what a trained model says of pictures"),
+    "audit": ("audit", "what a model makes of images that move"),
+    "compare": ("compare", "models over the same images, moved alike"),
+    "study": ("experiments:study", "train a grid of runs and compare them"),
+    "reproduce": ("experiments:reproduce", "the table and the figure of Horn et al. (2021)"),
+    "bench": ("experiments:bench", "time and memory of the layers on this machine"),
 }
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the `teka` command.
-
-    Args:
-        arguments: The command line after `teka`, the process's own by default.
+    """Run the `teka` command with the words after `teka`, the process's own by default.
 
     Returns:
         Exit code: 0; 1 when an audit stayed below what it was held to, and for nothing else; 130 when interrupted.
@@ -75,9 +73,11 @@ def _run(given: list[str]) -> int:
     try:
         from teka.cli.parser import with_underscores
 
-        command = importlib.import_module(f"teka.cli.{name}")
+        command = pkgutil.resolve_name(f"teka.cli.{COMMANDS[name][0]}")
     except ModuleNotFoundError as error:
         return _say([], f"{error.name} is not installed; pip install 'teka[train,report]'")
+    except ImportError as error:
+        return _say(given, error)
     for part in ("pytorch", "fabric"):
         logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     try:
@@ -130,8 +130,7 @@ def _close_output() -> None:
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
+    lines = [f"  {name:<{max(map(len, COMMANDS))}}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: teka COMMAND [options]",

@@ -4,13 +4,49 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from teka import data
 from teka.cli import main
-from teka.data import load
+
+
+def test_it_says_where_the_files_are(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def download(name, data_dir, *, fetcher):
+        asked.append((name, data_dir, fetcher.timeout, fetcher.attempts))
+        return tmp_path / name
+
+    monkeypatch.setattr(data, "download", download)
+    arguments = ["mnist", "cifar10", "--data-dir", str(tmp_path), "--timeout", "3", "--attempts", "7"]
+    assert main(["download", *arguments]) == 0
+    assert asked == [(name, str(tmp_path), 3.0, 7) for name in ("mnist", "cifar10")]
+    assert capsys.readouterr().out == f"mnist: {tmp_path / 'mnist'}\ncifar10: {tmp_path / 'cifar10'}\n"
+
+
+def test_a_wrong_name_is_an_error_before_anything_is_fetched(tmp_path, monkeypatch, fails):
+    asked = []
+    monkeypatch.setattr(data, "download", lambda *given, **_: asked.append(given))
+    assert "did you mean 'cifar10'" in fails("download", "mnist", "cifar1", "--data-dir", tmp_path)
+    assert asked == []
+
+
+def test_a_download_that_fails_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    def download(*_, **__):
+        raise ConnectionError("train-images could not be downloaded")
+
+    monkeypatch.setattr(data, "download", download)
+    assert main(["download", "mnist", "--data-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "teka download: error: train-images could not be downloaded\n"
+
+
+def test_missing_files_are_an_error_that_names_the_command(tmp_path, fails):
+    assert f"teka download mnist --data-dir {tmp_path}" in fails(
+        "train", "--data", "mnist", "--data-dir", tmp_path, "--out", tmp_path / "r"
+    )
 
 
 @pytest.fixture
 def pictures(tmp_path):
-    split = load("digits").test
+    split = data.load("digits").test
     paths = [str(tmp_path / name) for name in ("one.png", "a longer name.png")]
     for path, image in zip(paths, split.images, strict=False):
         Image.fromarray((255 * (1 - image[0])).byte().numpy()).save(path)
@@ -40,7 +76,7 @@ def test_it_prints_json(pictures, capsys):
         assert entry["classes"][0]["class"] == str(label)
 
 
-def test_bad_input_is_one_line(pictures, tmp_path, fails, capsys):
+def test_bad_pictures_are_one_line_that_names_them(pictures, tmp_path, fails, capsys):
     paths, _ = pictures
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     assert "broken.png is no picture" in fails("predict", *paths, tmp_path / "broken.png", "--model", "digits")

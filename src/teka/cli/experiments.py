@@ -1,0 +1,272 @@
+"""Commands of experiments: shift, demo, study, reproduce and bench."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from teka.cli.parser import Option, command
+from teka.cli.runs import DATA_DIR
+from teka.cli.terminal import Show, progress_bar
+from teka.errors import wrong_value
+from teka.experiments.bench import bench as measure_layers
+from teka.experiments.bench.bench import BENCH_FILE, LENGTHS, PLOT_FILE
+from teka.experiments.bench.layers import layer_names
+from teka.experiments.bench.report import bench_table
+from teka.experiments.reproduce import read_reproduction
+from teka.experiments.reproduce import reproduce as train_reproduction
+from teka.experiments.reproduce.reproduction import SCALES, TARGETS, write_reproduction
+from teka.experiments.study import Study, measure_step_seconds, pack_study, read_study, repeat_cell, run_study
+from teka.experiments.study.cells import CELLS, list_cells
+from teka.experiments.study.report.write import write_study
+from teka.experiments.study.run_study import Progress
+from teka.files import make_directory
+from teka.training import Run, ShiftSettings, TrainedRun, measure, restore, train, write_shift_report
+from teka.training.shift import check_same_data
+from teka.training.shift_page import write_report
+from teka.training.shift_report import finding, load_report, plain_table
+
+# Edges meet, so that rolling an image is a symmetry of the exact models. No image is held out of so few.
+BASE = Run.of(stem="convolution", periodic=True, dim=32, heads=2, depth=3, epochs=14, batch_size=32, validation_size=0)
+DEMO_RUNS = (
+    BASE.replace(position="absolute", backend="linear"),
+    BASE.replace(position="rotary", backend="linear"),
+    BASE.replace(position="rotary", kernel="softmax", backend="dense"),
+)
+# What every command that trains a grid of runs takes.
+GRID_OPTIONS = (
+    Option("--data_dir", str | None, "Folder with the data sets' files; see teka download."),
+    Option("--processes", int, "Runs trained side by side on a machine, each on its share of cores.", 1),
+    Option(
+        "--parallel",
+        str,
+        "What runs them: loky, processes of this machine; dask or ray, a cluster, at dask:ADDRESS or ray:ADDRESS.",
+        "loky",
+    ),
+    lambda parser: parser.add_argument(
+        "--only",
+        action="append",
+        type=str,
+        default=[],
+        metavar="FACTOR=LEVEL,...",
+        help="Train only the runs at these levels; 'seed' is a factor too. May be given several times.",
+    ),
+    Option("--summary", bool, "Train nothing, and write the tables and plots."),
+    Option("--pack", bool, "Then pack the cells' files into one, cells.jsonl.gz, which is read as well."),
+)
+
+
+@command(
+    Option("runs", str, "Folders of finished runs on the same data.", nargs="+"),
+    lambda parser: parser.add_class_arguments(ShiftSettings),
+    DATA_DIR,
+    Option("--out", str, "Folder for the report.", "runs/shift"),
+    examples=(
+        "teka shift runs/digits-absolute-squared_relu-0 runs/digits-rotation-squared_relu-0",
+        "teka shift runs/mnist-* --max-shift 8 --selection figure1 --out runs/figure1",
+        "teka shift runs/mnist-* --mode canvas --max-shift 6",
+    ),
+)
+def shift(options: argparse.Namespace, command: str) -> None:
+    """Compare trained runs on their test images, shifted along both axes."""
+    settings = ShiftSettings(options.max_shift, options.mode, options.selection, options.batch_size)
+    folders = [Path(run) for run in options.runs]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise wrong_value("runs", options.runs, "each folder once")
+    trained = [restore(folder, data_dir=options.data_dir) for folder in folders]
+    _compare(trained, settings, make_directory("out", options.out), command)
+
+
+def _compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path, command: str) -> None:
+    """Measure runs at every shift, write report.json, the curve and the page, and print the table."""
+    check_same_data(trained)
+    accuracies = []
+    with progress_bar() as show:
+        for run in trained:
+
+            def step(done: int, total: int, stage: str = f"shift {run.name}") -> None:
+                show(stage, done, total, "")
+
+            accuracies.append(measure(run, settings, step))
+    write_shift_report(trained, accuracies, settings, folder, command=command)
+    written = write_report(folder)
+    results = load_report(folder / "report.json")
+    print(f"{plain_table(results)}\n\n{finding(results)}")
+    print(f"written: {folder / 'report.json'}, {written.shift_curve}, {written.page}")
+
+
+@command(
+    Option("--out", str, "Folder for the runs and the report.", "runs/demo"),
+    Option("--seeds", int, "Seeds; every model is trained with each.", [0], nargs="+"),
+    Option("--epochs", int, "Passes over the training images.", BASE.epochs),
+    examples=("teka demo", "teka demo --seeds 0 1 2 --out runs/demo-three-seeds"),
+)
+def demo(options: argparse.Namespace, command: str) -> None:
+    """Train one small model on scikit-learn's digits with three kinds of position, shift the test images and compare.
+
+    The three are absolute positions, the default's relative positions at linear cost, and softmax as the reference.
+    Interrupted, the same command resumes.
+    """
+    if not options.seeds or len(set(options.seeds)) < len(options.seeds):
+        raise wrong_value("seeds", options.seeds, "one seed or more, each once")
+    folder = make_directory("out", options.out)
+    runs = [run.replace(seed=seed, epochs=options.epochs) for run in DEMO_RUNS for seed in options.seeds]
+    trained = []
+    for number, run in enumerate(runs, start=1):
+        print(f"[{number}/{len(runs)}] {run.position}, {run.kernel}, seed {run.seed}")
+        place = folder / f"{run.position}-{run.kernel}-{run.seed}"
+        train(run, place, resume=True, command=command)
+        trained.append(restore(place))
+    _compare(trained, ShiftSettings(max_shift=4), folder, command)
+
+
+@command(
+    Option("study", str, "YAML file of the study."),
+    Option("--out", str | None, "Folder of the results, beside the file and named after it by default."),
+    *GRID_OPTIONS,
+    Option("--repeat", str | None, "Train one finished cell again elsewhere and compare the numbers.", metavar="CELL"),
+    Option(
+        "--step_seconds",
+        bool,
+        "Train nothing, and time a training step of every model in turn: seconds that can be compared.",
+    ),
+    examples=(
+        "teka study studies/kernels.yaml --data-dir data --processes 2",
+        'teka study studies/kernels.yaml --data-dir data --only data=digits --only "kernel=squared relu,softmax"',
+        "teka study studies/kernels.yaml --summary --pack",
+        "teka study studies/kernels.yaml --data-dir data --processes 2 --step-seconds",
+        "teka study studies/kernels.yaml --data-dir data --repeat digits--squared-relu--rotation--seed-0",
+    ),
+)
+def study(options: argparse.Namespace, command: str) -> None:
+    """Train every cell of a study that has no result yet, then write tables and plots of all that have one.
+
+    Killed at any moment, the same command resumes.
+    """
+    study = read_study(options.study)
+    folder = Path(options.out) if options.out is not None else Path(options.study).with_suffix("")
+    if options.repeat is not None:
+        _repeat(study, folder, options.repeat, options.data_dir)
+        return
+    given = {"data_dir": options.data_dir, "processes": options.processes, "command": command}
+    if options.step_seconds:
+        if options.only:
+            raise wrong_value("only", options.only, "nothing with --step-seconds, which times every model of the study")
+        with progress_bar(lines=True) as show:
+            print(f"written: {measure_step_seconds(study, folder, **given, progress=_steps(show))}")
+        if not any(list_cells(folder / CELLS)):
+            return
+    elif not options.summary:
+        only = parse_only(options.only)
+        with progress_bar(lines=True) as show:
+            run_study(study, folder, **given, parallel=options.parallel, only=only, progress=_steps(show))
+    written = write_study(folder, reference=study.reference, planned=len(study.places({})))
+    print(f"{written.terminal}\nwritten: {', '.join(map(str, written.files))}")
+    if options.pack:
+        print(f"packed: {', '.join(map(str, pack_study(folder)))}")
+
+
+def _steps(show: Show) -> Callable[[Progress], None]:
+    """What a study calls with its progress."""
+    return lambda progress: show(
+        progress.stage, progress.done, progress.total, "" if progress.cell is None else progress.cell.name
+    )
+
+
+def _repeat(study: Study, folder: Path, cell: str, data_dir: str | None) -> None:
+    """Train one cell again and say how the numbers compare."""
+    repetition = repeat_cell(study, folder, cell, data_dir=data_dir)
+    for key, stored in repetition.stored.items():
+        print(f"{key:<22} {stored!s:<22} again {repetition.repeated[key]}")
+    if not repetition.is_same:
+        reason = "other hardware, versions or threads may round otherwise"
+        raise ValueError(f"{repetition.name}: the numbers differ from those of the file; {reason}")
+    print("the same numbers")
+
+
+def parse_only(given: Sequence[str]) -> dict[str, list[str]]:
+    """Levels by factor from "factor=level,level", which stood after --only."""
+    only: dict[str, list[str]] = {}
+    for entry in given:
+        factor, equals, levels = entry.partition("=")
+        if not (factor and equals and levels):
+            raise wrong_value("only", entry, "FACTOR=LEVEL or FACTOR=LEVEL,LEVEL")
+        only.setdefault(factor, []).extend(level.strip() for level in levels.split(","))
+    return only
+
+
+@command(
+    Option("target", str, f"What to reproduce: {' or '.join(TARGETS)}."),
+    Option("--scale", str, f"{SCALES[0]}, for a processor, or {SCALES[1]}, the paper's size.", "small"),
+    Option("--out", str | None, "Folder of the results, runs/reproduce-SCALE by default."),
+    *GRID_OPTIONS,
+    Option("--list", bool, "Train nothing, and list the data sets, models and seeds."),
+    examples=(
+        "teka reproduce table1 --data-dir data --processes 2",
+        "teka reproduce figure1 --data-dir data --only seed=0",
+        'teka reproduce table1 --scale full --data-dir data --only "model=Performer (absolute)" --only data=mnist',
+        "teka reproduce table1 --summary",
+    ),
+)
+def reproduce(options: argparse.Namespace, command: str) -> None:
+    """Train what a table or figure of Horn et al. (2021) still lacks, and write both from all that is there.
+
+    Killed at any moment, the same command resumes.
+    """
+    study = read_reproduction(options.scale)
+    if options.list:
+        for factor, levels in {**study.factors, "seed": list(map(str, study.seeds))}.items():
+            print(f"{factor}: {'; '.join(levels)}")
+        return
+    folder = Path(f"runs/reproduce-{options.scale}" if options.out is None else options.out)
+    if not options.summary:
+        with progress_bar(lines=True) as show:
+            train_reproduction(
+                options.target,
+                folder,
+                scale=options.scale,
+                data_dir=options.data_dir,
+                processes=options.processes,
+                parallel=options.parallel,
+                only=parse_only(options.only),
+                command=command,
+                progress=_steps(show),
+            )
+    written = write_reproduction(folder, description=study.description, planned=len(study.places({})))
+    print(f"{written.terminal}\nwritten: {', '.join(map(str, written.files))}")
+    if options.pack:
+        print(f"packed: {', '.join(map(str, pack_study(folder)))}")
+
+
+@command(
+    # Written out here, so that they take words after one another and not a list in brackets.
+    Option(
+        "--lengths",
+        int,
+        "Numbers of tokens, each the square of a whole number: the cells of a square grid.",
+        list(LENGTHS),
+        nargs="+",
+        metavar="L",
+    ),
+    Option(
+        "--layers",
+        str,
+        f"The layers, all by default: {', '.join(layer_names())}; four_gemms is always timed.",
+        nargs="+",
+        metavar="NAME",
+    ),
+    lambda parser: parser.add_function_arguments(measure_layers, skip={"lengths", "layers", "command", "progress"}),
+    examples=(
+        "teka bench",
+        "teka bench --lengths 256 1024 4096 --threads 1 --out runs/bench",
+        "teka bench --direction forward --layers squared_relu scaled_dot_product_attention",
+    ),
+)
+def bench(options: argparse.Namespace, command: str) -> None:
+    """Time layers in one process, from 256 to 262,144 tokens.
+
+    They are held against their own four matrix products, scaled_dot_product_attention and performer-pytorch.
+    """
+    with progress_bar() as show:
+        result = measure_layers(**vars(options), command=command, progress=lambda line: show(line, 0, None, ""))
+    print(bench_table(result))
+    print(f"written: {Path(options.out) / BENCH_FILE}, {Path(options.out) / PLOT_FILE}")

@@ -1,0 +1,80 @@
+"""Commands of pictures: data sets from the web, and what models say of files of one's own."""
+
+import argparse
+import json
+
+from teka import data
+from teka.checks import check_sizes
+from teka.cli.parser import Option, command
+from teka.cli.terminal import print_table
+from teka.data.catalogue import PUBLISHED_DATASETS
+from teka.data.load import published_dataset
+from teka.models import PRETRAINED
+from teka.prediction.predict import DEFAULT_MODEL
+from teka.prediction.predict import predict as predict_classes
+
+
+@command(
+    Option("names", str, f"Data sets: {', '.join(PUBLISHED_DATASETS)}.", nargs="+", metavar="NAME"),
+    Option("--data_dir", str, "Folder for the files, made if it is missing.", "data"),
+    lambda parser: parser.add_class_arguments(data.Fetcher),
+    examples=(
+        "teka download mnist",
+        "teka download mnist fashion-mnist cifar10 --data-dir data",
+        "teka download cifar10 --timeout 120 --attempts 20",
+    ),
+)
+def download(options: argparse.Namespace, command: str) -> None:
+    """Fetch published data sets, check them and put them where the other commands find them with --data-dir.
+
+    Whole files that are there are left alone; a call that was cut off is resumed by the next one.
+    """
+    fetcher = data.Fetcher(options.timeout, options.attempts, options.wait)
+    for name in options.names:
+        published_dataset(name)  # a wrong name, before the first is fetched
+    for name in options.names:
+        print(f"{name}: {data.download(name, options.data_dir, fetcher=fetcher)}")
+
+
+@command(
+    Option("pictures", str, "Picture files that Pillow reads.", nargs="+", metavar="IMAGE"),
+    Option(
+        "--model",
+        str,
+        f"{' or '.join(PRETRAINED)}, which come with teka, or a folder written by teka export.",
+        DEFAULT_MODEL,
+    ),
+    Option("--top", int, "Classes to show of each picture, the most probable first.", 3),
+    Option(
+        "--ground", str, f"What is drawn on: {', '.join(GROUNDS)}; auto tells it from the picture's border.", "auto"
+    ),
+    Option("--batch_size", int, "Pictures at a time.", 256),
+    Option("--json", bool, "Print JSON instead of a table."),
+    examples=(
+        "teka predict seven.png photo.jpg",
+        "teka predict drawings/*.png --model digits --top 2",
+        "teka predict photo.jpg --ground light --json",
+        "teka predict cat.jpg --model models/pictures",
+    ),
+)
+def predict(options: argparse.Namespace, command: str) -> None:
+    """Say what pictures show.
+
+    Without --model they are handwritten digits, one on each picture, of any size, dark on light or light on dark.
+    """
+    check_sizes({"top": options.top})
+    found = predict_classes(options.pictures, options.model, ground=options.ground, batch_size=options.batch_size)
+    ranked = [list(zip(one.class_names, one.probabilities, strict=True))[: options.top] for one in found]
+    if options.json:
+        pictures = [
+            {"picture": one.picture, "classes": [{"class": name, "probability": share} for name, share in pairs]}
+            for one, pairs in zip(found, ranked, strict=True)
+        ]
+        print(json.dumps({"model": options.model, "pictures": pictures}, indent=2, ensure_ascii=False))
+        return
+    rows = [
+        [one.picture, *(cell for name, share in pairs for cell in (name, f"{share:.1%}"))]
+        for one, pairs in zip(found, ranked, strict=True)
+    ]
+    headings = ["picture", "class", "probability", *["next", ""] * (len(ranked[0]) - 1)]
+    print_table(headings, rows, numbers=("probability", ""))

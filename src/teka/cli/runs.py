@@ -1,0 +1,258 @@
+"""Commands of trained runs: train, evaluate, prune, export and heads."""
+
+import argparse
+import contextlib
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from teka import training
+from teka.cli.parser import Option, Parser, command
+from teka.cli.terminal import print_table
+from teka.errors import wrong_value
+from teka.files import read_yaml
+from teka.models import SelfAttentionNetwork
+from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, heads_table
+from teka.models.model_file import WEIGHTS_FILE
+from teka.training import Execution, Run, restore
+from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
+from teka.training.execution import is_first_process
+from teka.training.heads.measure import attention_maps, middle_query
+from teka.training.heads.page import head_finding, write_heads
+from teka.training.heads.record import HEADS_FILE, load_head_record
+from teka.training.recipe import Recipe
+from teka.training.run import DataOptions, ModelOptions
+from teka.training.trained_run import EVALUATION_FILE
+
+HEADS_FOLDER, HEADS_IMAGES = "heads", 100
+RUN = Option("run", str, "Folder of a finished run.")
+DATA_DIR = Option("--data_dir", str | None, "Folder with the data set's files, if it has moved.")
+
+
+class _TrainParser(Parser):
+    """A parser whose defaults are the fields of the recipe that is asked for, so that other options go before them."""
+
+    def parse_args(self, *arguments: Any, **options: Any) -> Any:
+        """Read the command line."""
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        first.add_argument("--recipe")
+        first.add_argument("--config", action="append", default=[])
+        with contextlib.suppress(argparse.ArgumentError):  # which the whole parser puts into words
+            given = first.parse_known_args(*arguments[:1])[0]
+            for file in given.config:
+                read_yaml("config", str(file))  # which the whole parser reads without a limit to its nesting
+            if given.recipe is not None:
+                self.set_defaults(vars(training.read_recipe(given.recipe)))
+        return super().parse_args(*arguments, **options)
+
+
+@command(
+    Option(
+        "--recipe",
+        str | None,
+        f"How it is trained: {', '.join(training.recipe_names())}, or a YAML file; other options go before its fields.",
+    ),
+    lambda parser: parser.add_argument(
+        "--config", action="config", help="YAML or JSON file with any of the options below."
+    ),
+    Option("--out", str | None, "Folder of the run, named after it under runs/ by default."),
+    Option(
+        "--resume",
+        str | None,
+        "Folder of a run to resume, by its own options; those of devices and parts may be others.",
+    ),
+    Option(
+        "--loggers",
+        str,
+        "Services to log to besides CSV and TensorBoard: wandb, mlflow. Nothing is sent to one that is not named.",
+        [],
+        nargs="+",
+    ),
+    *(partial(Parser.add_class_arguments, theclass=part) for part in (DataOptions, ModelOptions, Recipe)),
+    Option("--encoding", str | None, "The older name of --position of self_attention."),
+    Option("--seed", int, "Seed of weights, order of images, dropout, projections.", 0),
+    lambda parser: parser.add_class_arguments(Execution),
+    examples=(
+        "teka train --position rotation --seed 1",
+        "teka train --data mnist --data-dir data --image-size 32 --position absolute --kernel positive",
+        "teka train --recipe teka --model resnet18 --data mnist --data-dir data --image-size 32 --epochs 5",
+        "teka train --data pictures --image-size 32 --out runs/pictures",
+        "teka train --config run.yaml --epochs 50 --out runs/long",
+        "teka train --resume runs/long",
+        "teka train --loggers wandb --out runs/shared",
+        "torchrun --standalone --nproc-per-node 4 --no-python teka train --batch-size 256",
+    ),
+    parser=_TrainParser,
+)
+def train(options: argparse.Namespace, command: str) -> None:
+    """Train a model on a data set; Ctrl-C leaves a run that --resume continues."""
+    fields = vars(options)
+    out, resume, loggers = fields.pop("out"), fields.pop("resume"), fields.pop("loggers")
+    fields.pop("config", None)
+    fields.pop("recipe")
+    execution = Execution(**{field.name: fields.pop(field.name) for field in dataclasses.fields(Execution)})
+    run = Run.from_dict(fields)
+    if resume is not None:
+        if out is not None or run != Run():
+            raise wrong_value("resume", resume, "no option of a run beside it; its own are used")
+        out, run = resume, Run.load(Path(resume))
+    folder = _default_folder(run) if out is None else Path(out)
+    try:
+        result: Any = training.train(
+            run, folder, resume=resume is not None, command=command, loggers=loggers, execution=execution
+        )
+    except KeyboardInterrupt:
+        if is_first_process():
+            print(f"interrupted; resume with: teka train --resume {folder}")
+        raise
+    if is_first_process():
+        accuracy = result["validation_accuracy"]
+        held_out = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
+        took = f"{result['epochs']} epochs, {result['seconds']:.0f} s"
+        print(f"{folder}: {result['parameters']:,} parameters, {took}{held_out}")
+
+
+def _default_folder(run: Run) -> Path:
+    data = Path(run.data).resolve().stem  # of a name, or a path
+    model = f"{run.position}-{run.kernel}" if run.model == "performer" else run.model
+    return Path("runs") / f"{data}-{model}-{run.seed}"
+
+
+@command(
+    RUN,
+    DATA_DIR,
+    Option("--batch_size", int, "Images at a time.", 256),
+    examples=("teka evaluate runs/digits-rotation-squared_relu-0", "teka evaluate runs/long --data-dir data"),
+)
+def evaluate(options: argparse.Namespace, command: str) -> None:
+    """Measure a trained run on every test image."""
+    trained = restore(options.run, data_dir=options.data_dir)
+    evaluation = training.evaluate(trained, batch_size=options.batch_size, command=command)
+    low, high = evaluation.interval
+    print(f"{trained.name} on {evaluation.test_images:,} test images of {evaluation.dataset}")
+    print(f"accuracy  {evaluation.accuracy:.2%}   (95 % interval {low:.2%} to {high:.2%})")
+    for label, accuracy in enumerate(evaluation.accuracy_by_class):
+        print(f"class {label:>3}  {accuracy:.2%}")
+    print(f"written: {trained.folder / EVALUATION_FILE}")
+
+
+@command(
+    Option("run", str, "Folder of a finished run with position (generalized_)quadratic."),
+    Option("--out", str, "Folder to write, as a whole at the end.", required=True),
+    Option(
+        "--largest_precision",
+        float,
+        "A head whose largest eigenvalue of the inverse covariance is below this attends to everything.",
+        LARGEST_PRECISION,
+    ),
+    Option(
+        "--condition_number",
+        float,
+        "A head whose largest eigenvalue over its smallest is above this attends to a thin stripe.",
+        CONDITION_NUMBER,
+    ),
+    Option("--epochs", int | None, "Epochs of the training on, a third of the run's by default."),
+    Option("--learning_rate", float | None, "Peak learning rate, a tenth of the run's by default."),
+    DATA_DIR,
+    examples=(
+        "teka prune runs/cifar10-generalized --out runs/cifar10-pruned",
+        "teka prune runs/digits-generalized --condition-number 100 --epochs 5 --learning-rate 3e-4 "
+        "--out runs/digits-pruned",
+    ),
+)
+def prune(options: argparse.Namespace, command: str) -> None:
+    """Remove the heads of a run of self_attention whose Gaussians have degenerated, and train on.
+
+    What is written is the folder of a finished run, for teka evaluate, shift, export and prune.
+    """
+    trained = restore(options.run, data_dir=options.data_dir)
+    if options.data_dir is not None:
+        trained = dataclasses.replace(trained, run=trained.run.replace(data_dir=options.data_dir))
+    names = ("largest_precision", "condition_number", "epochs", "learning_rate")
+    pruning = training.prune(trained, options.out, **{name: getattr(options, name) for name in names}, command=command)
+    print(heads_table(pruning.layers), end="\n\n")
+    headings = ("", "parameters", "MFLOPs", "accuracy")
+    sizes = {"before": pruning.before, "pruned": pruning.pruned, "trained on": pruning.tuned}
+    rows = [
+        [name, f"{model.parameters:,}", f"{model.flops / 1e6:,.1f}", f"{model.accuracy:.2%}"]
+        for name, model in sizes.items()
+    ]
+    print_table(headings, rows, numbers=headings[1:])
+    low, high = pruning.evaluation.interval
+    print(f"{pruning.evaluation.test_images:,} test images; the last 95 % interval is {low:.2%} to {high:.2%}")
+    print(f"written: {options.out}")
+
+
+@command(
+    RUN,
+    Option("--out", str, "Folder to write; a model file that stood there is replaced.", required=True),
+    Option("--dtype", str, "How weights are stored: float32, or float16, which rounds them.", "float32"),
+    DATA_DIR,
+    examples=(
+        "teka export runs/digits-rotary-squared_relu-0 --out models/digits",
+        "teka export runs/mnist --data-dir data --out models/mnist --dtype float16",
+    ),
+)
+def export(options: argparse.Namespace, command: str) -> None:
+    """Write the best weights of a finished run as a model file, for teka predict --model and teka.models.load.
+
+    It is a folder with config.json and model.safetensors.
+    """
+    folder = training.export(restore(options.run, data_dir=options.data_dir), options.out, dtype=options.dtype)
+    size = (folder / WEIGHTS_FILE).stat().st_size
+    print(f"written: {folder}, the weights in {size / 1e6:.2f} MB of {options.dtype}")
+
+
+@command(
+    RUN,
+    Option(
+        "--query",
+        int,
+        "The token whose attention maps are drawn, counted from 0 at the top left; the middle by default.",
+        nargs=2,
+        metavar=("ROW", "COLUMN"),
+    ),
+    Option("--out", str | None, f"Folder for the files, {HEADS_FOLDER}/ within the run's by default."),
+    DATA_DIR,
+    examples=(
+        "teka heads runs/digits-self_attention-0",
+        "teka heads runs/cifar10-self_attention-0 --query 3 12 --out pictures",
+    ),
+)
+def heads(options: argparse.Namespace, command: str) -> None:
+    """Draw where the heads of a finished run of model self_attention look.
+
+    Centers and ellipses over training, attention maps of one token, and how near they come to the grid of a
+    convolution's window.
+    """
+    trained = restore(options.run, data_dir=options.data_dir)
+    model, run, result = trained.model, trained.run, trained.result
+    if not isinstance(model, SelfAttentionNetwork):
+        raise wrong_value("run", options.run, f"a run of model 'self_attention'; its model is {run.model!r}")
+    record = load_head_record(trained.folder / HEADS_FILE)
+    load_weights(model, trained.folder / CHECKPOINTS / LAST)  # the record's end is not its best epoch
+    query = middle_query(model.grid) if options.query is None else (options.query[0], options.query[1])
+    images = trained.dataset.test.images[:HEADS_IMAGES]
+    words = [word.replace("_", " ") for word in (record.position, record.content) if word]
+    settings = {
+        "Command": command,
+        "Trained by": result.get("command"),
+        "Data": trained.dataset.name,
+        "Network": f"{run.depth} blocks of dim {run.dim}, heads {run.heads}, {result.get('parameters')} parameters",
+        "Training": f"{result.get('epochs')} epochs, {run.optimizer} at {run.learning_rate:g}, seed {run.seed}",
+        "Hardware": result.get("hardware"),
+        "Date": result.get("date"),
+        "Versions": f"teka {result.get('teka')}, PyTorch {result.get('torch')}",
+    }
+    written = write_heads(
+        record,
+        attention_maps(model, images, query),
+        trained.folder / HEADS_FOLDER if options.out is None else Path(options.out),
+        query=query,
+        num_images=len(images),
+        name=f"{' and '.join(words)}, {trained.dataset.name}",
+        settings=[(name, str(value)) for name, value in settings.items() if value],
+    )
+    print(f"{written.terminal}\n\n{head_finding(record)}")
+    print(f"written: {', '.join(map(str, written.files))}")
