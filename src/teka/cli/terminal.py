@@ -42,10 +42,11 @@ def progress_bar(*, lines: bool = False) -> Iterator[Show]:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
     """Print aligned columns: names to the left, those headed by one of `numbers` to the right."""
-    console = Console(markup=False, highlight=False, emoji=False)
+    width = None if sys.stdout.isatty() else WIDEST
+    console = Console(markup=False, highlight=False, emoji=False, width=width)
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", header_style="")
     for row in rows:
         table.add_row(*row)
-    console.print(table, width=None if console.is_terminal else WIDEST)
+    console.print(table)
