@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from teka.cli.parser import Option, command
+from teka.cli.parser import Option, command, fields_of
 from teka.cli.runs import DATA_DIR
 from teka.cli.terminal import Show, progress_bar
 from teka.errors import wrong_value
@@ -57,7 +57,7 @@ GRID_OPTIONS = (
 
 @command(
     Option("runs", str, "Folders of finished runs on the same data.", nargs="+"),
-    lambda parser: parser.add_class_arguments(ShiftSettings),
+    fields_of(ShiftSettings),
     DATA_DIR,
     Option("--out", str, "Folder for the report.", "runs/shift"),
     examples=(

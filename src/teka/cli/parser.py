@@ -57,8 +57,18 @@ class Option:
             parser.add_argument(self.name, action="store_true", help=self.help)
             return
         given = {"default": self.default, "nargs": self.nargs, "metavar": self.metavar, "required": self.required}
-        shape = {key: value for key, value in given.items() if value not in (None, False)}
+        shape = {key: value for key, value in given.items() if value is not None and value is not False}
         parser.add_argument(self.name, type=self.type, help=self.help, **shape)
+
+
+def fields_of(*classes: type) -> Callable[[Parser], None]:
+    """Rows for the arguments of classes, in the words of their docstrings."""
+
+    def add(parser: Parser) -> None:
+        for one in classes:
+            parser.add_class_arguments(one)
+
+    return add
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import json
 
 from teka import data
 from teka.checks import check_sizes
-from teka.cli.parser import Option, command
+from teka.cli.parser import Option, command, fields_of
 from teka.cli.terminal import print_table
 from teka.data.catalogue import PUBLISHED_DATASETS
 from teka.data.load import published_dataset
@@ -18,7 +18,7 @@ from teka.prediction.predict import predict as predict_classes
 @command(
     Option("names", str, f"Data sets: {', '.join(PUBLISHED_DATASETS)}.", nargs="+", metavar="NAME"),
     Option("--data_dir", str, "Folder for the files, made if it is missing.", "data"),
-    lambda parser: parser.add_class_arguments(data.Fetcher),
+    fields_of(data.Fetcher),
     examples=(
         "teka download mnist",
         "teka download mnist fashion-mnist cifar10 --data-dir data",

@@ -3,12 +3,11 @@
 import argparse
 import contextlib
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from teka import training
-from teka.cli.parser import Option, Parser, command
+from teka.cli.parser import Option, Parser, command, fields_of
 from teka.cli.terminal import print_table
 from teka.errors import wrong_value
 from teka.files import read_yaml
@@ -69,10 +68,10 @@ class _TrainParser(Parser):
         [],
         nargs="+",
     ),
-    *(partial(Parser.add_class_arguments, theclass=part) for part in (DataOptions, ModelOptions, Recipe)),
+    fields_of(DataOptions, ModelOptions, Recipe),
     Option("--encoding", str | None, "The older name of --position of self_attention."),
     Option("--seed", int, "Seed of weights, order of images, dropout, projections.", 0),
-    lambda parser: parser.add_class_arguments(Execution),
+    fields_of(Execution),
     examples=(
         "teka train --position rotation --seed 1",
         "teka train --data mnist --data-dir data --image-size 32 --position absolute --kernel positive",
