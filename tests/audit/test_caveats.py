@@ -18,6 +18,7 @@ from teka.audit.caveats import (
 )
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
+from teka.nn import Attention
 
 THREE = torch.arange(30) % 3
 ONES = torch.ones(30, dtype=torch.int64)
@@ -61,6 +62,11 @@ def test_layers_that_are_equivariant_in_expectation_only_are_named():
     assert caveat.severity == "limits"
     assert "1 layers (the first 'first')" in caveat.message
     assert not list(random_features(nn.Sequential(Drawing({"shift": "exact"}), Drawing({}), Drawing("anything"))))
+    joint, rotary = (
+        Attention(16, heads=2, kernel="positive", relative=relative) for relative in ("rotation_joint", "rotary")
+    )
+    (caveat,) = random_features(nn.ModuleDict({"first": joint, "last": rotary}))
+    assert "1 layers (the first 'first')" in caveat.message
 
 
 @pytest.mark.parametrize(("images", "found"), [(50, 1), (100, 1), (150, 0), (10_000, 0)])

@@ -4,7 +4,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,33 +48,25 @@ STRIDES = (2, 3, 4, 7, 8, 14, 16, 32)
 AXES = ("dy", "dx")
 
 
+@dataclass(eq=False)
 class Work:
-    """What the parts of one audit work with, and what they have found so far.
+    """What the parts of one audit work with, and what they have found so far, by their names in `PARTS_IN_ORDER`."""
 
-    Attributes:
-        results: What each part has found, by its name in `PARTS_IN_ORDER`.
-        failures: What could not be done.
-        stride: Pixels to a cell of the grid whose phases are told apart; found with the phases.
-    """
+    model: Callable[[Tensor], object]
+    images: Tensor
+    labels: Tensor | None
+    settings: AuditSettings
+    progress: Progress | None
+    checkpoint: Path | None
+    started: float = field(default_factory=time.monotonic)
+    results: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    failures: list[Failure] = field(default_factory=list)
+    stride: tuple[int, ...] = (1, 1)  # pixels to a cell of the grid whose phases are told apart, found with them
+    movements: dict[str, Movement] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        model: Callable[[Tensor], object],
-        images: Tensor,
-        labels: Tensor | None,
-        settings: AuditSettings,
-        progress: Progress | None,
-        checkpoint: Path | None,
-    ) -> None:
-        self.model, self.images, self.labels, self.settings = model, images, labels, settings
-        self.progress, self.checkpoint = progress, checkpoint
-        self.started = time.monotonic()
-        self.sizes = (images.shape[2], images.shape[3])
-        self.shifts = settings.shifts_for(self.sizes)
-        self.results: defaultdict[str, list[Any]] = defaultdict(list)
-        self.failures: list[Failure] = []
-        self.stride: tuple[int, ...] = (1, 1)
-        self._movements: dict[str, Movement] = {}
+    def __post_init__(self) -> None:
+        self.sizes = (self.images.shape[2], self.images.shape[3])
+        self.shifts = self.settings.shifts_for(self.sizes)
 
     @property
     def few(self) -> Tensor:
@@ -109,9 +101,9 @@ class Work:
 
     def movement(self, mode: str) -> Movement:
         """How the images move in one of the modes."""
-        if mode not in self._movements:
-            self._movements[mode] = self.settings.movement(mode, self.sizes)
-        return self._movements[mode]
+        if mode not in self.movements:
+            self.movements[mode] = self.settings.movement(mode, self.sizes)
+        return self.movements[mode]
 
     def unshifted(self) -> Tensor:
         """What the model sees of a few images that are not moved, in the first mode."""
@@ -174,7 +166,7 @@ def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
             stride=settings.stride,
             batch_size=settings.batch_size,
             device=settings.device,
-            budget_seconds=None if left is None else max(left / modes_left, 1e-3),
+            budget_seconds=None if left is None else max(left / modes_left, 1e-9),
             progress=None if work.progress is None else partial(work.progress, mode),
             checkpoint=None if work.checkpoint is None else work.checkpoint / f"{mode}.safetensors",
         )

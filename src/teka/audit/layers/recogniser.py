@@ -35,20 +35,12 @@ PLAIN_NAMES = ("weight", "data")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layer's output lies in memory.
+    """How a layer's output lies in memory."""
 
-    Args:
-        name: One of `LAYOUTS`.
-        grid: Cells along every axis; () for a vector.
-        stride: Pixels of the seen image from one cell to the next along every axis; for a vector, of the coarsest
-            layer before it.
-        prefix_tokens: Tokens before those of the grid.
-    """
-
-    name: str
-    grid: tuple[int, ...]
-    stride: tuple[Fraction, ...]
-    prefix_tokens: int = 0
+    name: str  # one of `LAYOUTS`
+    grid: tuple[int, ...]  # cells along every axis; () for a vector
+    stride: tuple[Fraction, ...]  # pixels of the seen image to a cell; for a vector, of the coarsest layer before it
+    prefix_tokens: int = 0  # before those of the grid
 
     @property
     def num_tokens(self) -> int:
@@ -115,9 +107,8 @@ class Recogniser:
     def _layout(
         self, module: nn.Module, shape: tuple[int, ...], side: str, source: Layout | None, source_shape: tuple[int, ...]
     ) -> Layout | str:
-        is_linear = isinstance(module, nn.Linear)
         if len(shape) == 2:
-            is_flat = self._unread_numbers == shape[1] and not (is_linear and side == "output")
+            is_flat = self._unread_numbers == shape[1] and not (isinstance(module, nn.Linear) and side == "output")
             return Layout("flattened", self._placed.grid, self._placed.stride) if is_flat else self._vector()
         if source is not None and source.name != "vector" and source_shape == shape and declared_stride(module) is None:
             return source
@@ -174,7 +165,10 @@ class Recogniser:
     def _grid_of_tokens(self, total: int) -> Layout | None:
         if total in self._tokens:
             return replace(self._tokens[total], name="tokens")
-        known, even = list(reversed(self._strides)), self._even_grids()
+        known, shared = list(reversed(self._strides)), math.gcd(*self.seen_size)
+        # Grids of square cells that fill the seen image, the finest first.
+        sides = [side for side in range(1, shared + 1) if shared % side == 0]
+        even = [tuple(size // side for size in self.seen_size) for side in sides]
         tries = ((known, (0,)), (even, (0,)), (known, range(1, MAX_PREFIX + 1)), (even, range(1, MAX_PREFIX_ALONE + 1)))
         for grids, prefixes in tries:
             for prefix in prefixes:
@@ -189,23 +183,15 @@ class Recogniser:
                 return Layout("flat map", grid, self._strides[grid])
         return None
 
-    def _even_grids(self) -> list[tuple[int, ...]]:
-        """Grids of square cells that fill the seen image, the finest first."""
-        shared = math.gcd(*self.seen_size)
-        sides = [side for side in range(1, shared + 1) if shared % side == 0]
-        return [tuple(size // side for size in self.seen_size) for side in sides]
-
     def _vector(self) -> Layout:
         coarsest = tuple(max(stride) for stride in zip(*self._strides.values(), strict=True))
         return Layout("vector", (), coarsest)
 
     def _divides(self, grid: tuple[int, ...]) -> bool:
-        return all(
-            seen % side == 0 or side % seen == 0 for seen, side in zip(self.seen_size, grid, strict=True)
-        ) and self._has_aspect(grid)
-
-    def _has_aspect(self, grid: tuple[int, ...]) -> bool:
-        return grid[0] * self.seen_size[1] == grid[1] * self.seen_size[0]
+        """Whether square cells make the grid of the seen image, or pixels make its cells."""
+        height, width = self.seen_size
+        whole = (height % grid[0] == 0 or grid[0] % height == 0) and (width % grid[1] == 0 or grid[1] % width == 0)
+        return whole and grid[0] * width == grid[1] * height
 
     def _ratio(self, grid: tuple[int, ...]) -> tuple[Fraction, ...]:
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
@@ -214,13 +200,11 @@ class Recogniser:
         self, module: nn.Module, grid: tuple[int, ...], side: str, source: Layout | None
     ) -> tuple[Fraction, ...]:
         if side == "output" and source is not None and source.grid:
-            declared = declared_stride(module)
-            if declared is not None:
-                return tuple(coarse * step for coarse, step in zip(source.stride, declared, strict=True))
-            if isinstance(module, PADDING):
+            steps = declared_stride(module)
+            if steps is None and isinstance(module, PADDING):
                 return source.stride
-            sides = zip(source.stride, source.grid, grid, strict=True)
-            return tuple(coarse * Fraction(before, after) for coarse, before, after in sides)
+            steps = steps or tuple(Fraction(before, after) for before, after in zip(source.grid, grid, strict=True))
+            return tuple(coarse * step for coarse, step in zip(source.stride, steps, strict=True))
         if grid in self._strides:
             return self._strides[grid]
         # What was padded for this module has a few cells more than what came before, at the same stride.

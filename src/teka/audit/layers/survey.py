@@ -2,8 +2,8 @@
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
-from types import TracebackType
 
 import torch
 from jaxtyping import Float
@@ -35,7 +35,7 @@ def call_name(module: str, call: int) -> str:
     return name if call == 1 else f"{name} (call {call})"
 
 
-class Trace:
+class Trace(ExitStack):
     """Hooks on modules that hand every input and output to a function as the model runs; nothing is kept.
 
     A context manager: the hooks are there within it, and gone after it. The function is called with the visit, the
@@ -46,8 +46,8 @@ class Trace:
     def __init__(
         self, modules: Mapping[str, nn.Module], see: Callable[[Visit, nn.Module, Tensor | None], None]
     ) -> None:
+        super().__init__()
         self._modules, self._see = modules, see
-        self._handles: list = []
         self.start(0)
 
     def start(self, num_rows: int) -> None:
@@ -59,16 +59,9 @@ class Trace:
     def __enter__(self) -> "Trace":
         for name, module in self._modules.items():
             before, after = self._hooks(name)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(after))
+            self.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            self.callback(module.register_forward_hook(after).remove)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def _hooks(self, name: str) -> tuple[Callable, Callable]:
         def before(module: nn.Module, arguments: tuple, options: dict) -> None:
