@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
 
 FOREIGN = (Exception, SystemExit)  # what another's code may raise; only an interrupt goes through
 
@@ -32,6 +34,15 @@ def wrong_type(argument: str, came: object, expected: str) -> ValueError:
 def wrong_shape(argument: str, came: Iterable[int], expected: str) -> ValueError:
     """Error for a tensor of the wrong shape; `expected` in words or symbols."""
     return ValueError(f"{argument} has shape {tuple(came)}, expected {expected}")
+
+
+def require(package: str, needed: str, install: str) -> ModuleType:
+    """A package that only some things need, or an error: "runs need lightning, which …: pip install teka[train]"."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        name = package.partition(".")[0]
+        raise ImportError(f"{needed} {name}, which cannot be imported: pip install {install}") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

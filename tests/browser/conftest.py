@@ -29,7 +29,7 @@ def browser():
 @pytest.fixture
 def open_page(browser, tmp_path):
     """Write reports as a page and open it; at the end nothing was asked of the network and nothing went wrong."""
-    from teka.audit.page.audit_page import write_audit_page
+    from teka.audit.page.pages import write_audit_page
 
     said, requests, pages = [], [], []
 

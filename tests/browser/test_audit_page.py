@@ -274,7 +274,7 @@ def test_it_prints_with_what_was_folded_away(open_page):
 
 
 def test_without_javascript_everything_but_the_viewer_is_there(browser, tmp_path):
-    from teka.audit.page.audit_page import write_audit_page
+    from teka.audit.page.pages import write_audit_page
 
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()

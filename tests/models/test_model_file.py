@@ -1,6 +1,6 @@
-import builtins
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -212,14 +212,7 @@ def test_a_folder_or_file_that_is_missing_or_not_json_is_an_error(folder: Path, 
 
 
 def test_without_safetensors_the_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    original = builtins.__import__
-
-    def without(name: str, *given: Any, **named: Any):
-        if name.startswith("safetensors"):
-            raise ImportError(name)
-        return original(name, *given, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
         load(folder)
 

@@ -14,8 +14,7 @@ from teka.audit.adapters import FORMS, load
 from teka.audit.adapters.case import AuditCase, make_case
 from teka.audit.audit import audit
 from teka.audit.movement import TRANSLATION_MODES
-from teka.audit.page.audit_page import write_audit_page
-from teka.audit.page.template import require
+from teka.audit.page.pages import write_audit_page
 from teka.audit.page.text import audit_text
 from teka.audit.procedures import PRESETS
 from teka.audit.report import AuditReport
@@ -24,7 +23,7 @@ from teka.audit.shifts import axis_shifts, square_shifts
 from teka.audit.statistics.metrics import NUMBERS
 from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Parser
-from teka.errors import unknown_name, wrong_value
+from teka.errors import require, unknown_name, wrong_value
 from teka.files import check_output, make_directory, write_json
 
 EXAMPLES = """\
@@ -113,7 +112,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--preset", type=str | None, help=f"A procedure of the literature to add: {', '.join(PRESETS)}."
     )
-    parser.add_class_arguments(AuditSettings, skip=set(AuditSettings.__dataclass_fields__) - set(SETTINGS))
+    fields = AuditSettings.__dataclass_fields__
+    parser.add_class_arguments(AuditSettings, skip={name for name in fields if name not in SETTINGS})
     parser.add_argument(
         "--resume", type=str | None, help="Folder for the state of measurements, which resume from what is in it."
     )
@@ -168,7 +168,7 @@ def make_settings(options: argparse.Namespace, parts: tuple[str, ...]) -> AuditS
         budget_seconds=options.budget,
         device=options.device,
         preset=options.preset,
-        **{name: options[name] for name in SETTINGS},
+        **{name: getattr(options, name) for name in SETTINGS},
     )
 
 
@@ -211,14 +211,15 @@ def check_files(options: argparse.Namespace) -> None:
     Raises:
         ValueError: A place where no file can be, or one place for two.
     """
-    paths = {argument: Path(options[argument]) for argument in ("html", "json") if options[argument] is not None}
+    given = {"html": options.html, "json": options.json}
+    paths = {argument: Path(path) for argument, path in given.items() if path is not None}
     for argument, path in paths.items():
         make_directory(argument, path.parent)
         check_output(argument, path)
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise wrong_value("json", options.json, "another file than that of --html")
     if options.html is not None:
-        require("jinja2")
+        require("jinja2", "reports need", "teka[report]")
 
 
 def write_results(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teka.checks import check_sizes
-from teka.errors import wrong_value
+from teka.errors import require, wrong_value
 
 CHUNK_BYTES = 2**13
 _RANGE_NOT_SATISFIABLE = 416
@@ -84,10 +84,7 @@ class Fetcher:
         raise ConnectionError(f"{file.name} could not be downloaded. {'; '.join(problems)}")
 
     def _fetch_from(self, address: str, file: PublishedFile, folder: Path) -> Path:
-        try:
-            import pooch
-        except ImportError as error:
-            raise ImportError("downloads need pooch, which is missing: pip install teka[train]") from error
+        pooch = require("pooch", "downloads need", "teka[train]")
         part = folder / f".{file.name}.{hashlib.sha256(address.encode()).hexdigest()[:8]}.part"
 
         def download(url: str, output_file: str, pooch: object) -> None:

@@ -7,14 +7,13 @@ import tempfile
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
 from teka.checks import check_name
 from teka.codec import decode, encode
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import require, wrong_shape, wrong_value
 from teka.files import make_directory, read_json, write_bytes, write_json
 from teka.models.model_config import MODELS, ModelConfig
 
@@ -167,7 +166,7 @@ def _put(new: Path, folder: Path, old: Path) -> None:
 
 def pack(model: nn.Module, dtype: str) -> bytes:
     """All parameters and buffers of a model's state_dict, as safetensors."""
-    library = _import_safetensors()
+    library = require("safetensors.torch", "model files need", "teka[train]")
     check_name("dtype", dtype, DTYPES)
     state = {}
     for name, tensor in model.state_dict().items():
@@ -181,7 +180,7 @@ def pack(model: nn.Module, dtype: str) -> bytes:
 
 def unpack(content: bytes, source: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
-    library = _import_safetensors()
+    library = require("safetensors.torch", "model files need", "teka[train]")
     from safetensors import SafetensorError
 
     try:
@@ -225,11 +224,3 @@ def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
     if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
         expected = "what the model was made with: its logits are not those of a model with these options"
         raise wrong_value("options", dict(config.options), expected)
-
-
-def _import_safetensors() -> ModuleType:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("model files need safetensors, which is missing: pip install teka[train]") from error
-    return safetensors.torch

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from teka.audit.page.charts import ShareCurve, draw_curves, encode_png
 from teka.audit.page.notation import listed, write_shift, write_step
-from teka.audit.page.template import data_uri, render_page, require
+from teka.audit.page.pages import data_uri, render_page
+from teka.errors import require
 from teka.files import write_bytes
 from teka.training.arrays import Layout, read_arrays
 from teka.training.shift_report import (
@@ -118,7 +119,7 @@ def render_html(report: ShiftReport, examples: dict[str, NDArray[Any]] | None = 
 
 
 def _rows_of_examples(examples: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-    require("PIL")
+    require("PIL", "reports need", "teka[report]")
     from PIL import Image
 
     rows = []

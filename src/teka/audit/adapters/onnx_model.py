@@ -12,9 +12,9 @@ from torch import Tensor
 
 from teka.audit.adapters.image_processor import PROCESSOR_FILE, read_processor_file
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, require, spoken_names
+from teka.audit.adapters.subject import Size, Subject, spoken_names
 from teka.checks import height_and_width
-from teka.errors import wrong_value
+from teka.errors import require, wrong_value
 from teka.files import read_json
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
@@ -63,7 +63,7 @@ def load_onnx(path: str | Path, *, input_size: Size = None, device: torch.device
     file = Path(path).expanduser()
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
-    session = _session(require("onnxruntime", "teka[audit]"), file, device)
+    session = _session(require("onnxruntime", "this model needs", "teka[audit]"), file, device)
     given = _image_input(session, str(path))
     channels_last = _is_channels_last(given.shape)
     sides = given.shape[1:3] if channels_last else given.shape[2:4]

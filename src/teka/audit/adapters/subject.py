@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from types import ModuleType
 
 import torch
 from jaxtyping import Float
@@ -126,11 +124,3 @@ def spoken_names(labels: object) -> tuple[str, ...] | None:
     if not by_place or set(by_place) != set(places) or by_place == {place: f"LABEL_{place}" for place in places}:
         return None
     return tuple(by_place[place] for place in places)
-
-
-def require(package: str, extra: str) -> ModuleType:
-    """A library that a model comes from, or an error that says what to install."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise ImportError(f"this model needs {package}, which cannot be imported: pip install {extra}") from error

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, require, subject_of_module
+from teka.audit.adapters.subject import Size, Subject, subject_of_module
 from teka.data import Normalize
-from teka.errors import wrong_value
+from teka.errors import require, wrong_value
 
 _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _PRESET_FIELDS = ("resize_size", "crop_size", "mean", "std", "interpolation")
@@ -19,7 +19,7 @@ _PRESET_FIELDS = ("resize_size", "crop_size", "mean", "std", "interpolation")
 
 def load_timm(name: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
     """A model of timm, as `timm.create_model` takes it, such as "resnet50.a1_in1k"; the weights are downloaded."""
-    library: Any = require("timm", "timm")
+    library: Any = require("timm", "this model needs", "timm")
     with tensors_only(f"timm:{name}", "a model of timm"):
         module = library.create_model(name, pretrained=True).eval()
     config = library.data.resolve_model_data_config(module)
@@ -29,7 +29,7 @@ def load_timm(name: str, *, input_size: Size = None, device: torch.device | str 
 
 def load_torchvision(name: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
     """A classifier of torchvision, as `torchvision.models.get_model` takes it, with its best weights, downloaded."""
-    models: Any = require("torchvision.models", "torchvision")
+    models: Any = require("torchvision.models", "this model needs", "torchvision")
     with tensors_only(f"torchvision:{name}", "a classifier of torchvision"):
         weights = models.get_model_weights(name).DEFAULT
         module = models.get_model(name, weights=weights).eval()

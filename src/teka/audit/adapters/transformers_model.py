@@ -12,8 +12,8 @@ import torch
 
 from teka.audit.adapters.image_processor import STEPS, read_processor, read_processor_file
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, require, spoken_names, subject_of_module
-from teka.errors import FOREIGN, wrong_value
+from teka.audit.adapters.subject import Size, Subject, spoken_names, subject_of_module
+from teka.errors import FOREIGN, require, wrong_value
 
 # Largest differences from the image processor itself, in levels of 255, mean and maximum over pixels: it rounds to
 # whole levels after each axis, which makes less than half of the mean.
@@ -28,7 +28,7 @@ def load_transformers(source: str, *, input_size: Size = None, device: torch.dev
     installed libraries can build it; without settings images go in as they are. Images are resized to `input_size`, by
     default that of the image processor, else of the config.
     """
-    library = require("transformers", "teka[audit]")
+    library = require("transformers", "this model needs", "teka[audit]")
     with _quiet(library):
         try:
             module, found = library.AutoModelForImageClassification.from_pretrained(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from teka.audit.function import module_of
-from teka.errors import wrong_value
+from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
 FORMAT = "2"
@@ -25,10 +25,9 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str]) -> None:
-        try:
-            import safetensors.torch
-        except ImportError as error:
-            raise ImportError("checkpoints need safetensors, which is missing: pip install teka[train]") from error
+        require("safetensors.torch", "checkpoints need", "teka[audit]")
+        import safetensors.torch
+
         self._library = safetensors
         self.path = Path(path)
         if self.path.is_dir() or not self.path.parent.is_dir():

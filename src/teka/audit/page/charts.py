@@ -14,8 +14,7 @@ from jaxtyping import Float64, Real
 
 from teka.audit.page.notation import write_step
 from teka.audit.page.style import GRID, INK, LineStyle, chosen_ticks, line_style
-from teka.audit.page.template import require
-from teka.errors import unknown_name
+from teka.errors import require, unknown_name
 
 if TYPE_CHECKING:
     import matplotlib.artist
@@ -64,7 +63,7 @@ def make_figure(width: float | int, height: float | int, dpi: int = DPI) -> "mat
     Raises:
         ImportError: matplotlib is not installed.
     """
-    require("matplotlib")
+    require("matplotlib", "reports need", "teka[report]")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained", facecolor="white")

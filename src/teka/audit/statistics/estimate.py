@@ -3,13 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from statistics import NormalDist, fmean, stdev
 from types import ModuleType
 from typing import Any
 
 from teka.codec import decode, encode
-from teka.errors import wrong_value
+from teka.errors import require, wrong_value
 
 NO_INTERVAL_OF_ONE = "none, one seed"
 STUDENT = "student's t over seeds"
@@ -157,7 +156,4 @@ def check_confidence(confidence: float) -> None:
 
 def scipy_special() -> ModuleType:
     """`scipy.special`, which nothing but intervals needs."""
-    try:
-        return import_module("scipy.special")
-    except ImportError as error:
-        raise ImportError("intervals need scipy, which is not installed: pip install teka[audit]") from error
+    return require("scipy.special", "intervals need", "teka[audit]")

@@ -6,9 +6,8 @@ from pathlib import Path
 import torch
 
 from teka.audit.page.charts import encode_png
-from teka.audit.page.template import require
 from teka.codec import encode
-from teka.errors import wrong_value
+from teka.errors import require, wrong_value
 from teka.experiments.bench.cases import Budget, Case, make_case, measure_size, try_out
 from teka.experiments.bench.layers import Settings
 from teka.experiments.bench.measure import estimate_peak_memory
@@ -110,7 +109,7 @@ def bench(
         budget_seconds,
     )
     folder = make_directory("out", out)
-    require("matplotlib")
+    require("matplotlib", "reports need", "teka[report]")
     result: dict[str, object] = {}
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -10,7 +10,7 @@ import numpy as np
 from teka.audit.page.charts import dress_panel, spread
 from teka.audit.page.style import BLACK, INK, PALE
 from teka.audit.page.tables import Table
-from teka.audit.page.template import require
+from teka.errors import require
 from teka.experiments.bench.layers import BASELINE, SDPA
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
     are computed.
     """
     lines = _lines(result["rows"])
-    require("matplotlib")
+    require("matplotlib", "reports need", "teka[report]")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 12.5), dpi=150, facecolor="white")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from teka import __version__
 from teka.audit.page.charts import encode_png
 from teka.audit.page.notation import listed
+from teka.audit.page.pages import data_uri, render_page
 from teka.audit.page.tables import WIDTH, Table
-from teka.audit.page.template import data_uri, render_page
 from teka.errors import unknown_name
 from teka.experiments.reproduce.horn2021 import (
     CLASS,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from teka import __version__
 from teka.audit.page.charts import encode_png
 from teka.audit.page.notation import listed
+from teka.audit.page.pages import data_uri, render_page
 from teka.audit.page.tables import Table
-from teka.audit.page.template import data_uri, render_page
 from teka.files import make_directory, write_bytes
 from teka.training.heads import pictures as draw
 from teka.training.heads.record import HeadRecord

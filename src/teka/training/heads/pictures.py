@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from teka.audit.page.charts import LineLabel, draw_line, dress_panel, label_lines, make_figure, stretch_for
 from teka.audit.page.style import GRID, INK, PALE, line_style
-from teka.audit.page.template import require
+from teka.errors import require
 from teka.training.heads.record import HeadRecord
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def draw_frames(record: HeadRecord, moments: Sequence[int]) -> "list[Image]":
     Raises:
         ImportError: matplotlib or Pillow is not installed.
     """
-    require("PIL")
+    require("PIL", "reports need", "teka[report]")
     from PIL import Image
 
     frames = []

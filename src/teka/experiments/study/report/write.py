@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from teka.audit.page.charts import encode_png
-from teka.audit.page.template import require
 from teka.audit.statistics.estimate import Estimate
+from teka.errors import require
 from teka.experiments.study.report.curves import draw_learning_curves
 from teka.experiments.study.report.pictures import draw_dot_plot, draw_heat_map, draw_shift_plot
 from teka.experiments.study.report.results import (
@@ -78,7 +78,7 @@ def summary_csv(study: StudyResults, reference: Mapping[str, str]) -> str:
 
 def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows as CSV, whole numbers as such; what is None is empty."""
-    require("pandas")
+    require("pandas", "reports need", "teka[report]")
     import pandas as pd
 
     return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")

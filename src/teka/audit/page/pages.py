@@ -1,6 +1,7 @@
-"""The page of an audit: everything about one or more models in one self-contained HTML file."""
+"""Pages of one HTML file that needs no other and no network: the page of an audit, and any from a template."""
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,10 +22,9 @@ from teka.audit.page.sections import (
 )
 from teka.audit.page.style import line_style
 from teka.audit.page.svg import swatch
-from teka.audit.page.template import render_page
 from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import NUMBERS
-from teka.errors import wrong_value
+from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
 
@@ -84,3 +84,24 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "version": next((str(report.provenance["teka"]) for report in reports if "teka" in report.provenance), ""),
     }
     return render_page("teka.audit.page", "audit.html.j2", content)
+
+
+def render_page(package: str, template: str, content: Mapping[str, object]) -> str:
+    """One page that needs no other file and no network, from a template in a package and what it names.
+
+    Raises:
+        ImportError: jinja2 is not installed.
+    """
+    require("jinja2", "reports need", "teka[report]")
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    style = Markup((files("teka.audit.page") / "style.css").read_text(encoding="utf-8"))
+    page = environment.from_string((files(package) / template).read_text(encoding="utf-8"))
+    return page.render(style=style, **content)
+
+
+def data_uri(png: bytes) -> str:
+    """The file of a picture as the address of an image within a page."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"

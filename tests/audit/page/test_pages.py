@@ -5,7 +5,7 @@ import pytest
 from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, make_report
 
 from teka.audit.movement import Movement
-from teka.audit.page.audit_page import render_audit_page, write_audit_page
+from teka.audit.page.pages import render_audit_page, write_audit_page
 from teka.audit.procedures import PresetResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Estimate
