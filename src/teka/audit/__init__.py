@@ -5,11 +5,10 @@ from teka.audit.equivariance import EquivarianceError, assert_translation_equiva
 from teka.audit.function import ModelError
 from teka.audit.images import blank_margins, paste_on_canvas
 from teka.audit.layers import LayerFindings, blame_layers
+from teka.audit.measure.distances import noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import lie_derivative
 from teka.audit.measure.measure_responses import measure_responses, search_worst
-from teka.audit.measure.noise_floor import noise_floor
 from teka.audit.measure.responses import Responses
-from teka.audit.measure.sensitivity_map import sensitivity_map
 from teka.audit.movement import Movement, translate
 from teka.audit.permutation import (
     assert_permutation_equivariant,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from teka.audit.caveats import Caveat, training_mode
-from teka.audit.function import evaluating, module_of
-from teka.audit.measure.checkpoint import tensor_hash, weights_hash
+from teka.audit.function import evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.parts import Progress, Work, do_parts, find_caveats
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, Steps

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from teka.audit.function import check_evaluation_mode, evaluate, relative_difference
+from teka.audit.function import check_evaluation_mode, evaluate, evaluate_twice, relative_difference
 from teka.audit.images import roll_and_blank
 from teka.audit.movement import make_movement
 from teka.audit.shifts import Shift
@@ -18,39 +18,52 @@ OUTPUTS = ("auto", "dense", "invariant")
 
 
 @dataclass(frozen=True)
-class EquivarianceError:
+class RelativeErrors:
+    """Relative errors of equivariance or invariance.
+
+    Args:
+        errors: The error at each shift or permutation, in the order given.
+        noise_floor: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input: no error below it means anything.
+        output: What was compared, "dense" (one output for each token or cell, moved along) or "invariant" (outputs that
+            stay).
+    """
+
+    errors: tuple[float, ...]
+    noise_floor: float
+    output: str
+
+    @property
+    def maximum(self) -> float:
+        """Largest error."""
+        return max(self.errors)
+
+    @property
+    def mean(self) -> float:
+        """Mean error."""
+        return sum(self.errors) / len(self.errors)
+
+
+@dataclass(frozen=True)
+class EquivarianceError(RelativeErrors):
     """Relative error of translation equivariance at every shift.
 
     Args:
+        errors: As of `RelativeErrors`.
+        noise_floor: As of `RelativeErrors`.
+        output: As of `RelativeErrors`.
         shifts: The shifts, with one step in cells for each spatial axis.
-        errors: The error at each shift.
-        noise_floor: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input: no error below it means anything.
         mode: The mode of `teka.audit.translate` that moved the inputs.
-        output: What was compared, "dense" (maps that move along) or "invariant" (outputs that stay).
         border: Cells left out at each side of dense outputs.
     """
 
     shifts: tuple[tuple[int, ...], ...]
-    errors: tuple[float, ...]
-    noise_floor: float
     mode: str
-    output: str
     border: int = 0
 
     @property
     def by_shift(self) -> dict[tuple[int, ...], float]:
         """The error at each shift."""
         return dict(zip(self.shifts, self.errors, strict=True))
-
-    @property
-    def maximum(self) -> float:
-        """Largest error over the shifts."""
-        return max(self.errors)
-
-    @property
-    def mean(self) -> float:
-        """Mean error over the shifts."""
-        return sum(self.errors) / len(self.errors)
 
     @property
     def worst_shift(self) -> tuple[int, ...]:
@@ -95,9 +108,7 @@ def equivariance_error(
             empty inputs; an output that is no tensor, is not finite, has the wrong shape, or has norm zero; a border
             that leaves nothing, or one for an output that is not dense.
     """
-    check_evaluation_mode("function", function)
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
+    check_asked(function, output)
     if border < 0:
         raise wrong_value("border", border, "a number of cells of at least 0")
     if inputs.ndim < 3 or inputs.numel() == 0:
@@ -109,25 +120,21 @@ def equivariance_error(
         if float in map(type, step):
             raise wrong_value("shift", step, "whole numbers, to compare cell by cell")
     with torch.no_grad():
-        # A copy for each call, because the function may write into its input.
-        reference = evaluate(function, scene.clone())
+        reference, noise_floor = evaluate_twice(function, scene)
+        expected = f"({len(scene)}, channels, {', '.join(map(str, scene.shape[2:]))}) if dense"
         fits = reference.ndim == scene.ndim and reference.shape[2:] == scene.shape[2:]
-        if output == "dense" and not fits:
-            expected = f"({len(scene)}, channels, {', '.join(map(str, scene.shape[2:]))}) if dense"
-            raise wrong_shape("the output of function", reference.shape, expected)
-        is_dense = fits and output != "invariant"
-        if border and not is_dense:
+        dense = is_dense(reference, output, fits, expected)
+        if border and not dense:
             raise wrong_value("border", border, f"0, since an output of shape {tuple(reference.shape)} is not dense")
-        noise_floor = relative_difference(evaluate(function, scene.clone(), reference.shape), reference)
         errors = []
         for step in steps:
             response, target = evaluate(function, movement.move(scene, step), reference.shape), reference
-            if is_dense:
+            if dense:
                 kept = _compared_cells(tuple(scene.shape[2:]), step, border, mode)
                 target = reference.roll(step, tuple(range(2, reference.ndim)))[..., kept]
                 response = response[..., kept]
             errors.append(relative_difference(response, target))
-    return EquivarianceError(steps, tuple(errors), noise_floor, mode, "dense" if is_dense else "invariant", border)
+    return EquivarianceError(tuple(errors), noise_floor, "dense" if dense else "invariant", steps, mode, border)
 
 
 def _compared_cells(sizes: tuple[int, ...], shift: tuple[int, ...], border: int, mode: str) -> Bool[Tensor, "*sizes"]:
@@ -190,3 +197,17 @@ def check_tolerance(tolerance: float) -> None:
     """Check that a tolerance is finite and not negative."""
     if not 0 <= tolerance < math.inf:
         raise wrong_value("tolerance", tolerance, "a finite number of at least 0")
+
+
+def check_asked(function: Callable[[Tensor], object], output: str) -> None:
+    """Check that the function is in evaluation mode and that the output is one of `OUTPUTS`."""
+    check_evaluation_mode("function", function)
+    if output not in OUTPUTS:
+        raise unknown_name("output", output, OUTPUTS)
+
+
+def is_dense(reference: Tensor, output: str, fits: bool, expected: str) -> bool:
+    """Whether an output moves along: by choice, or for "auto" by its shape."""
+    if output == "dense" and not fits:
+        raise wrong_shape("the output of function", reference.shape, expected)
+    return fits and output != "invariant"

@@ -1,5 +1,6 @@
-"""The function under audit: in evaluation mode, called, what it gives checked, and how far two outputs lie apart."""
+"""The function under audit: in evaluation mode, called, what it gives checked and compared, and its weights."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -134,3 +135,29 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
     if norm == 0:
         raise ValueError("the output of function has norm zero where it is compared, expected a norm to divide by")
     return float(torch.linalg.vector_norm(response - reference) / norm)
+
+
+def evaluate_twice(function: Callable[[Tensor], object], inputs: Tensor) -> tuple[Tensor, float]:
+    """The output, and ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls, each with a copy: the function may write into its input."""
+    reference = evaluate(function, inputs.clone())
+    return reference, relative_difference(evaluate(function, inputs.clone(), reference.shape), reference)
+
+
+def weights_hash(function: Callable[..., object]) -> str:
+    """SHA-256 of the weights of a module or of the module that a method is of; a word for any other callable."""
+    module = module_of(function)
+    if module is None:
+        return "unknown"
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor_hash(tensor) if isinstance(tensor, Tensor) else tensor!r}\n".encode())
+    return digest.hexdigest()
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's dtype, shape and values."""
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    if tensor.numel():
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(content.numpy())  # pyright: ignore[reportArgumentType]
+    return digest.hexdigest()

@@ -26,11 +26,10 @@ from teka.audit.caveats import (
 from teka.audit.example import Example, make_examples, worst_images
 from teka.audit.function import ModelError, module_of
 from teka.audit.layers import LayerFindings, blame_layers
+from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.noise_floor import NoiseFloor, noise_floor
 from teka.audit.measure.responses import Responses
-from teka.audit.measure.sensitivity_map import SensitivityMap, sensitivity_map
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS, Asking, PresetResult
 from teka.audit.report import Failure

@@ -7,35 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.audit.equivariance import OUTPUTS, check_tolerance
-from teka.audit.function import check_evaluation_mode, evaluate, relative_difference
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.audit.equivariance import RelativeErrors, check_asked, check_tolerance, is_dense
+from teka.audit.function import evaluate, evaluate_twice, relative_difference
+from teka.errors import wrong_shape, wrong_value
 
 
 @dataclass(frozen=True)
-class PermutationError:
-    """Relative error of permutation equivariance or invariance at every permutation.
-
-    Args:
-        errors: The error at each permutation, in the order given.
-        noise_floor: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input: no error below it means anything.
-        output: What was compared, "dense" (one output for each token, permuted along) or "invariant" (outputs that
-            stay).
-    """
-
-    errors: tuple[float, ...]
-    noise_floor: float
-    output: str
-
-    @property
-    def maximum(self) -> float:
-        """Largest error over the permutations."""
-        return max(self.errors)
-
-    @property
-    def mean(self) -> float:
-        """Mean error over the permutations."""
-        return sum(self.errors) / len(self.errors)
+class PermutationError(RelativeErrors):
+    """Relative error of equivariance or invariance at every permutation; `RelativeErrors` describes it."""
 
 
 def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> tuple[tuple[int, ...], ...]:
@@ -90,9 +69,7 @@ def permutation_error(
         ValueError: A module in training mode; an unknown output; something that is no permutation of the places, or
             nothing; empty tokens; an output that is no tensor, is not finite, has the wrong shape, or has norm zero.
     """
-    check_evaluation_mode("function", function)
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
+    check_asked(function, output)
     if tokens.ndim != 3 or tokens.numel() == 0:
         raise wrong_shape("tokens", tokens.shape, "(batch, tokens, dim), none of them 0")
     orders = [list(map(int, order)) for order in permutations]
@@ -103,19 +80,15 @@ def permutation_error(
             expected = f"every number from 0 to {tokens.shape[1] - 1} once in each"
             raise wrong_value("permutations", order, expected)
     with torch.no_grad():
-        # A copy for each call, because the function may write into its input.
-        reference = evaluate(function, tokens.clone())
+        reference, noise_floor = evaluate_twice(function, tokens)
+        expected = f"({tokens.shape[0]}, {tokens.shape[1]}, dim) if dense"
         fits = reference.ndim == 3 and reference.shape[1] == tokens.shape[1]
-        if output == "dense" and not fits:
-            expected = f"({tokens.shape[0]}, {tokens.shape[1]}, dim) if dense"
-            raise wrong_shape("the output of function", reference.shape, expected)
-        is_dense = fits and output != "invariant"
-        noise_floor = relative_difference(evaluate(function, tokens.clone(), reference.shape), reference)
+        dense = is_dense(reference, output, fits, expected)
         errors = []
         for order in orders:
             response = evaluate(function, tokens[:, order], reference.shape)
-            errors.append(relative_difference(response, reference[:, order] if is_dense else reference))
-    return PermutationError(tuple(errors), noise_floor, "dense" if is_dense else "invariant")
+            errors.append(relative_difference(response, reference[:, order] if dense else reference))
+    return PermutationError(tuple(errors), noise_floor, "dense" if dense else "invariant")
 
 
 def assert_permutation_equivariant(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from teka.audit.function import call_model, check_evaluation_mode
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.outputs import infer_output
+from teka.audit.measure.measurement import infer_output
 from teka.audit.movement import Movement
 from teka.audit.statistics.bootstrap import ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate

@@ -12,10 +12,9 @@ import torch
 from teka.audit.caveats import Caveat
 from teka.audit.example import Example
 from teka.audit.layers import LayerFindings
+from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
-from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.measure.responses import Responses
-from teka.audit.measure.sensitivity_map import SensitivityMap
 from teka.audit.movement import Movement
 from teka.audit.procedures import PresetResult
 from teka.audit.statistics.metrics import Metrics

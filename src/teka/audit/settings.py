@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from teka.audit.measure.outputs import OUTPUT_CHOICES
+from teka.audit.measure.measurement import OUTPUT_CHOICES
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS
 from teka.audit.shifts import square_shifts

@@ -7,9 +7,9 @@ from tests.audit.measure.models import IMAGES, LABELS, Counting, Failing, assert
 from torch import nn
 
 from teka.audit import square_shifts
-from teka.audit.function import ModelError
+from teka.audit.function import ModelError, tensor_hash, weights_hash
 from teka.audit.measure import checkpoint as checkpoint_module
-from teka.audit.measure.checkpoint import Checkpoint, tensor_hash, weights_hash
+from teka.audit.measure.checkpoint import Checkpoint
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.movement import Movement
 

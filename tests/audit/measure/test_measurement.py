@@ -1,35 +1,53 @@
 import pytest
 
-from teka.audit.measure.measurement import Deadline
+from teka.audit.measure.measurement import OutputKind, check_stride, infer_output
 
 
-def test_the_time_left_is_that_of_the_rest_at_the_pace_so_far():
-    told = []
-    deadline = Deadline(progress=lambda *numbers: told.append(numbers))
-    before = deadline.seconds
-    deadline.report(asked=10, done=30, total=50)
-    done, total, left = told[0]
-    assert (done, total) == (30, 50)
-    assert 2 * before <= left <= 2 * deadline.seconds
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((3, 10), OutputKind("logits")),
+        ((3, 1), OutputKind("features")),
+        ((3, 4, 5), OutputKind("features")),
+        ((3, 4, 12, 18), OutputKind("dense", (1, 1))),
+        ((3, 4, 6, 6), OutputKind("dense", (2, 3))),
+        ((3, 4, 1, 9), OutputKind("dense", (12, 2))),
+        ((3, 4, 1, 1), OutputKind("features")),
+        ((3, 4, 5, 9), OutputKind("features")),
+    ],
+)
+def test_the_kind_follows_from_the_shape(shape, expected):
+    assert infer_output(shape, (12, 18)) == expected
 
 
-def test_the_time_left_is_never_more_than_the_budget():
-    told = []
-    deadline = Deadline(3.0, lambda *numbers: told.append(numbers))
-    deadline.report(asked=1, done=1, total=10**15)
-    assert 0 <= told[0][2] <= 3.0
+def test_a_choice_goes_before_the_shape():
+    assert infer_output((3, 10), (12, 18), "features") == OutputKind("features")
+    assert infer_output((3, 4, 6, 6), (12, 18), "features") == OutputKind("features")
+    assert infer_output((3, 4, 1, 1), (12, 18), "dense") == OutputKind("dense", (12, 18))
 
 
-def test_without_a_budget_the_time_never_ends():
-    assert not Deadline().passed
+def test_a_stride_makes_maps_of_other_sizes_dense():
+    assert infer_output((3, 4, 10, 16), (12, 18), stride=1) == OutputKind("dense", (1, 1))
+    assert infer_output((3, 4, 5, 5), (12, 18), "dense", (2, 3)) == OutputKind("dense", (2, 3))
 
 
-def test_a_budget_ends():
-    assert Deadline(1e-9).passed
-    assert not Deadline(1e9).passed
+@pytest.mark.parametrize(
+    ("shape", "output", "stride", "message"),
+    [
+        ((3, 10), "logit", None, "output is 'logit'.*did you mean 'logits'"),
+        ((3, 10), "dense", None, r"shape \(3, 10\), expected \(batch, channels, size, size\)"),
+        ((3, 4, 5, 9), "dense", None, r"expected sizes that divide \(12, 18\).*give stride"),
+        ((3, 4, 6), "logits", None, r"shape \(3, 4, 6\), expected \(batch, classes\)"),
+        ((3, 1), "logits", None, "two or more classes"),
+        ((3, 10), "auto", 2, r"stride is 2, expected None"),
+    ],
+)
+def test_an_output_of_another_kind_is_refused(shape, output, stride, message):
+    with pytest.raises(ValueError, match=message):
+        infer_output(shape, (12, 18), output, stride)
 
 
-@pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
-def test_a_budget_that_is_not_positive_is_refused(budget):
-    with pytest.raises(ValueError, match="budget_seconds is"):
-        Deadline(budget)
+@pytest.mark.parametrize("stride", [0, (2, 2, 2), (2, 0), (1.5, 2)])
+def test_a_stride_that_is_none_is_refused(stride, as_users_run_it):
+    with pytest.raises(ValueError, match="stride is"):
+        check_stride(stride, 2)

@@ -8,9 +8,8 @@ import numpy as np
 from teka.audit.caveats import Caveat
 from teka.audit.example import Example
 from teka.audit.layers import LayerBreak, LayerFinding, LayerFindings
+from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
-from teka.audit.measure.noise_floor import NoiseFloor
-from teka.audit.measure.sensitivity_map import SensitivityMap
 from teka.audit.movement import Movement
 from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Curve, Estimate

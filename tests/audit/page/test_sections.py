@@ -4,8 +4,8 @@ import json
 from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
 
 from teka.audit.caveats import SEVERITIES, Caveat
+from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.lie_derivative import LieDerivative
-from teka.audit.measure.noise_floor import NoiseFloor
 from teka.audit.movement import Movement
 from teka.audit.page.sections import (
     SEVERITY_NAMES,

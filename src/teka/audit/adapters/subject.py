@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.measure.checkpoint import weights_hash
+from teka.audit.function import weights_hash
 
 # One side or (height, width); None leaves it to the model.
 Size = int | tuple[int, int] | None

@@ -3,13 +3,12 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from teka.audit.function import module_of
+from teka.audit.function import tensor_hash
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
@@ -80,26 +79,6 @@ class Checkpoint:
     def due(self) -> bool:
         """Whether it is time to write again: at most every 5 seconds, and at most a twentieth of the time."""
         return time.perf_counter() - self._written >= self._pause
-
-
-def weights_hash(function: Callable[..., object]) -> str:
-    """SHA-256 of the weights of a module or of the module that a method is of; a word for any other callable."""
-    module = module_of(function)
-    if module is None:
-        return "unknown"
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        digest.update(f"{name} {tensor_hash(tensor) if isinstance(tensor, Tensor) else tensor!r}\n".encode())
-    return digest.hexdigest()
-
-
-def tensor_hash(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's dtype, shape and values."""
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    if tensor.numel():
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(content.numpy())  # pyright: ignore[reportArgumentType]
-    return digest.hexdigest()
 
 
 def _content_hash(tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> str:

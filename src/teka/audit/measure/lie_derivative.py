@@ -17,20 +17,6 @@ STEP = 1 / 32
 Derivative = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def forward_derivative(
-    function: Callable[[Tensor], Tensor], inputs: Tensor, direction: Tensor
-) -> tuple[Tensor, Tensor]:
-    """f(x) and ∂f(x)·v, by forward-mode differentiation, which an operation may lack."""
-    return torch.func.jvp(function, (inputs,), (direction,))  # pyright: ignore[reportReturnType]
-
-
-def backward_derivative(
-    function: Callable[[Tensor], Tensor], inputs: Tensor, direction: Tensor
-) -> tuple[Tensor, Tensor]:
-    """f(x) and ∂f(x)·v, by the derivative of the backward pass with respect to what enters it."""
-    return torch.autograd.functional.jvp(function, inputs, direction)  # pyright: ignore[reportReturnType]
-
-
 def difference_quotient(
     function: Callable[[Tensor], Tensor], inputs: Tensor, direction: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -40,9 +26,11 @@ def difference_quotient(
     return value, (ahead - behind) / (2 * STEP)
 
 
+# f(x) and ∂f(x)·v of a function, a point and a direction: by forward-mode differentiation; by the derivative of the
+# backward pass with respect to what enters it; by differences.
 DERIVATIVES: dict[str, Derivative] = {
-    "forward-mode jvp": forward_derivative,
-    "double backward": backward_derivative,
+    "forward-mode jvp": lambda function, inputs, direction: torch.func.jvp(function, (inputs,), (direction,)),
+    "double backward": torch.autograd.functional.jvp,
     "central difference": difference_quotient,
 }
 

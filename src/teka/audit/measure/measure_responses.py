@@ -1,6 +1,7 @@
 """From a model and images to what it answered at every shift, and whether it is correct at each."""
 
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from teka.audit.function import ModelError
-from teka.audit.measure.checkpoint import Checkpoint, tensor_hash, weights_hash
-from teka.audit.measure.measurement import Deadline, Measurement
+from teka.audit.function import ModelError, tensor_hash, weights_hash
+from teka.audit.measure.checkpoint import Checkpoint
+from teka.audit.measure.measurement import Measurement
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.codec import encode
@@ -18,6 +19,48 @@ from teka.errors import wrong_value
 
 # Relative difference of answers up to which a model counts as the one of the checkpoint.
 SAME_MODEL = 1e-3
+
+
+class Deadline:
+    """The time of a measurement, from its making on: what it may take, and what is left.
+
+    Args:
+        budget_seconds: Time that the measurement may take, or None.
+        progress: Called with the entries done, their total and the seconds left, or None.
+
+    Raises:
+        ValueError: A budget that is no positive number.
+    """
+
+    def __init__(
+        self, budget_seconds: float | int | None = None, progress: Callable[[int, int, float], None] | None = None
+    ) -> None:
+        if budget_seconds is not None and not budget_seconds > 0:
+            raise wrong_value("budget_seconds", budget_seconds, "a positive number of seconds, or None")
+        self._budget, self._progress = budget_seconds, progress
+        self._since = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self._since
+
+    @property
+    def passed(self) -> bool:
+        """Whether the budget is spent."""
+        return self._budget is not None and self.seconds >= self._budget
+
+    def report(self, asked: int, done: int, total: int) -> None:
+        """Tell the caller how far it is: the rest takes as long as each of those asked for since the beginning.
+
+        Entries that are done without asking, at earlier starts or since an image failed, count as done only.
+        """
+        if self._progress is None:
+            return
+        left = self.seconds / asked * (total - done)
+        if self._budget is not None:
+            left = min(left, max(self._budget - self.seconds, 0.0))
+        self._progress(done, total, left)
 
 
 def measure_responses(

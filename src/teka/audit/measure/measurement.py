@@ -1,8 +1,10 @@
-"""A measurement in progress: the time it may take, the model, the images at their shifts, and the answers so far."""
+"""A measurement in progress: the model, what its output is, the images at their shifts, and the answers so far."""
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int, Shaped
@@ -10,53 +12,72 @@ from torch import Tensor
 
 from teka.audit.function import ModelError, call_model, check_evaluation_mode
 from teka.audit.measure.moved_images import MovedImages
-from teka.audit.measure.outputs import OUTPUT_CHOICES, check_stride, infer_output
 from teka.audit.measure.response_table import ResponseTable
-from teka.audit.measure.responses import Responses
+from teka.audit.measure.responses import OUTPUTS, Responses
 from teka.audit.movement import Movement
 from teka.errors import unknown_name, wrong_shape, wrong_value
 
+OUTPUT_CHOICES = ("auto", *OUTPUTS)
 
-class Deadline:
-    """The time of a measurement, from its making on: what it may take, and what is left.
 
-    Args:
-        budget_seconds: Time that the measurement may take, or None.
-        progress: Called with the entries done, their total and the seconds left, or None.
+class OutputKind(NamedTuple):
+    """What a model's output is: "logits", "features" or "dense", and the pixels for one cell of a dense one."""
+
+    name: str
+    stride: tuple[int, ...] | None = None
+
+
+def infer_output(
+    shape: Sequence[int], seen_size: Sequence[int], output: str = "auto", stride: int | Sequence[int] | None = None
+) -> OutputKind:
+    """The kind of an output of some shape (the batch first), of images of the spatial size that the model gets.
+
+    For "auto", (B, K) with K ≥ 2 is logits; (B, C', *S') with as many spatial axes as the images is dense if its sizes
+    divide those of the images and are not all 1, or if a stride is given; all else is features.
 
     Raises:
-        ValueError: A budget that is no positive number.
+        ValueError: An unknown kind, a shape that is not of this kind, sizes that no stride explains, or a stride for
+            what is not dense.
     """
+    if output not in OUTPUT_CHOICES:
+        raise unknown_name("output", output, OUTPUT_CHOICES)
+    sizes, is_logits = tuple(shape[2:]), len(shape) == 2 and shape[1] >= 2
+    is_map = len(shape) == 2 + len(seen_size)
+    divides = is_map and not any(map(operator.mod, seen_size, sizes))
+    if output == "auto":
+        if is_map and (stride is not None or (divides and max(sizes) > 1)):
+            output = "dense"
+        else:
+            output = "logits" if is_logits else "features"
+    if output == "dense":
+        if not is_map:
+            axes = ", ".join(["size"] * len(seen_size))
+            expected = f"(batch, channels, {axes}), since the output is said to be dense"
+            raise wrong_shape("the output of the model", shape, expected)
+        if stride is None and not divides:
+            expected = f"sizes that divide {tuple(seen_size)}, those of the images; or give stride"
+            raise wrong_shape("the output of the model", shape, expected)
+        whole = tuple([seen // size for size, seen in zip(sizes, seen_size, strict=True)])
+        return OutputKind("dense", check_stride(stride, len(sizes)) or whole)
+    if stride is not None:
+        raise wrong_value("stride", stride, f"None, since an output of shape {tuple(shape)} is not a dense one")
+    if output == "logits" and not is_logits:
+        raise wrong_shape("the output of the model", shape, "(batch, classes) with two or more classes, of logits")
+    return OutputKind(output)
 
-    def __init__(
-        self, budget_seconds: float | int | None = None, progress: Callable[[int, int, float], None] | None = None
-    ) -> None:
-        if budget_seconds is not None and not budget_seconds > 0:
-            raise wrong_value("budget_seconds", budget_seconds, "a positive number of seconds, or None")
-        self._budget, self._progress = budget_seconds, progress
-        self._since = time.perf_counter()
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the beginning."""
-        return time.perf_counter() - self._since
+def check_stride(stride: int | Sequence[int] | None, num_axes: int) -> tuple[int, ...] | None:
+    """The stride with one number for every axis, or None.
 
-    @property
-    def passed(self) -> bool:
-        """Whether the budget is spent."""
-        return self._budget is not None and self.seconds >= self._budget
-
-    def report(self, asked: int, done: int, total: int) -> None:
-        """Tell the caller how far it is: the rest takes as long as each of those asked for since the beginning.
-
-        Entries that are done without asking, at earlier starts or since an image failed, count as done only.
-        """
-        if self._progress is None:
-            return
-        left = self.seconds / asked * (total - done)
-        if self._budget is not None:
-            left = min(left, max(self._budget - self.seconds, 0.0))
-        self._progress(done, total, left)
+    Raises:
+        ValueError: Not whole numbers of at least 1, or not one for each axis.
+    """
+    if stride is None:
+        return None
+    strides = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
+    if len(strides) != num_axes or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in strides):
+        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
+    return strides
 
 
 class Measurement:
@@ -144,7 +165,7 @@ class Measurement:
 
     def _begin(self, output: Tensor, seen_size: tuple[int, ...]) -> ResponseTable:
         kind = infer_output(output.shape, seen_size, self._output, self._stride)
-        return ResponseTable(self.moved, self._labels, kind, seen_size, output)
+        return ResponseTable(self.moved, self._labels, kind.name, kind.stride, seen_size, output)
 
 
 def check_labels(labels: Tensor, num_images: int) -> Tensor:

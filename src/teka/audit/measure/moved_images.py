@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int, Shaped
@@ -16,15 +16,8 @@ from teka.errors import wrong_shape, wrong_value
 RESIDENT_BYTES = 2**30
 
 
-@dataclass(frozen=True)
-class Segment:
-    """The images of a batch that have the same shift.
-
-    Args:
-        rank: Place of the shift in the order of measurement.
-        images: Which images.
-        rows: Which entries of the batch.
-    """
+class Segment(NamedTuple):
+    """The images of a batch with the shift of some rank in the order of measurement, and their rows in the batch."""
 
     rank: int
     images: slice | Int[Tensor, " segment"]

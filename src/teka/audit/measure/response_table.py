@@ -1,7 +1,7 @@
 """What a model answered so far, entry by entry, in the order of measurement."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from teka.audit.function import ModelError
 from teka.audit.measure.moved_images import RESIDENT_BYTES, MovedImages
-from teka.audit.measure.outputs import OutputKind, check_dense_shifts, dense_error, sum_dtype, sum_of_squares
 from teka.audit.measure.responses import Responses
+from teka.audit.movement import Movement
 from teka.errors import wrong_value
 
 # Outputs wait until there are so many numbers or calls of them, or for so long: with few numbers it is calls of torch
@@ -35,24 +35,25 @@ class ResponseTable:
         self,
         moved: MovedImages,
         labels: Int[Tensor, " images"] | None,
-        kind: OutputKind,
+        output_name: str,
+        stride: tuple[int, ...] | None,
         seen_size: Sequence[int],
         output: Float[Tensor, "batch ..."],
     ) -> None:
-        if kind.stride is not None:
-            check_dense_shifts(moved.shifts, output.shape[2:], kind.stride, seen_size, moved.movement)
-        if kind.name == "logits" and labels is not None and int(labels.max()) >= output.shape[1]:
+        if stride is not None:
+            check_dense_shifts(moved.shifts, output.shape[2:], stride, seen_size, moved.movement)
+        if output_name == "logits" and labels is not None and int(labels.max()) >= output.shape[1]:
             raise wrong_value("labels", int(labels.max()), f"classes below {output.shape[1]}, the number of logits")
-        self.kind, self._moved, self._labels = kind, moved, labels
+        self._output_name, self._stride, self._moved, self._labels = output_name, stride, moved, labels
         fits = moved.num_images * output[0].numel() * output.element_size() <= RESIDENT_BYTES
         self.references = torch.zeros(
             moved.num_images, *output.shape[1:], dtype=output.dtype, device=output.device if fits else "cpu"
         )
         names = ["error_squared", "norm_squared"]
-        if kind.name == "logits":
+        if output_name == "logits":
             names += OF_LOGITS if labels is not None else OF_LOGITS[1:]
         self._columns = {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
-        self._predictions = torch.full((len(moved),), -1) if kind.name == "logits" else None
+        self._predictions = torch.full((len(moved),), -1) if output_name == "logits" else None
         self._evaluated = torch.zeros(len(moved), dtype=torch.bool)
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._noted_at = time.perf_counter()
@@ -137,7 +138,7 @@ class ResponseTable:
         responses = Responses(
             moved.movement,
             moved.given_shifts,
-            self.kind.name,
+            self._output_name,
             tables.pop("evaluated"),
             tables.pop("error_squared"),
             tables.pop("norm_squared"),
@@ -154,7 +155,7 @@ class ResponseTable:
         if unmoved:
             device = self.references.device
             self.references[images[:unmoved].to(device)] = output[:unmoved].to(device)
-        stride = self.kind.stride
+        stride = self._stride
         noted = self._compare(images, output) if stride is None else self._compare_maps(entries, output, stride)
         for name, values in noted.items():
             self._columns[name][entries] = values.cpu().to(torch.float64)
@@ -175,7 +176,7 @@ class ResponseTable:
     def _compare(self, images: Tensor, output: Tensor) -> dict[str, Tensor]:
         reference = self.references[images.to(self.references.device)].to(output.device)
         noted = {"error_squared": sum_of_squares(output, reference), "norm_squared": sum_of_squares(reference)}
-        if self.kind.name == "features":
+        if self._output_name == "features":
             return noted
         log_moved, log_unmoved = torch.stack([output, reference]).to(sum_dtype(output.device)).log_softmax(dim=2)
         probability = log_unmoved.exp()
@@ -206,3 +207,79 @@ def _not_finite(output: Tensor) -> Tensor:
     if output.sum(dim=axes, dtype=torch.promote_types(output.dtype, torch.float32)).isfinite().all():
         return torch.zeros(len(output), dtype=torch.bool)
     return ~output.isfinite().flatten(1).all(dim=1).cpu()
+
+
+def check_dense_shifts(
+    shifts: Iterable[Sequence[int | float]],
+    size: Sequence[int],
+    stride: Sequence[int],
+    seen_size: Sequence[int],
+    movement: Movement,
+) -> None:
+    """Check that maps of some size and stride, of images of the size seen, have an exact counterpart at every shift.
+
+    A shift by s pixels moves a map of stride r by s / r cells, which must be a whole number. In mode `fourier` the map
+    is moved by the same interpolation and any shift will do; in mode `bilinear`, on axes of stride 1.
+
+    Raises:
+        ValueError: A shift by no whole number of cells, or one that leaves no cell to compare; or a circular mode, and
+            maps that do not cover the images.
+    """
+    mode = movement.mode
+    sides = list(zip(size, stride, strict=True))
+    if movement.wraps and [cells * pixels for cells, pixels in sides] != list(seen_size):
+        expected = f"{tuple(seen_size)} over {tuple(size)}, images over maps, since mode {mode!r} has circular edges"
+        raise wrong_value("stride", tuple(stride), expected)
+    for shift in shifts:
+        for (cells, pixels), step in zip(sides, shift, strict=True):
+            between = step % pixels != 0 and mode != "fourier" and not (mode == "bilinear" and pixels == 1)
+            if between:
+                expected = f"whole multiples of the stride {tuple(stride)} of the model's dense output in mode {mode!r}"
+                raise wrong_value("shifts", f"a set with {tuple(shift)}", expected)
+            if not movement.wraps and abs(step) >= cells * pixels:
+                expected = f"shifts that leave some of the model's {tuple(size)} cells in sight"
+                raise wrong_value("shifts", f"a set with {tuple(shift)}", expected)
+
+
+def dense_error(
+    response: Float[Tensor, "batch channels *cells"],
+    reference: Float[Tensor, "batch channels *cells"],
+    shift: Sequence[int | float],
+    stride: Sequence[int],
+    movement: Movement,
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image, at a shift that `check_dense_shifts` has passed.
+
+    With circular edges all cells count; in the other modes those whose content came from inside the map.
+    """
+    steps = tuple([step / pixels for step, pixels in zip(shift, stride, strict=True)])
+    if not movement.wraps:
+        # The window of a moved map that shows what was in the map before; of the map before it, that of −s.
+        ahead, behind = (
+            tuple([slice(step, None) if step >= 0 else slice(None, step) for step in whole])
+            for whole in ([int(step) for step in steps], [-int(step) for step in steps])
+        )
+        response, reference = response[(..., *ahead)], reference[(..., *behind)]
+    elif all(map(float.is_integer, steps)):
+        reference = torch.roll(reference, [int(step) for step in steps], dims=tuple(range(2, reference.ndim)))
+    else:
+        reference = movement.move(reference, steps)
+    return sum_of_squares(response, reference), sum_of_squares(reference)
+
+
+def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Float[Tensor, " batch"]:
+    """‖values − subtracted‖² of each entry of a batch (B, C, …).
+
+    Within a channel the squares are summed in the dtype of the values, at least float32, for which torch adds halves to
+    halves; over channels in float64 (float32 on devices that lack it). All in float64 takes four times as long.
+    """
+    # Half-precision squares overflow soon.
+    exact = torch.promote_types(values.dtype, torch.float32)
+    squares = values.to(exact).square() if subtracted is None else (values.to(exact) - subtracted.to(exact)).square_()
+    within = squares.flatten(2).sum(dim=2) if squares.ndim > 2 else squares
+    return within.sum(dim=1, dtype=sum_dtype(values.device))
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """The dtype in which numbers of many parts are summed: float64, or float32 on devices that lack it."""
+    return torch.float32 if device.type == "mps" else torch.float64
