@@ -14,6 +14,7 @@ from teka.audit.settings import PARTS
 from teka.audit.statistics.comparison import compare_responses
 from teka.cli.audit import add_options, check_files, make_settings, model_help, read_case, run_audit, write_results
 from teka.cli.parser import Parser
+from teka.codec import encode
 from teka.errors import wrong_value
 from teka.files import make_directory
 
@@ -62,7 +63,7 @@ def main(options: argparse.Namespace, command: str) -> None:
                 first, second, confidence=settings.confidence, num_resamples=settings.num_resamples, seed=settings.seed
             )
             text += ["", comparison_text(found, reports[0].name, report.name)]
-            comparisons.append({"first": reports[0].name, "second": report.name, **found.to_dict()})
+            comparisons.append({"first": reports[0].name, "second": report.name, **encode(found)})
     content = {"reports": [report.to_dict() for report in reports], "comparisons": comparisons}
     write_results(reports, content, options, "\n".join(text))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -14,7 +15,7 @@ from teka.errors import FOREIGN, wrong_value
 
 # Step of the central difference, between its error of order h² and rounding of order ε / h.
 STEP = 1 / 32
-Derivative = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], tuple[Tensor, Tensor]]
+Derivative = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Any]
 
 
 def difference_quotient(

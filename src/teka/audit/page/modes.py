@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from teka.audit.movement import Movement
+from teka.audit.movement import MODES, Movement
 from teka.audit.page.curves import CurveFigure, curve_figure
 from teka.audit.page.heat_map import HeatMap, heat_map_chart, heat_scale
 from teka.audit.page.notation import is_share, listed, write_shift
@@ -11,18 +11,6 @@ from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import CURVES, Metrics
 from teka.audit.statistics.phase import PhaseTable
 
-MODE_WORDS = {
-    "circular": "What leaves at one side enters at the other.",
-    "lossless": "Only background leaves the image, so that nothing of it is lost.",
-    "zero": "What leaves is lost, and background enters.",
-    "canvas": "The image lies on a larger canvas of its background and is moved over it, so that nothing is lost.",
-    "reflect": "What leaves is lost, and a mirror image enters.",
-    "crop": "The model sees a window of a larger image. The window is moved, so what enters was there before.",
-    "fourier": "Moved by any fraction of a pixel by the Fourier transform; what leaves at one side enters at the "
-    "other.",
-    "bilinear": "Moved by any fraction of a pixel by linear interpolation, which blurs; what leaves at one side enters "
-    "at the other.",
-}
 FIRST_CURVES = ("accuracy", "agreement")
 """Shown at once; the others are folded away, unless there is none of these."""
 MAP_NUMBERS = (*FIRST_CURVES, "error")
@@ -89,8 +77,9 @@ def _section(reports: Sequence[AuditReport], mode: str, chosen: Mapping[int, Met
 
 def mode_words(movement: Movement) -> str:
     """What happens at the edge, with the sizes and the background that matter."""
-    words, background = MODE_WORDS[movement.mode], movement.background
-    if movement.mode in ("zero", "canvas", "lossless"):
+    mode, background = MODES[movement.mode], movement.background
+    words = mode.words
+    if mode.has_background:
         values = background if isinstance(background, tuple) else (background,)
         words += f" Background: {', '.join(f'{value:g}' for value in values)}."
     for name, size in (("Canvas", movement.canvas_size), ("Window", movement.crop_size)):

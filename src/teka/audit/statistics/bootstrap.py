@@ -84,7 +84,7 @@ def average(
     A resample with Σ b = 0 does not define the ratio and counts as q.
     """
     values = values.to(torch.float64)
-    means = values.mean(dim=1)
+    means, scale = values.mean(dim=1), torch.ones(len(values), dtype=torch.float64)
     if norms is None:
         influence = values - means[:, None]
     else:

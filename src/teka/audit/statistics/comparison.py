@@ -9,7 +9,7 @@ from torch import Tensor
 from teka.audit.measure.responses import Responses, check_same_images, take_common
 from teka.audit.movement import Movement
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average, simultaneous_critical_value
-from teka.audit.statistics.estimate import BootstrapSettings, Curve, Saved, scipy_special
+from teka.audit.statistics.estimate import BootstrapSettings, Curve, scipy_special
 from teka.audit.statistics.intervals import MINIMUM_IMAGES, estimate_magnitude, make_curve
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.errors import wrong_value
@@ -24,7 +24,7 @@ _CHUNK = 256
 
 
 @dataclass(frozen=True)
-class Difference(Saved):
+class Difference:
     """A number of the first model less that of the second, over the same images.
 
     Args:
@@ -48,7 +48,7 @@ class Difference(Saved):
 
 
 @dataclass(frozen=True)
-class DifferenceCurve(Saved):
+class DifferenceCurve:
     """A share of the first model less that of the second at every shift.
 
     Args:
@@ -63,7 +63,7 @@ class DifferenceCurve(Saved):
 
 
 @dataclass(frozen=True)
-class Comparison(Saved):
+class Comparison:
     """The first model less the second, over the same images and shifts; what is not defined for both is left out.
 
     Args:

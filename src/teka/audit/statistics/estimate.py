@@ -5,30 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from types import ModuleType
-from typing import Any
 
-from teka.codec import decode, encode
 from teka.errors import require, wrong_value
 
 NO_INTERVAL_OF_ONE = "none, one seed"
 STUDENT = "student's t over seeds"
 
 
-class Saved:
-    """A dataclass that is written to JSON."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
-        return encode(self)
-
-    @classmethod
-    def from_dict(cls, content: object) -> Any:
-        """What `to_dict` wrote."""
-        return decode(cls, content)
-
-
 @dataclass(frozen=True)
-class Estimate(Saved):
+class Estimate:
     """A number with its interval.
 
     Args:
@@ -55,7 +40,7 @@ class Estimate(Saved):
 
 
 @dataclass(frozen=True)
-class Curve(Saved):
+class Curve:
     """A number at every shift.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
-from teka.audit.statistics.estimate import Curve, Estimate, Saved
+from teka.audit.statistics.estimate import Curve, Estimate
 
 Table = tuple[Tensor, Tensor | None]
 
@@ -217,7 +217,7 @@ NUMBERS = {
 
 
 @dataclass(frozen=True)
-class Metrics(Saved):
+class Metrics:
     """Every number that an audit gives of one mode; those that are not defined are left out.
 
     Args:
@@ -243,7 +243,7 @@ class Metrics(Saved):
 
 
 @dataclass(frozen=True)
-class SeedMetrics(Saved):
+class SeedMetrics:
     """Averages over seeds, and how far the seeds are apart.
 
     Args:

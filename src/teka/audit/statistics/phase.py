@@ -10,7 +10,7 @@ from torch import Tensor
 
 from teka.audit.measure.responses import Responses
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
-from teka.audit.statistics.estimate import BootstrapSettings, Estimate, Saved
+from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import estimate_magnitude, estimate_mean_share
 from teka.audit.statistics.metrics import CURVES
 from teka.errors import unknown_name, wrong_value
@@ -22,7 +22,7 @@ _NEARLY = 0.9
 
 
 @dataclass(frozen=True)
-class PhaseTable(Saved):
+class PhaseTable:
     """Means over the shifts of each phase, (dy mod stride, dx mod stride), without the zero shift.
 
     Args:
@@ -39,7 +39,7 @@ class PhaseTable(Saved):
 
 
 @dataclass(frozen=True)
-class StrideChoice(Saved):
+class StrideChoice:
     """Which stride explains how a number varies over the shifts.
 
     Args:
