@@ -3,13 +3,9 @@ import dataclasses
 import pytest
 from tests.audit.page.audit_reports import CROSS, make_metrics, make_phases, make_report
 
-from teka.audit.movement import TRANSLATION_MODES, Movement
-from teka.audit.page.modes import MAP_NUMBERS, MODE_WORDS, mode_sections, mode_words, phase_map
+from teka.audit.movement import Movement
+from teka.audit.page.modes import MAP_NUMBERS, mode_sections, mode_words, phase_map
 from teka.audit.statistics.phase import PHASE_VALUES
-
-
-def test_every_mode_is_explained():
-    assert set(MODE_WORDS) == set(TRANSLATION_MODES)
 
 
 def test_sizes_and_background_are_said_where_they_matter():
