@@ -25,13 +25,17 @@ DATA_DIR = "data"
 _UNSIGNED_BYTE = 0x08
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PublishedDataset(ABC):
-    """A data set with files on the web; `remedy` tells the user how to get them without `teka download`."""
+    """A data set with files on the web; `remedy` tells the user how to get them without `teka download`.
+
+    `system_folder` is where a system package puts them, if there is one.
+    """
 
     name: str
     class_names: tuple[str, ...]
     remedy: str
+    system_folder: Path | None = None
 
     endings: ClassVar[tuple[str, ...]] = ("",)  # what may follow a file's name; the first that is there is taken
 
@@ -43,10 +47,6 @@ class PublishedDataset(ABC):
     def folders(self, data_dir: Path) -> list[Path]:
         """Where the files may lie, the folder that they are downloaded to first."""
         return [data_dir / self.name, data_dir]
-
-    def system_folders(self) -> list[Path]:
-        """Where else they may lie."""
-        return []
 
     @abstractmethod
     def is_whole(self, file: str, path: Path) -> bool:
@@ -69,7 +69,9 @@ class PublishedDataset(ABC):
         """
         folders = [] if data_dir is None else self.folders(Path(data_dir).expanduser())
         looked = []
-        for folder in [*folders, *self.system_folders()]:
+        if self.system_folder is not None:
+            folders.append(self.system_folder)
+        for folder in folders:
             found = self._find(folder)
             absent = [file for file in self.files if file not in found]
             if not absent:
@@ -101,17 +103,16 @@ class PublishedDataset(ABC):
         return {file: path for file, path in paths if path.is_file()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IdxDataset(PublishedDataset):
     """Grey images published as four IDX files: images and labels for training, images and labels for test.
 
     `hashes` has the SHA-256 of each file's *unpacked* content, by its name without `.gz`; `addresses` the web folders,
-    each with a trailing slash, that have them packed; `system_folder` is where a system package puts them.
+    each with a trailing slash, that have them packed.
     """
 
     hashes: Mapping[str, str]
     addresses: tuple[str, ...] = ()
-    system_folder: Path | None = None
 
     endings = ("", ".gz")
 
@@ -119,10 +120,6 @@ class IdxDataset(PublishedDataset):
     def files(self) -> Sequence[str]:
         """Names of the files, without `.gz`."""
         return list(self.hashes)
-
-    def system_folders(self) -> list[Path]:
-        """Where a system package puts the files."""
-        return [] if self.system_folder is None else [self.system_folder]
 
     def is_whole(self, file: str, path: Path) -> bool:
         """Whether the unpacked content has its hash."""
@@ -197,7 +194,7 @@ def _unpack(path: Path) -> bytes:
         raise ValueError(f"{path} is truncated or damaged gzip data: {error}") from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecordDataset(PublishedDataset):
     """Images published as binary files of records, in an archive that unpacks to `published_folder`.
 
