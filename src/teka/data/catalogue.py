@@ -18,6 +18,7 @@ from teka.checks import height_and_width
 from teka.data.dataset import Levels
 from teka.data.fetch import PublishedFile
 from teka.data.published import IdxDataset, PublishedDataset, RecordDataset
+from teka.errors import require
 from teka.memory import check_memory
 
 DIGIT_NAMES = tuple("0123456789")
@@ -91,11 +92,7 @@ def read_digits(canvas_size: int | Sequence[int] = 16) -> tuple[Levels, Levels]:
         ValueError: A canvas smaller than the images.
     """
     height, width = height_and_width("canvas_size", canvas_size, smallest=_DIGIT_SIDE)
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError("the digits come inside scikit-learn, which is missing: pip install teka[train]") from error
-    pixels, classes = load_digits(return_X_y=True)
+    pixels, classes = require("sklearn.datasets", "digits need", "teka[train]").load_digits(return_X_y=True)
     check_memory("image_size", canvas_size, 4 * len(pixels) * height * width, "images")
     canvas = torch.zeros(len(pixels), 1, height, width, dtype=torch.uint8)
     top, left = (height - _DIGIT_SIDE) // 2, (width - _DIGIT_SIDE) // 2

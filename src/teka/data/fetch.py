@@ -102,9 +102,7 @@ class Fetcher:
         failures, largest = 0, _size(part)
         while True:
             try:
-                # Pooch's protocol names the arguments otherwise than it passes them.
-                kept = pooch.retrieve(address, file.known_hash, file.name, folder, downloader=download)  # pyright: ignore[reportArgumentType]
-                return Path(kept)
+                return Path(pooch.retrieve(address, file.known_hash, file.name, folder, downloader=download))
             except RefusedError:
                 raise
             except ConnectionError as error:

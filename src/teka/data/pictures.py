@@ -11,13 +11,12 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from teka.checks import check_name, height_and_width
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import require, wrong_shape, wrong_value
 from teka.memory import LARGEST_IMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MISSING = "pictures need Pillow, which is missing: pip install teka[train]"
 GROUNDS = ("auto", "dark", "light")
 _CHANNELS = {1: "L", 3: "RGB"}
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
@@ -30,10 +29,9 @@ def open_picture(path: str | Path) -> "Image":
         ImportError: Pillow is not installed.
         ValueError: No such file, one that is no picture or is damaged, or one of more than 50 million pixels.
     """
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise ImportError(MISSING) from error
+    require("PIL", "pictures need", "teka[train]")
+    from PIL import Image, ImageOps
+
     if not Path(path).is_file():
         raise wrong_value("picture", str(path), "an existing file")
     try:
@@ -133,10 +131,9 @@ def resize_bilinear(
 
 def _resize_rows(images: UInt8[Tensor, "n c h w"], side: int) -> UInt8[Tensor, "n c h side"]:
     """Resize the last axis: all rows of all images are one picture of that width, which one call of Pillow resizes."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError(MISSING) from error
+    require("PIL", "resizing needs", "teka[train]")
+    from PIL import Image
+
     rows = images.flatten(0, 2)
     if not len(rows):
         return images.new_empty((*images.shape[:3], side))
