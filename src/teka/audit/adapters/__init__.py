@@ -140,34 +140,25 @@ def _is_transformers(spec: str) -> bool:
     return spec.startswith("transformers:") or (Path(spec).expanduser() / "config.json").is_file() or is_id
 
 
-def _read_transformers(
-    spec: str, input_size: Size, device: torch.device | str | None, _data_dir: str | None
-) -> Subject:
-    source, folder = spec.removeprefix("transformers:"), Path(spec).expanduser()
-    return load_transformers(str(folder) if folder.is_dir() else source, input_size=input_size, device=device)
-
-
-def _after_prefix(prefix: str, read: Callable[..., Subject]) -> Loader:
+def _loader(form: str, fits: Callable[[str], bool], read: Callable[..., Subject], prefix: str = "") -> Loader:
+    """A loader of models that do not know their data; what is read comes after a prefix."""
     return Loader(
-        f"{prefix}:NAME",
-        lambda spec: spec.startswith(f"{prefix}:") and spec != f"{prefix}:",
-        lambda spec, size, device, _: read(spec.removeprefix(f"{prefix}:"), input_size=size, device=device),
+        form, fits, lambda spec, size, device, _: read(spec.removeprefix(prefix), input_size=size, device=device)
     )
 
 
 LOADERS = (
-    _after_prefix("timm", load_timm),
-    _after_prefix("torchvision", load_torchvision),
-    Loader(
-        "path/module.py:function",
-        lambda spec: re.search(r"\.py:[^/]*$", spec) is not None,
-        lambda spec, size, device, _: load_factory(spec, input_size=size, device=device),
+    _loader("timm:NAME", lambda spec: re.match("timm:.", spec) is not None, load_timm, "timm:"),
+    _loader(
+        "torchvision:NAME", lambda spec: re.match("torchvision:.", spec) is not None, load_torchvision, "torchvision:"
     ),
-    Loader(
-        "a file.onnx",
-        lambda spec: spec.endswith(".onnx"),
-        lambda spec, size, device, _: load_onnx(spec, input_size=size, device=device),
+    _loader("path/module.py:function", lambda spec: re.search(r"\.py:[^/]*$", spec) is not None, load_factory),
+    _loader("a file.onnx", lambda spec: spec.endswith(".onnx"), load_onnx),
+    _loader(
+        "a folder or hub id (owner/name, or transformers:ID) of transformers",
+        _is_transformers,
+        load_transformers,
+        "transformers:",
     ),
-    Loader("a folder or hub id (owner/name, or transformers:ID) of transformers", _is_transformers, _read_transformers),
 )
 FORMS = tuple(one.form for one in LOADERS)

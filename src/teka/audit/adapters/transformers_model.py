@@ -29,6 +29,8 @@ def load_transformers(source: str, *, input_size: Size = None, device: torch.dev
     default that of the image processor, else of the config.
     """
     library = require("transformers", "this model needs", "teka[audit]")
+    folder = Path(source).expanduser()
+    source = str(folder) if folder.is_dir() else source
     with _quiet(library):
         try:
             module, found = library.AutoModelForImageClassification.from_pretrained(
