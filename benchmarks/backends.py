@@ -19,9 +19,9 @@ import torch
 
 import teka
 from teka.functional import attention
-from teka.functional.backend import Workload, backend_costs, choose_backend
 from teka.functional.kernel import make_kernel
-from teka.functional.placement import Placement, Sites
+from teka.functional.plan import Workload, backend_costs, choose_backend
+from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.provenance import provenance
 
@@ -48,12 +48,12 @@ HOPELESS = 4.0  # a backend that takes so many times as long as the best in the 
 
 def work_of(kernel: str, relative: str | None, shape: tuple[int, ...]) -> Workload:
     """The attention of a case."""
-    sites = Sites(teka.Grid(shape))
+    sites = Positions(teka.Grid(shape))
     placed = None
     if relative is not None:
         placed = make_relative(relative, heads=HEADS, dim=DIM, num_axes=len(shape), kernel=kernel)
     tokens = math.prod(shape)
-    return Workload(make_kernel(kernel, DIM), placed, Placement(sites, sites), tokens, tokens, DIM, DIM)
+    return Workload(make_kernel(kernel, DIM), placed, sites, tokens, tokens, DIM, DIM)
 
 
 def seconds(step: Callable[[str], object], name: str) -> float:

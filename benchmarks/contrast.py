@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from teka.files import write_json
-from teka.functional.kernel import RANDOM_KERNELS, Kernel, make_kernel
-from teka.functional.projection import draw_projection
+from teka.functional import Kernel, draw_projection
+from teka.functional.kernel import RANDOM_KERNELS, make_kernel
 from teka.provenance import provenance
 
 DIM_HEAD, NUM_TOKENS, HEADS, SCALES = 16, 196, 64, (1.0, 3.0)

@@ -8,8 +8,7 @@ from jaxtyping import TypeCheckError
 from tests.annotations import annotations_unchecked
 
 from teka import Grid
-from teka.functional import attention
-from teka.functional.kernel import SquaredRelu
+from teka.functional import SquaredRelu, attention
 
 
 def test_arrays_of_sizes_that_disagree_are_refused_by_their_annotations():

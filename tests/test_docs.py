@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import functional
-from teka.functional.kernel import KERNELS
-from teka.functional.relative import RELATIVES
+from teka.functional import KERNELS, RELATIVES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

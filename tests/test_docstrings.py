@@ -10,8 +10,8 @@ import pytest
 import teka
 from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
 from teka.functional.kernel import DETERMINISTIC_KERNELS
-from teka.functional.kernel.floored_relu import FlooredRelu
-from teka.functional.relative import ROTARY_NORMALIZERS, RingRelative, RotaryRelative, RotationJoint, WaveRelative
+from teka.functional.kernel.local import FlooredRelu
+from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models import MODELS
 from teka.models.performer import POOLS, POSITIONS, STEMS
 from teka.models.self_attention_network import POSITIONS as ENCODINGS
@@ -40,11 +40,7 @@ TAKES = {
     "schedule": SCHEDULES,
     "precision": PRECISIONS,
     "epsilon": [name for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)],
-    "decode.relative": [
-        name
-        for name, kind in RELATIVES.items()
-        if issubclass(kind, RingRelative | WaveRelative | RotaryRelative | RotationJoint)
-    ],
+    "decode.relative": [name for name, kind in RELATIVES.items() if kind.decodes],
 }
 POINTER = re.compile(r"\bname of (?:`teka\.|a relative kernel)")
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", flags=re.MULTILINE)

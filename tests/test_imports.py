@@ -10,6 +10,7 @@ import teka
 PACKAGE = Path(teka.__file__).parent
 # A module imports from its own group and from groups before it.
 ORDER = (
+    ("_compat",),
     ("checks", "codec", "errors", "files", "flops", "grid", "memory", "provenance"),
     ("data",),
     ("audit",),

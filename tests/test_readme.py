@@ -5,8 +5,7 @@ import pytest
 
 import teka
 from teka.cli import COMMANDS
-from teka.functional.kernel import KERNELS
-from teka.functional.relative import RELATIVES
+from teka.functional import KERNELS, RELATIVES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
+from teka._compat import is_recorded
 from teka.errors import unknown_name, wrong_shape, wrong_type, wrong_value
 from teka.memory import LARGEST_IMAGE
 
@@ -55,11 +55,7 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
     That is on a CPU, and not in a computation that is recorded or rewritten, where there are no numbers. What is in the
     graph of another computation is left to it.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
-        return
-    if torch._C._len_torch_dispatch_stack() or type(tensor) not in (Tensor, Parameter):
-        return
-    if not tensor.is_cpu or tensor.grad_fn is not None:
+    if is_recorded(tensor) or not tensor.is_cpu or tensor.grad_fn is not None:
         return
     least = tensor.min().item()
     if least < 0:

@@ -9,8 +9,7 @@ from tests.campaign.outcome import Tally, run_command
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import PARTS
 from teka.cli.audit import METRICS, SHIFT_SETS
-from teka.functional.kernel import KERNELS
-from teka.functional.relative import RELATIVES
+from teka.functional import KERNELS, RELATIVES
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 
 # A command that works, for each; what is fuzzed goes behind it, and goes before it.

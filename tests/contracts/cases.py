@@ -20,32 +20,25 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka import Grid
-from teka.functional.backend import BACKENDS
-from teka.functional.kernel import (
-    DETERMINISTIC_KERNELS,
+from teka.functional import (
+    BACKENDS,
     KERNELS,
-    LEARNED_KERNELS,
-    RANDOM_KERNELS,
+    RELATIVES,
     FeatureKernel,
     Kernel,
-    Taylor2,
-    make_kernel,
-)
-from teka.functional.placement import Placement
-from teka.functional.relative import (
-    RELATIVES,
-    FactorRelative,
     Relative,
-    RingRelative,
     Rotary,
-    RotaryRelative,
     RotationJoint,
-    SeparableRelative,
-    StationaryRelative,
-    WaveRelative,
-    make_relative,
+    Taylor2,
 )
+from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS, make_kernel
+from teka.functional.positions import Positions
+from teka.functional.relative import make_relative
+from teka.functional.relative.base import FactorRelative
+from teka.functional.relative.clipped import RingRelative
+from teka.functional.relative.fourier import WaveRelative
 from teka.functional.relative.rotary import LEAST_WEIGHT
+from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
 
 KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS}
 RELATIVE_NAMES = (None, *RELATIVES)
@@ -78,7 +71,7 @@ def pair_exists(kernel: str, relative: str | None) -> bool:
     kind = None if relative is None else RELATIVES[relative]
     if kind is not None and issubclass(kind, RotationJoint):
         return KERNEL_CLASSES[kernel].estimates_softmax
-    return not (kind is not None and issubclass(kind, RotaryRelative) and kernel == "constant")
+    return not (kind is not None and issubclass(kind, Rotary) and kernel == "constant")
 
 
 def fast_backends(kernel: str, relative: str | None) -> set[str]:
@@ -86,7 +79,7 @@ def fast_backends(kernel: str, relative: str | None) -> set[str]:
     if not issubclass(KERNEL_CLASSES[kernel], FeatureKernel):
         return set()
     kind = None if relative is None else RELATIVES[relative]
-    if kind is None or issubclass(kind, RotationJoint | RotaryRelative):
+    if kind is None or issubclass(kind, RotationJoint | Rotary):
         return {"linear"}
     names = {WaveRelative: "linear", RingRelative: "rings", SeparableRelative: "toeplitz", StationaryRelative: "fft"}
     return {name for base, name in names.items() if issubclass(kind, base)}
@@ -258,7 +251,7 @@ def explicit_attention(
     inputs: list[Tensor],
     kernel: Kernel,
     relative: Relative | None,
-    placement: Placement,
+    placement: Positions,
     *,
     scale: float,
     keep: Tensor | None = None,
@@ -283,8 +276,8 @@ def explicit_attention(
     if isinstance(kernel, FeatureKernel):
         left, right = kernel.query_features(query, scale=scale), kernel.key_features(key, scale=scale)
     above = below = left @ right.transpose(-2, -1)
-    if isinstance(relative, RotaryRelative):
-        here, there = (sites.places(query.device) for sites in (placement.query, placement.key))
+    if isinstance(relative, Rotary):
+        here, there = (sites.places(query.device) for sites in (placement, placement.of_keys))
         turned = relative.turn(left[:, :, first:], here), relative.turn(right[:, :, first:], there)
         above = below.clone()
         above[:, :, first:, first:] = turned[0] @ turned[1].transpose(-2, -1)
@@ -300,9 +293,9 @@ def explicit_attention(
                 share[:, :, first:, first:] = relative.length_share if normalizer == "mixed" else 1.0
                 below = (1 - share) * below + share * lengths
     if isinstance(relative, FactorRelative):
-        here, there = (sites.places(query.device) for sites in (placement.query, placement.key))
+        here, there = (sites.places(query.device) for sites in (placement, placement.of_keys))
         offsets = here[..., :, None, :] - there[..., None, :, :]
-        offsets = offsets if placement.query.grid is None else placement.query.grid.wrap(offsets)
+        offsets = offsets if placement.grid is None else placement.grid.wrap(offsets)
         factor = relative.log_kernel(query[:, :, first:], offsets, scale=scale).exp()
         above = below = above * pad(factor, (first, 0, first, 0), value=1.0)
     if keep is not None:

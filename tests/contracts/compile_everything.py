@@ -17,7 +17,7 @@ from cases import EXHAUSTIVE, RELATIVE_NAMES, Case, pair_exists
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.functional.kernel import KERNELS
+from teka.functional import KERNELS
 from teka.models import Performer
 from teka.nn import Attention, Rotary
 

@@ -20,9 +20,7 @@ from torch import Tensor, nn
 
 import teka
 from teka import Grid
-from teka.functional import attention, decode, draw_projection, length_mask
-from teka.functional.kernel import KERNELS
-from teka.functional.relative import RELATIVES
+from teka.functional import KERNELS, RELATIVES, attention, decode, draw_projection, length_mask
 from teka.models import Performer
 from teka.nn import (
     AbsolutePosition,

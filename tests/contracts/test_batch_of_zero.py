@@ -20,8 +20,7 @@ from tests.contracts.cases import (
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.functional import attention, decode
-from teka.functional.relative import RELATIVES
+from teka.functional import RELATIVES, attention, decode
 from teka.models import Performer
 from teka.models.performer import POOLS, POSITIONS
 from teka.nn import AbsolutePosition, Attention, AttentionPool, InvertibleDownsampling, TransformerBlock

@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -26,13 +26,12 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import FeatureKernel, Positive, Taylor2, attention, decode
-from teka.functional.backend import Workload, backend_costs
-from teka.functional.backend.linear import causal
-from teka.functional.kernel import Kernel
+from teka.functional import FeatureKernel, Kernel, Positive, Relative, RotationJoint, Taylor2, attention, decode
+from teka.functional.backend.linear import linear
 from teka.functional.kernel.base import mask_features
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import Relative, RingRelative, RotationJoint
+from teka.functional.plan import Workload, backend_costs
+from teka.functional.positions import Positions
+from teka.functional.relative.clipped import RingRelative
 from teka.nn import Attention
 
 TOLERANCE = 1e-10
@@ -42,7 +41,7 @@ FLOAT32_BAND = 3e-5
 FLOAT32_SIGNED_BAND = 5e-3
 SCALE = 0.4
 HEADS, DIM = 3, 5
-CHUNK = causal.CHUNK_TOKENS
+CHUNK = linear.CHUNK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -126,22 +125,22 @@ def attend_with_gradients(
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_the_backends_offered_are_the_documented_ones(pair: Case):
-    def offered(sites: Sites, num_prefix_tokens: int = 0) -> set[str]:
+    def offered(sites: Positions, num_prefix_tokens: int = 0) -> set[str]:
         kernel, relative = build_pair(pair, sites.num_axes)
-        placement = Placement(sites, sites, num_prefix_tokens)
+        placement = replace(sites, num_prefix_tokens=num_prefix_tokens)
         on_torus = isinstance(relative, RotationJoint) and any(placement.periods)
         placed = relative if relative is None or on_torus else relative.on(placement)
-        sizes = (sites.num_tokens or 0) + num_prefix_tokens
+        sizes = (sites.num_placed or 0) + num_prefix_tokens
         return set(backend_costs(Workload(kernel, placed, placement, sizes, sizes, DIM, 4, is_causal=True)))
 
     documented = causal_backends(pair.kernel, pair.relative)
-    assert offered(Sites(Grid(11))) == documented
-    for sites in (Sites(Grid(11, periodic=True)), Sites(Grid((3, 5)))):
+    assert offered(Positions(Grid(11))) == documented
+    for sites in (Positions(Grid(11, periodic=True)), Positions(Grid((3, 5)))):
         assert offered(sites) == documented - {"rings"}
     if pair.relative != "table":
-        assert offered(Sites(positions=torch.rand(2, 11, 3))) == documented - {"rings"}
+        assert offered(Positions(points=torch.rand(2, 11, 3))) == documented - {"rings"}
     with_prefix = documented if pair.relative in (None, "rotation_joint") else {"dense"}
-    assert offered(Sites(Grid(11)), num_prefix_tokens=1) == with_prefix
+    assert offered(Positions(Grid(11)), num_prefix_tokens=1) == with_prefix
 
 
 @pytest.mark.parametrize("case", FAST_CAUSAL, ids=str)
@@ -171,11 +170,11 @@ def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_pla
     generator = torch.Generator().manual_seed(1)
     scattered = 5 * torch.rand(2, 23, 3, dtype=torch.float64, generator=generator)
     keep = torch.ones(mask.shape[1], mask.shape[1], dtype=torch.bool).tril() & mask[:, None]
-    for sites in (Sites(Grid(23)), Sites(positions=scattered)):
+    for sites in (Positions(Grid(23)), Positions(points=scattered)):
         if sites.grid is None and pair.relative == "table":
             continue  # it has nothing to say of positions off a grid
         kernel, relative = build_pair(pair, sites.num_axes)
-        placement = Placement(sites, sites, num_prefix_tokens)
+        placement = replace(sites, num_prefix_tokens=num_prefix_tokens)
         expected = explicit_attention(inputs, kernel, relative, placement, scale=SCALE, keep=keep)
         output = attention(
             *inputs,
@@ -194,7 +193,7 @@ def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_pla
 
 @pytest.mark.parametrize("case", FAST_CAUSAL, ids=str)
 def test_chunk_by_chunk_is_token_by_token_is_every_pair(case: Case, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(causal, "CHUNK_TOKENS", 4)
+    monkeypatch.setattr(linear, "CHUNK_TOKENS", 4)
     inputs = draw_inputs(13, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
     chunked, dense = (

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 import teka
 from teka import Grid
 from teka.functional import Positive, draw_projection
-from teka.functional.estimator_report import estimator_report
+from teka.functional.attention import estimator_report
 from teka.functional.kernel import RANDOM_KERNELS
 from teka.nn import Attention, CollapseWarning, RandomFeatures, redraw_projections
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES
 
-from teka.functional.kernel import KERNELS
+from teka.functional import KERNELS
 
 # What torch.compile's default backend needs, and not every machine has: a compiler and Python's headers.
 HAS_COMPILER = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()

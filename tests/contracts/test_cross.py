@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,11 +23,9 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import FeatureKernel, attention
-from teka.functional.backend import Workload, backend_costs
-from teka.functional.kernel import Kernel
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import Relative, RotationJoint
+from teka.functional import FeatureKernel, Kernel, Relative, RotationJoint, attention
+from teka.functional.plan import Workload, backend_costs
+from teka.functional.positions import Positions
 from teka.nn import Attention
 
 TOLERANCE = 1e-10
@@ -63,13 +62,13 @@ def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
     return {"aligned": ALIGNED} if pair.relative == "table" else GRIDS
 
 
-def offered(kernel: Kernel, relative: Relative | None, placement: Placement) -> set[str]:
-    num_queries, num_keys = (sites.num_tokens or 1 for sites in (placement.query, placement.key))
+def offered(kernel: Kernel, relative: Relative | None, placement: Positions) -> set[str]:
+    num_queries, num_keys = (sites.num_placed or 1 for sites in (placement, placement.of_keys))
     placed = None if relative is None else relative.on(placement)
     return set(backend_costs(Workload(kernel, placed, placement, num_queries, num_keys, DIM, 4)))
 
 
-def fitted(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, placement: Placement, mask: Tensor | None):
+def fitted(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, placement: Positions, mask: Tensor | None):
     """The kernel with what it takes from all queries and keys."""
     if not isinstance(kernel, FeatureKernel):
         return kernel
@@ -89,11 +88,11 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
     kernel, relative = build_pair(pair)
     for query, key in [*grids_for(pair).values(), ALIGNED]:
         alike = query.spacing == key.spacing
-        assert offered(kernel, relative, Placement(Sites(query), Sites(key))) == cross_backends(
+        assert offered(kernel, relative, Positions(query, key=Positions(key))) == cross_backends(
             pair.kernel, pair.relative, of_one_spacing=alike
         )
     if pair.relative != "table":
-        anywhere = Placement(Sites(positions=torch.rand(7, 2)), Sites(positions=torch.rand(2, 11, 2)))
+        anywhere = Positions(points=torch.rand(7, 2), key=Positions(points=torch.rand(2, 11, 2)))
         documented = cross_backends(pair.kernel, pair.relative, of_one_spacing=False) - {"toeplitz"}
         assert offered(kernel, relative, anywhere) == documented
 
@@ -101,7 +100,7 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
 @across("pair", PAIRS, masked=[False, True])
 def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: bool):
     for query_grid, key_grid in grids_for(pair).values():
-        placement = Placement(Sites(query_grid), Sites(key_grid))
+        placement = Positions(query_grid, key=Positions(key_grid))
         inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
         mask = draw_mask(2, key_grid.num_tokens) if masked else None
         kernel, relative = build_pair(pair)
@@ -123,10 +122,10 @@ def test_every_backend_is_the_equation_between_any_positions(pair: Case):
     inputs = draw_cross_inputs(7, 11)
     kernel, relative = build_pair(pair)
     for here, there in (
-        (Sites(positions=some), Sites(positions=others)),
-        (Sites(Grid((7, 1))), Sites(positions=others)),
+        (Positions(points=some), Positions(points=others)),
+        (Positions(Grid((7, 1))), Positions(points=others)),
     ):
-        placement = Placement(here, there)
+        placement = replace(here, key=there)
         whole = fitted(inputs, kernel, relative, placement, None)
         expected = explicit_attention(inputs, whole, relative, placement, scale=SCALE)
         for backend in sorted(offered(kernel, relative, placement)):
@@ -135,8 +134,8 @@ def test_every_backend_is_the_equation_between_any_positions(pair: Case):
                 kernel,
                 relative,
                 grid=here.grid,
-                positions=here.positions,
-                key_positions=there.positions,
+                positions=here.points,
+                key_positions=there.points,
                 backend=backend,
             )
             assert relative_change(output, expected) <= TOLERANCE, backend
@@ -194,7 +193,7 @@ def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
     keep = mask[:, None, :, None]
     others = [query, torch.where(keep, key, other_key), torch.where(keep, value, other_value)]
     kernel, relative = build_pair(pair)
-    for backend in sorted(offered(kernel, relative, Placement(Sites(query_grid), Sites(key_grid)))):
+    for backend in sorted(offered(kernel, relative, Positions(query_grid, key=Positions(key_grid)))):
         plain, padded = (
             attend(inputs, kernel, relative, grid=query_grid, key_grid=key_grid, key_mask=mask, backend=backend)
             for inputs in ([query, key, value], others)
@@ -239,7 +238,7 @@ def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
         steps = {coarse: (1, -2), fine: (2, -4)}
         rolled = [roll_tokens(query_grid, inputs[0], steps[query_grid])]
         rolled += [roll_tokens(key_grid, tensor, steps[key_grid]) for tensor in inputs[1:]]
-        for backend in sorted(offered(kernel, relative, Placement(Sites(query_grid), Sites(key_grid)))):
+        for backend in sorted(offered(kernel, relative, Positions(query_grid, key=Positions(key_grid)))):
             before, after = (
                 attend(tensors, kernel, relative, grid=query_grid, key_grid=key_grid, backend=backend)
                 for tensors in (inputs, rolled)

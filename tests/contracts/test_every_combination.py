@@ -2,10 +2,7 @@ import pytest
 from tests.contracts.cases import FAST, IMPOSSIBLE, KERNEL_CLASSES, PAIRS, POSSIBLE, Case, by_kernel, draw_inputs
 
 from teka import Grid
-from teka.functional import attention
-from teka.functional.backend import BACKENDS
-from teka.functional.kernel import KERNELS, FeatureKernel
-from teka.functional.relative import RELATIVES
+from teka.functional import BACKENDS, KERNELS, RELATIVES, FeatureKernel, attention
 
 
 @by_kernel(IMPOSSIBLE)

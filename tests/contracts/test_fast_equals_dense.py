@@ -20,9 +20,9 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import attention
+from teka.functional import RELATIVES, RotationJoint, attention
 from teka.functional.kernel import RANDOM_KERNELS
-from teka.functional.relative import RELATIVES, RingRelative, RotationJoint
+from teka.functional.relative.clipped import RingRelative
 
 TOLERANCE = 1e-10
 # Float32 against the dense float64 truth, relative to the largest number: measured up to 3.3e-6, and for features of

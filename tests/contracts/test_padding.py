@@ -21,8 +21,7 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Elu, Positive, attention
-from teka.functional.kernel import Kernel
+from teka.functional import Elu, Kernel, Positive, attention
 from teka.nn import Attention, TransformerBlock
 
 TOLERANCE = 1e-10

@@ -15,8 +15,8 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import FeatureKernel, attention
-from teka.functional.relative import FactorRelative, Relative
+from teka.functional import FeatureKernel, Relative, attention
+from teka.functional.relative.base import FactorRelative
 
 TOLERANCE = 1e-10
 GRID = Grid((3, 5))

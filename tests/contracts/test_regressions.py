@@ -20,8 +20,8 @@ from torch import Generator, Tensor, nn
 from teka import Grid
 from teka.experiments.bench.measure import Allocations
 from teka.functional import Positive, SquaredRelu, attention, draw_projection, relative
-from teka.functional.estimator_report import estimator_report
-from teka.functional.placement import Placement, Sites
+from teka.functional.attention import estimator_report
+from teka.functional.positions import Positions
 from teka.models import Performer
 from teka.nn import Attention, ClippedFeatures, redraw_projections
 
@@ -182,8 +182,8 @@ class RingsInSinglePrecision(relative.Clipped):
 def test_nothing_is_computed_in_float32(kind: type[relative.Clipped], backend: str, sound: bool):
     inputs = draw_inputs(15)
     embedding = torch.randn(4, 5, dtype=torch.float64, generator=Generator().manual_seed(0))
-    sites = Sites(Grid((3, 5)))
-    truth = explicit_attention(inputs, SquaredRelu(), relative.Clipped(embedding), Placement(sites, sites), scale=0.4)
+    sites = Positions(Grid((3, 5)))
+    truth = explicit_attention(inputs, SquaredRelu(), relative.Clipped(embedding), sites, scale=0.4)
     output = attention(
         *inputs, kernel="squared_relu", relative=kind(embedding), grid=sites.grid, scale=0.4, backend=backend
     )

@@ -21,10 +21,10 @@ from torch import Generator, Tensor
 
 from teka import Grid, diagnose, explain
 from teka.data import load
+from teka.functional import KERNELS as KERNELS_BY_NAME
 from teka.functional import FeatureKernel, Rotary, SquaredRelu, attention, decode
-from teka.functional.kernel import KERNELS as KERNELS_BY_NAME
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import LENGTH_SHARE
+from teka.functional.positions import Positions
+from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.models import Performer
 from teka.nn import Attention
 from teka.nn import Rotary as RotaryModule
@@ -94,9 +94,9 @@ def test_values_and_every_gradient_are_those_of_the_equation(
         backend=backend,
         num_prefix_tokens=num_prefix_tokens,
     )
-    placement = Placement(Sites(grid), Sites(grid), num_prefix_tokens)
+    positions = Positions(grid, num_prefix_tokens=num_prefix_tokens)
     keep = None if mask is None else mask[:, None]
-    expected = explicit_attention(inputs, built, relative, placement, scale=SCALE, keep=keep)
+    expected = explicit_attention(inputs, built, relative, positions, scale=SCALE, keep=keep)
     if any(grid.periodic):  # to frequencies that are rounded no gradient flows
         leaves.pop("frequency")
     assert_same(with_gradients(output, leaves), with_gradients(expected, leaves))
@@ -109,13 +109,13 @@ def test_causal_values_and_gradients_are_those_of_the_equation_in_chunks_and_tok
 ):
     num_tokens = 139  # more than a chunk
     relative, leaves = leaves_of(num_tokens, build(1, normalizer))
-    inputs, built, sites = list(leaves.values())[:3], build_kernel(kernel, None, DIM), Sites(Grid(num_tokens))
+    inputs, built, sites = list(leaves.values())[:3], build_kernel(kernel, None, DIM), Positions(Grid(num_tokens))
     mask = draw_mask(2, num_tokens)
     mask[0, :3] = False
     past = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
     options: dict[str, Any] = {"kernel": built, "relative": relative, "grid": sites.grid, "scale": SCALE}
     for key_mask, keep in ((None, past[None]), (mask, past & mask[:, None])):
-        truth = explicit_attention(inputs, built, relative, Placement(sites, sites), scale=SCALE, keep=keep)
+        truth = explicit_attention(inputs, built, relative, sites, scale=SCALE, keep=keep)
         # Of a query that sees nothing the explicit matrix has no gradient.
         seen = keep.any(dim=-1)[:, None, :, None]
         expected = with_gradients(truth.where(seen, 0.0), leaves) if key_mask is None else {"output": truth.detach()}

@@ -22,9 +22,9 @@ from tests.contracts.cases import (
 from torch import Generator, Tensor
 
 from teka import Grid
-from teka.functional import attention, draw_projection
-from teka.functional.kernel import RANDOM_KERNELS, Kernel
-from teka.functional.relative import RELATIVES, Relative, RingRelative, RotationJoint
+from teka.functional import RELATIVES, Kernel, Relative, RotationJoint, attention, draw_projection
+from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.relative.clipped import RingRelative
 from teka.nn import AbsolutePosition, Attention
 
 TOLERANCE = 1e-10

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, attention, decode
-from teka.functional.backend import Workload, backend_costs
 from teka.functional.kernel.base import mask_features
 from teka.functional.kernel.local import LocalKernel
-from teka.functional.placement import Placement, Sites
+from teka.functional.plan import Workload, backend_costs
+from teka.functional.positions import Positions
 
 DIM, SCALE = 6, 0.4
 WITHOUT_SOFTMAX = [name for name in RELATIVE_NAMES if name != "rotation_joint"]
@@ -89,7 +89,7 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
     mask = draw_mask(2, num_tokens)
     relative = build_relative(name, heads=3, dim=DIM, num_axes=grid.num_axes, kernel=kernel, max_distance=3)
     relative = None if relative is None else relative.for_kernel(kernel)
-    placement = Placement(Sites(grid), Sites(grid), first)
+    positions = Positions(grid, num_prefix_tokens=first)
 
     def with_gradients(output: Tensor) -> list[Tensor]:
         cotangent = torch.cos(torch.arange(output.numel(), dtype=output.dtype)).reshape(output.shape)
@@ -97,8 +97,8 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
 
     keep = mask[:, None]
     keep = keep & torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril() if is_causal else keep
-    truth = with_gradients(explicit_attention(inputs, kernel, relative, placement, scale=SCALE, keep=keep))
-    work = Workload(kernel, relative, placement, num_tokens, num_tokens, DIM, 4, is_causal)
+    truth = with_gradients(explicit_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep))
+    work = Workload(kernel, relative, positions, num_tokens, num_tokens, DIM, 4, is_causal)
     found = {}
     for backend in backend_costs(work):
         output = attention(

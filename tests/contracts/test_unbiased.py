@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from teka.functional import FeatureKernel, Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
+from teka.functional import PROJECTIONS, FeatureKernel, Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
 from teka.functional.kernel import RANDOM_KERNELS
-from teka.functional.projection import PROJECTIONS
 
 SCALE, DIM = 0.6, 6
 

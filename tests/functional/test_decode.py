@@ -13,9 +13,18 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Clipped, DecodingState, FeatureKernel, Positive, Rotary, attention, decode
-from teka.functional.kernel import KERNELS, Kernel
-from teka.functional.relative import Relative
+from teka.functional import (
+    KERNELS,
+    Clipped,
+    DecodingState,
+    FeatureKernel,
+    Kernel,
+    Positive,
+    Relative,
+    Rotary,
+    attention,
+    decode,
+)
 
 RELATIVES = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
 PAIRS = [

@@ -5,7 +5,7 @@ from torch import Generator
 
 from teka import Grid
 from teka.functional import Constant, Positive, attention, draw_projection
-from teka.functional.estimator_report import COLLAPSED_SPREAD, EstimatorReport, estimator_report
+from teka.functional.attention import COLLAPSED_SPREAD, EstimatorReport, estimator_report
 from teka.functional.relative import make_relative
 
 

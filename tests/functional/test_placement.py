@@ -5,14 +5,13 @@ import torch
 
 from teka import Grid
 from teka.functional import length_mask
-from teka.functional.placement import Placement, Sites, check_placement
+from teka.functional.positions import Positions
 
 LIKE = torch.zeros((), dtype=torch.float64)
 
 
-def alike(grid: Grid | None = None, positions: torch.Tensor | None = None, num_prefix_tokens: int = 0) -> Placement:
-    sites = Sites(grid, positions)
-    return Placement(sites, sites, num_prefix_tokens)
+def alike(grid: Grid | None = None, positions: torch.Tensor | None = None, num_prefix_tokens: int = 0) -> Positions:
+    return Positions(grid, positions, num_prefix_tokens=num_prefix_tokens)
 
 
 def test_a_grids_offsets_wrap_and_those_of_its_positions_do_not():
@@ -42,11 +41,11 @@ def test_some_rows_of_the_offsets_are_those_rows():
 
 
 def test_queries_and_keys_may_be_in_different_places():
-    placement = Placement(Sites(Grid(2, spacing=2.0, origin=0.5)), Sites(Grid(4)))
+    placement = Positions(Grid(2, spacing=2.0, origin=0.5), key=Positions(Grid(4)))
     assert placement.offsets_like(LIKE)[..., 0].tolist() == [[0.5, -0.5, -1.5, -2.5], [2.5, 1.5, 0.5, -0.5]]
     assert torch.equal(placement.axis_offsets_like(0, LIKE), placement.offsets_like(LIKE)[..., 0])
     assert placement.shared_grid is None
-    mixed = Placement(Sites(Grid(4, periodic=True)), Sites(positions=torch.tensor([[[3.5]], [[0.0]]])))
+    mixed = Positions(Grid(4, periodic=True), key=Positions(points=torch.tensor([[[3.5]], [[0.0]]])))
     assert mixed.offsets_like(LIKE)[..., 0, 0].tolist() == [[0.5, 1.5, -1.5, -0.5], [0.0, 1.0, -2.0, -1.0]]
 
 
@@ -74,15 +73,18 @@ def test_frequencies_take_the_nearest_that_fit_the_torus_and_have_a_gradient_onl
         (alike(positions=torch.zeros(6, 1)), r"positions has shape \(6, 1\), expected \(7, axes\)"),
         (alike(positions=torch.zeros(3, 7, 1)), r"positions has shape \(3, 7, 1\)"),
         (alike(positions=torch.full((7, 1), math.nan)), "positions hold NaN"),
-        (Placement(Sites(Grid(7)), Sites(Grid(4))), "the key sequence has 5 tokens"),
-        (Placement(Sites(Grid(7)), Sites(Grid((5, 1)))), "1 axes, as the queries have"),
-        (Placement(Sites(Grid(7, periodic=True)), Sites(Grid(5))), r"expected periods \(7.0,\)"),
-        (Placement(Sites(Grid(6)), Sites(Grid(4)), 1), "num_prefix_tokens is 1, expected 0 where the keys"),
+        (Positions(Grid(7), key=Positions(Grid(4))), "the key sequence has 5 tokens"),
+        (Positions(Grid(7), key=Positions(Grid((5, 1)))), "1 axes, as the queries have"),
+        (Positions(Grid(7, periodic=True), key=Positions(Grid(5))), r"expected periods \(7.0,\)"),
+        (
+            Positions(Grid(6), key=Positions(Grid(4)), num_prefix_tokens=1),
+            "num_prefix_tokens is 1, expected 0 where the keys",
+        ),
     ],
 )
-def test_a_placement_that_does_not_fit_is_refused(placement: Placement, message: str):
+def test_a_placement_that_does_not_fit_is_refused(placement: Positions, message: str):
     with pytest.raises(ValueError, match=message):
-        check_placement(placement, batch=2, num_queries=7, num_keys=7 if placement.key is placement.query else 5)
+        placement.check(batch=2, num_queries=7, num_keys=7 if placement.key is None else 5)
 
 
 def test_a_mask_of_lengths_keeps_the_first_of_every_sample():

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator
 
-from teka.functional import draw_projection
-from teka.functional.projection import PROJECTIONS
+from teka.functional import PROJECTIONS, draw_projection
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)

@@ -6,7 +6,7 @@ import torch
 from tests.contracts.cases import pair_exists
 from torch import Tensor
 
-from teka.functional.relative import RELATIVES
+from teka.functional import RELATIVES
 from teka.models import Performer
 
 SIZE = (6, 10)

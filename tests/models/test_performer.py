@@ -8,9 +8,8 @@ from tests.contracts.cases import pair_exists, relative_change
 from tests.models.small_performer import SIZE, build, draw_images, kernel_for, layers
 from torch import nn
 
-from teka.functional import Focused, SquaredRelu
-from teka.functional.kernel import KERNELS
-from teka.functional.relative import RELATIVES, ROTARY_NORMALIZERS
+from teka.functional import KERNELS, RELATIVES, Focused, SquaredRelu
+from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.performer import POOLS, POSITIONS
 from teka.nn import Fourier, Rotary, Rotation, redraw_projections
 

@@ -11,7 +11,7 @@ from torch.nn.functional import conv2d, pad
 from teka.audit import equivariance_error
 from teka.experiments.reproduce.papers import paper_models
 from teka.functional import relative
-from teka.functional.relative import StationaryRelative
+from teka.functional.relative.stationary import StationaryRelative
 from teka.models import SelfAttentionNetwork
 from teka.models.self_attention_network import POSITIONS, make_gaussian_or_table
 from teka.nn import Attention, Quadratic

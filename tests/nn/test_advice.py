@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from teka.functional.estimator_report import EstimatorReport
+from teka.functional.attention import EstimatorReport
 from teka.nn.advice import advise, features_for
 from teka.nn.findings import EstimatorFindings, GroupFindings, ShiftFindings, SizeFindings
 

@@ -1,5 +1,4 @@
 import math
-import sys
 from typing import Any
 
 import pytest
@@ -7,10 +6,9 @@ import torch
 from tests.contracts.cases import PAIRS, Case, across, relative_change
 from torch import Tensor
 
-from teka import Grid, functional
+from teka import Grid
 from teka.functional import SquaredRelu
-from teka.functional.backend import choose_backend
-from teka.functional.backend.cost import Cost
+from teka.functional.plan import Plan
 from teka.nn import Attention, Clipped, RandomFeatures, Rotation, TransformerBlock
 
 GRID = Grid((3, 5))
@@ -70,11 +68,13 @@ def test_the_backend_it_names_is_the_one_that_computes(
 ):
     chosen: list[str] = []
 
-    def choose(backend: str, costs: dict[str, Cost], device_type: str) -> str:
-        chosen.append(choose_backend(backend, costs, device_type))
-        return chosen[-1]
+    evaluate = Plan.evaluate
 
-    monkeypatch.setattr(sys.modules[functional.attention.__module__], "choose_backend", choose)
+    def record(plan: Plan, *given: torch.Tensor, **masks: torch.Tensor | None) -> torch.Tensor:
+        chosen.append(plan.backend)
+        return evaluate(plan, *given, **masks)
+
+    monkeypatch.setattr(Plan, "evaluate", record)
     grid, layer = Grid(shape), build(kernel=pair.kernel, relative=pair.relative, backend=backend).eval()
     if isinstance(layer.kernel, RandomFeatures):
         layer.kernel.is_fresh = False  # no comparison with the truth, which chooses a backend too

@@ -13,8 +13,8 @@ from torch import Tensor
 import teka
 from teka import Grid
 from teka.functional import Positive, Rotary, SquaredRelu
-from teka.functional.estimator_report import estimator_report
-from teka.functional.relative import LENGTH_SHARE
+from teka.functional.attention import estimator_report
+from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
 from teka.nn.advice import features_for
 from teka.nn.diagnosis import MEASURED_TOKENS

@@ -1,4 +1,3 @@
-import sys
 from typing import Any
 
 import pytest
@@ -6,8 +5,8 @@ import torch
 from tests.contracts.cases import PAIRS, Case, across
 
 import teka
-from teka import Grid, functional
-from teka.functional.backend import choose_backend
+from teka import Grid
+from teka.functional.plan import Plan
 from teka.nn import Attention, RandomFeatures, explain
 from teka.nn.explain import LONGEST
 
@@ -23,11 +22,13 @@ def test_the_backends_it_names_are_those_that_compute(
 ):
     chosen: list[str] = []
 
-    def choose(backend: str, costs: dict[str, Any], device_type: str = "cpu") -> str:
-        chosen.append(choose_backend(backend, costs, device_type))
-        return chosen[-1]
+    evaluate = Plan.evaluate
 
-    monkeypatch.setattr(sys.modules[functional.attention.__module__], "choose_backend", choose)
+    def record(plan: Plan, *given: torch.Tensor, **masks: torch.Tensor | None) -> torch.Tensor:
+        chosen.append(plan.backend)
+        return evaluate(plan, *given, **masks)
+
+    monkeypatch.setattr(Plan, "evaluate", record)
     grid, layer = Grid(shape), build(dim=8, kernel=pair.kernel, relative=pair.relative)
     if isinstance(layer.kernel, RandomFeatures):
         layer.kernel.is_fresh = False  # no comparison with the truth, which chooses a backend too

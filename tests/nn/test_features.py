@@ -9,8 +9,7 @@ from torch import Generator, nn
 
 import teka
 from teka import Grid
-from teka.functional import Hedgehog, Positive, Trigonometric, default_num_features
-from teka.functional.relative import RELATIVES
+from teka.functional import RELATIVES, Hedgehog, Positive, Trigonometric, default_num_features
 from teka.models import Performer
 from teka.nn import Attention, ClippedFeatures, LearnedFeatures, RandomFeatures, redraw_projections
 

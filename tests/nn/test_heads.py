@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.functional.relative import RELATIVES
+from teka.functional import RELATIVES
 from teka.nn import Attention, Clipped, Rotary, Rotation
 from teka.nn.heads import count_position_heads
 

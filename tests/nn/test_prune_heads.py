@@ -10,7 +10,7 @@ from torch import Tensor
 
 from teka import Grid, functional
 from teka.flops import flop_counter
-from teka.functional.kernel import KERNELS
+from teka.functional import KERNELS
 from teka.nn import Attention, Clipped, EmbeddedTable, LearnedFeatures, Quadratic, prune_heads
 from teka.nn.relative import RELATIVE_MODULES
 

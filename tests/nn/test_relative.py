@@ -9,9 +9,8 @@ from tests.contracts.cases import with_leaves
 from torch.nn import Parameter
 
 from teka import functional
-from teka.functional import default_num_features
-from teka.functional.kernel import Softmax
-from teka.functional.relative import RELATIVES, ROTARY_NORMALIZERS
+from teka.functional import RELATIVES, Softmax, default_num_features
+from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.nn import (
     Clipped,
     ClippedFeatures,

@@ -20,9 +20,9 @@ from teka.convert.convolutions import (
     window_reach,
 )
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel import Constant
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import StationaryRelative
+from teka.functional import Constant
+from teka.functional.positions import Positions
+from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
 from teka.nn import Attention, Quadratic
 from teka.nn.waves import inverse_softplus
@@ -220,8 +220,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         raise wrong_value("grid", grid, "a grid with edges")
     heads = attention.heads
     relative.check(heads=heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant())
-    sites = Sites(grid)
-    relative = relative.on(Placement(sites, sites))
+    relative = relative.on(Positions(grid))
     assert isinstance(relative, StationaryRelative)
     device = attention.output.weight.device
     # Offsets δ = x_j − x_i between cells are themselves a grid.

@@ -2,16 +2,15 @@
 
 from teka.functional.attention import attention
 from teka.functional.backend import BACKENDS
-from teka.functional.decode import DecodingState, decode
+from teka.functional.backend.linear import DecodingState
+from teka.functional.decode import decode
 from teka.functional.kernel import (
     KERNELS,
     Constant,
     Elu,
-    FeatureKernel,
     Focused,
     Hedgehog,
     Hyperbolic,
-    Kernel,
     Optimal,
     Positive,
     Relu,
@@ -19,10 +18,11 @@ from teka.functional.kernel import (
     SquaredRelu,
     Taylor2,
     Trigonometric,
-    default_num_features,
+    draw_projection,
 )
-from teka.functional.placement import length_mask
-from teka.functional.projection import PROJECTIONS, draw_projection
+from teka.functional.kernel.base import FeatureKernel, Kernel
+from teka.functional.kernel.random import PROJECTIONS, default_num_features
+from teka.functional.positions import length_mask
 from teka.functional.relative import (
     RELATIVES,
     Clipped,

@@ -1,4 +1,6 @@
-"""Attention with a content kernel and a relative kernel: the one equation."""
+"""Attention with a content kernel and a relative kernel: the one equation; and how well an estimate of it does."""
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -6,17 +8,16 @@ from torch import Tensor
 
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
-from teka.functional.backend import Workload, backend_costs, choose_backend
-from teka.functional.backend.dense.dense import dense
-from teka.functional.backend.fast import fast
-from teka.functional.eager import has_numbers
-from teka.functional.inputs import check_inputs
-from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
-from teka.functional.kernel.base import mask_features
-from teka.functional.placement import Placement, check_mask, check_placement, make_sites
-from teka.functional.relative import Relative, RotationJoint, make_relative
-from teka.functional.scale import check_scale
+from teka.functional.kernel.base import FeatureKernel, Kernel, Keys, Queries, Values
+from teka.functional.plan import Plan, check_inputs
+from teka.functional.positions import Positions, check_mask, make_positions
+from teka.functional.relative.base import Relative
 from teka.grid import Grid
+
+# An estimate has collapsed when it varies about the mean of the values less than this share of what the truth does.
+COLLAPSED_SPREAD = 0.1
+# The truth is the mean of the values itself when it is as near as this, in float64: there is nothing to collapse from.
+INDISTINCT = 1e-9
 
 
 def attention(
@@ -80,94 +81,70 @@ def attention(
     num_keys = key.shape[2]
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     check_flags({"is_causal": is_causal})
-    query_sites = make_sites("", grid, positions)
-    has_own = key_grid is not None or key_positions is not None
-    key_sites = make_sites("key_", key_grid, key_positions) if has_own else query_sites
-    placement = Placement(query_sites, key_sites, num_prefix_tokens)
-    if relative is not None or placement.query.is_known or placement.key.is_known:
-        check_placement(placement, batch=batch, num_queries=num_queries, num_keys=num_keys)
+    positions_ = make_positions("", grid, positions)
+    key_positions_ = None
+    if key_grid is not None or key_positions is not None:
+        key_positions_ = make_positions("key_", key_grid, key_positions)
+    where = Positions(positions_.grid, positions_.points, key_positions_, num_prefix_tokens)
+    if relative is not None or where.is_known or where.of_keys.is_known:
+        where.check(batch=batch, num_queries=num_queries, num_keys=num_keys)
     if is_causal and num_queries != num_keys:
         raise wrong_shape("key", key.shape, f"{num_queries} tokens, as many as the query's, with is_causal")
     for argument, mask, num_tokens in (("key_mask", key_mask, num_keys), ("query_mask", query_mask, num_queries)):
         if mask is not None:
             check_mask(argument, mask, batch=batch, num_tokens=num_tokens)
-    if relative is not None:
-        relative = make_relative(relative, heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
-    joint = relative.num_position_features if isinstance(relative, RotationJoint) else 0
-    kernel = make_kernel(kernel, dim + joint)
-    if relative is not None:
-        relative.check(heads=heads, dim=dim, num_axes=placement.num_axes, kernel=kernel)
-        relative = relative.for_kernel(kernel).on(placement)
-    scale = check_scale(scale, dim + joint)
-    work = Workload(kernel, relative, placement, num_queries, num_keys, dim, value.shape[-1], is_causal)
-    chosen = choose_backend(backend, backend_costs(work), query.device.type)
-
-    dtype = query.dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        query, key, value = query.float(), key.float(), value.float()
-    # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
-    query, key, value = (
-        mask_features(one, mask) for one, mask in ((query, query_mask), (key, key_mask), (value, key_mask))
-    )
-    broken = None
-    if is_causal or key_mask is not None:
-        query, key, value, broken = _without_broken(query, key, value, is_causal=is_causal)
-    with torch.autocast(query.device.type, enabled=False):
-        if isinstance(relative, RotationJoint):
-            query, key = relative.concatenate(query, key, placement, scale=scale)
-            relative, scale = None, 1.0
-        if isinstance(kernel, FeatureKernel) and not is_causal:
-            # Where there is a key for every query, a query whose key is dropped has no part in a statistic either.
-            counted = key_mask if query_mask is None and num_queries == num_keys else query_mask
-            kernel = kernel.fitted(query, key, scale=scale, query_mask=counted, key_mask=key_mask)
-        if chosen == "dense":
-            output = dense(
-                query, key, value, kernel, relative, placement, scale=scale, key_mask=key_mask, is_causal=is_causal
-            )
-        else:
-            assert isinstance(kernel, FeatureKernel)
-            output = fast(
-                chosen,
-                query,
-                key,
-                value,
-                kernel,
-                relative,
-                placement,
-                scale=scale,
-                key_mask=key_mask,
-                is_causal=is_causal,
-            )
-    if broken is not None:
-        output = output.masked_fill(broken[..., None], torch.nan)
-    return mask_features(output, query_mask).to(dtype)
+    plan = Plan.of_kernels(kernel, relative, where, heads=heads, dim=dim, scale=scale, is_causal=is_causal)
+    sizes = {"num_queries": num_queries, "num_keys": num_keys, "dim": dim, "dim_value": value.shape[-1]}
+    plan = plan.computed_by(backend, **sizes, device_type=query.device.type)
+    return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
 
 
-def _without_broken(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch heads keys dim"],
-    value: Float[Tensor, "batch heads keys dim_value"],
-    *,
-    is_causal: bool,
-) -> tuple[
-    Float[Tensor, "batch heads queries dim"],
-    Float[Tensor, "batch heads keys dim"],
-    Float[Tensor, "batch heads keys dim_value"],
-    Bool[Tensor, "batch heads queries"] | None,
-]:
-    """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None.
+@dataclass(frozen=True)
+class EstimatorReport:
+    """Errors of an estimated attention output, relative to the norm of the exact one.
 
-    A product with 0 would carry a NaN of a later token to those before it, and one of a query whose output is not
-    looked at to the gradients of all keys.
+    Args:
+        error: ‖estimate − exact‖ / ‖exact‖.
+        error_of_mean: ‖mean of V − exact‖ / ‖exact‖: what predicting the plain mean would score.
+        spread: ‖estimate − mean of V‖ / ‖exact − mean of V‖, near 1 for a sound estimate and 0 for a collapsed one; 1
+            where the exact output is the mean of V.
     """
-    sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))
-    of_query, of_key, of_value = (~size.isfinite() for size in sizes)
-    if not is_causal:
-        return query.masked_fill(of_query[..., None], 0.0), key, value, of_query
-    of_key = of_key | of_value
-    if query.is_cpu and has_numbers(query) and not (of_query | of_key).any():
-        return query, key, value, None
-    query, key, value = (
-        one.masked_fill(lost[..., None], 0.0) for one, lost in ((query, of_query), (key, of_key), (value, of_key))
-    )
-    return query, key, value, of_query | (of_key.cumsum(dim=-1) > 0)
+
+    error: float
+    error_of_mean: float
+    spread: float
+
+    @classmethod
+    def from_outputs(
+        cls, estimate: Float[Tensor, "*shape"], exact: Float[Tensor, "*shape"], mean: Float[Tensor, "..."]
+    ) -> "EstimatorReport":
+        """The errors of an output in float64, over all entries, from the mean of the values that each query sees."""
+        size, distance = exact.norm().clamp_min(torch.finfo(exact.dtype).tiny), (exact - mean).norm()
+        is_distinct = bool(distance > INDISTINCT * size)
+        return cls(
+            error=float((estimate - exact).norm() / size),
+            error_of_mean=float(distance / size),
+            spread=float((estimate - mean).norm() / distance) if is_distinct else 1.0,
+        )
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the estimate is the mean of the values where the truth is not."""
+        return self.spread < COLLAPSED_SPREAD
+
+
+def estimator_report(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    kernel: FeatureKernel,
+    *,
+    relative: Relative | None = None,
+    positions: Float[Tensor, "placed axes"] | None = None,
+) -> EstimatorReport:
+    """Compare attention by features that estimate softmax with softmax attention on the same tensors, in float64."""
+    query, key, value = (tensor.detach().double() for tensor in (query, key, value))
+    with torch.no_grad():
+        exact = attention(query, key, value, kernel="softmax", relative=relative, positions=positions)
+        estimate = attention(query, key, value, kernel=kernel, relative=relative, positions=positions)
+    return EstimatorReport.from_outputs(estimate, exact, value.mean(dim=2, keepdim=True))

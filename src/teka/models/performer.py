@@ -12,8 +12,9 @@ from typing_extensions import Unpack
 
 from teka.checks import LARGEST, MOST_BLOCKS, check_flags, check_name, check_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional.kernel import RANDOM_KERNELS, Kernel, with_floor
-from teka.functional.relative import NUM_FREQUENCIES, RELATIVES, initial_frequency
+from teka.functional import RELATIVES, Kernel
+from teka.functional.kernel import RANDOM_KERNELS, with_floor
+from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequency
 from teka.grid import Grid
 from teka.nn import (
     AbsolutePosition,

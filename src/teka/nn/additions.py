@@ -10,7 +10,7 @@ from torch.nn.functional import conv1d, conv2d, conv3d, pad, rms_norm
 
 from teka.checks import BOOLEAN, check_tensor, is_whole
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel.kept_mean import kept_mean
+from teka.functional.kernel.base import kept_mean
 from teka.grid import Grid
 from teka.nn.tokens import KeyMask, Keys, Queries
 

@@ -6,12 +6,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from teka import functional
+from teka._compat import is_plain_eager_on_cpu
 from teka.checks import check_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional.backend import choose_backend
-from teka.functional.decode import DecodingState
-from teka.functional.eager import is_plain_eager_on_cpu
-from teka.functional.kernel import FeatureKernel, Kernel
+from teka.functional import DecodingState, FeatureKernel, Kernel
+from teka.functional.plan import choose_backend
 from teka.grid import Grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
 from teka.nn.features import RandomFeatures

@@ -10,13 +10,12 @@ from torch import Tensor
 from teka import functional
 from teka.audit.function import check_evaluation_mode
 from teka.errors import wrong_value
-from teka.functional.backend import choose_backend
-from teka.functional.backend.cost import Cost
-from teka.functional.estimator_report import EstimatorReport
-from teka.functional.kernel import FeatureKernel, Kernel
+from teka.functional import Clipped, ClippedFeatures, FeatureKernel, Fourier, Kernel, Relative, Rotary
+from teka.functional.attention import EstimatorReport
+from teka.functional.backend import Cost
 from teka.functional.kernel.base import mask_features
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import Clipped, ClippedFeatures, Fourier, Relative, Rotary, RotaryRelative
+from teka.functional.plan import choose_backend
+from teka.functional.positions import Positions
 from teka.grid import Grid
 from teka.nn.advice import advise
 from teka.nn.attention import Attention
@@ -223,7 +222,7 @@ def _estimator_findings(
     """Errors of features against what they stand for, or None where they stand for themselves."""
     if isinstance(kernel, FeatureKernel) and kernel.estimates_softmax:
         draws, true_kernel, true_relative = getattr(kernel, "projection", None), functional.Softmax(), relative
-        if isinstance(relative, RotaryRelative):
+        if isinstance(relative, Rotary):
             # Turned features stand for no other kernel, but what they are before the turn does.
             estimate, true_relative = heads.attend(kernel, None, "dense", dtype=torch.float64), None
     elif isinstance(relative, ClippedFeatures):
@@ -255,13 +254,12 @@ def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, fl
     }
 
 
-def _placement(excerpt: Excerpt) -> Placement:
-    sites = Sites(excerpt.grid, excerpt.positions)
-    return Placement(sites, sites, excerpt.num_prefix_tokens)
+def _positions(excerpt: Excerpt) -> Positions:
+    return Positions(excerpt.grid, excerpt.positions, num_prefix_tokens=excerpt.num_prefix_tokens)
 
 
 def _costs(group: HeadGroup, excerpt: Excerpt) -> dict[str, Cost]:
-    return group.costs_at(_placement(excerpt), *2 * (excerpt.tokens.shape[1],))
+    return group.costs_at(_positions(excerpt), *2 * (excerpt.tokens.shape[1],))
 
 
 def _seen_keys(excerpt: Excerpt, *, is_causal: bool) -> float:
@@ -275,7 +273,7 @@ def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]
     """How many waves a periodic grid rounds to frequency 0, and how many waves it rounds."""
     if not isinstance(relative, Fourier | Rotary) or excerpt.grid is None or not any(excerpt.grid.periodic):
         return 0, 0
-    rounded = relative.on(_placement(excerpt))
+    rounded = relative.on(_positions(excerpt))
     assert isinstance(rounded, Fourier | Rotary)
     still = (rounded.frequency == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
     return int(still.sum()), still.numel()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from teka.checks import check_sizes
 from teka.errors import wrong_type, wrong_value
-from teka.functional.backend import choose_backend
-from teka.functional.backend.cost import ELSEWHERE, Cost
+from teka.functional.backend import ELSEWHERE, Cost
+from teka.functional.plan import choose_backend
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.heads import HeadGroup

@@ -7,8 +7,8 @@ from torch.nn import Parameter
 
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_type
-from teka.functional.kernel import LEARNED_KERNELS, RANDOM_KERNELS, FeatureKernel, Kernel, default_num_features
-from teka.functional.projection import PROJECTIONS, draw_projection
+from teka.functional import PROJECTIONS, FeatureKernel, Kernel, default_num_features, draw_projection
+from teka.functional.kernel import LEARNED_KERNELS, RANDOM_KERNELS
 
 
 class RandomFeatures(nn.Module):

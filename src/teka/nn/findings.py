@@ -6,7 +6,7 @@ from textwrap import wrap
 import torch
 
 from teka.codec import encode
-from teka.functional.estimator_report import EstimatorReport
+from teka.functional.attention import EstimatorReport
 
 LINE_LENGTH = 110
 FLOAT16 = torch.finfo(torch.float16)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from teka import functional
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
-from teka.functional.backend import Workload, backend_costs
-from teka.functional.backend.cost import Cost
-from teka.functional.decode import DecodingState, decode
-from teka.functional.kernel import DETERMINISTIC_KERNELS, KERNELS, LEARNED_KERNELS, RANDOM_KERNELS, Constant, Kernel
-from teka.functional.placement import Placement, make_sites
-from teka.functional.relative import NUM_FREQUENCIES, Relative
+from teka.functional import KERNELS, Constant, DecodingState, Kernel, Relative, decode
+from teka.functional.backend import Cost
+from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
+from teka.functional.plan import Workload, backend_costs
+from teka.functional.positions import Positions, make_positions
+from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.relative import ClippedFeatures, relative_class
@@ -105,21 +105,22 @@ class HeadGroup:
     ) -> dict[str, Cost]:
         """Cost of every backend that can compute these heads between the tokens of grids, by default of one."""
         check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-        query = make_sites("", grid, None)
-        key = query if context_grid is None else make_sites("context_", context_grid, None)
-        placement = Placement(query, key, num_prefix_tokens)
+        key = None if context_grid is None else make_positions("context_", context_grid, None)
+        positions = Positions(make_positions("", grid, None).grid, key=key, num_prefix_tokens=num_prefix_tokens)
         if self.relative is not None and grid is None:
             raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
-        return self.costs_at(placement, *(num_prefix_tokens + (sites.num_tokens or 1) for sites in (query, key)))
+        return self.costs_at(
+            positions, *(num_prefix_tokens + (one.num_placed or 1) for one in (positions, positions.of_keys))
+        )
 
-    def costs_at(self, placement: Placement, num_queries: int, num_keys: int) -> dict[str, Cost]:
+    def costs_at(self, positions: Positions, num_queries: int, num_keys: int) -> dict[str, Cost]:
         """The same for tokens at any places."""
         relative = self.relative
         if relative is not None:
-            relative.check(heads=self.num_heads, dim=self.dim, num_axes=placement.num_axes, kernel=self.kernel)
-            relative = relative.on(placement)
+            relative.check(heads=self.num_heads, dim=self.dim, num_axes=positions.num_axes, kernel=self.kernel)
+            relative = relative.on(positions)
         sizes = (num_queries, num_keys, self.dim, self.dim_value)
-        return backend_costs(Workload(self.kernel, relative, placement, *sizes, self.is_causal))
+        return backend_costs(Workload(self.kernel, relative, positions, *sizes, self.is_causal))
 
 
 def pair_name(kernel: Kernel, relative: Relative | None) -> str:

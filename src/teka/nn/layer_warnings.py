@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.functional.eager import has_numbers
-from teka.functional.estimator_report import estimator_report
+from teka._compat import has_numbers
+from teka.functional import Relative
+from teka.functional.attention import estimator_report
 from teka.functional.kernel.base import mask_features
-from teka.functional.placement import Sites
-from teka.functional.relative import Relative
+from teka.functional.positions import Positions
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup
 from teka.nn.tokens import KeyMask, Keys, Mixed, Queries, Values
@@ -37,7 +37,7 @@ def warn_of_collapse(
     value: Values,
     *,
     relative: Relative | None,
-    sites: Sites,
+    sites: Positions,
     key_mask: KeyMask | None,
 ) -> None:
     """Compare a new draw of random features with the truth, on the first kept tokens of one sample; warn of a collapse.
@@ -52,7 +52,7 @@ def warn_of_collapse(
     random_features.is_fresh = False
     placed = None
     if relative is not None:
-        first = key.shape[2] - (sites.num_tokens or 0)
+        first = key.shape[2] - (sites.num_placed or 0)
         query, key, value = (tensor[:, :, first:] for tensor in (query, key, value))
         key_mask = None if key_mask is None else key_mask[:, first:]
         positions = sites.places(query.device).double()

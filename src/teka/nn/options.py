@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from teka.checks import check_flags, check_name, check_sizes, is_number
 from teka.errors import wrong_value
-from teka.functional.backend import BACKENDS
+from teka.functional import BACKENDS
 from teka.nn.additions import QUERY_KEYS
 from teka.nn.features import ContentKernel
 from teka.nn.waves import RelativeModule

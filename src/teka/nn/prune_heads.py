@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from teka.checks import is_whole
 from teka.errors import wrong_type, wrong_value
-from teka.functional.kernel import Constant, Hedgehog
+from teka.functional import Constant, Hedgehog
 from teka.nn.additions import PlainQueryKey
 from teka.nn.attention import Attention
 from teka.nn.features import LearnedFeatures

@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn import Parameter
 from torch.nn.functional import softplus
 
+from teka import functional as kernels
 from teka.checks import POSITIVE, check_name, check_sizes, is_positive
 from teka.errors import unknown_name, wrong_value
-from teka.functional import relative as kernels
-from teka.functional.relative import MAX_DISTANCE, ROTARY_NORMALIZERS
+from teka.functional.relative.clipped import MAX_DISTANCE
+from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.nn.features import RandomFeatures
 from teka.nn.waves import Fourier, RelativeModule, Rotary, Rotation, RotationJoint, inverse_softplus
 

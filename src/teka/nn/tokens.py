@@ -11,7 +11,8 @@ from torch.nn import Parameter
 from teka import functional
 from teka.checks import WHOLE, check_flags, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.placement import Sites, check_mask, check_sites, length_mask, make_sites
+from teka.functional import length_mask
+from teka.functional.positions import Positions, check_mask, make_positions
 from teka.grid import Grid
 
 # Shapes of queries, keys and values, and where a key is kept.
@@ -49,9 +50,9 @@ class Scene:
     has_context: bool  # whether the two are not the same tokens
 
     @property
-    def sites(self) -> Sites:
+    def sites(self) -> Positions:
         """Where the tokens that attend are."""
-        return Sites(self.places.get("grid"), self.places.get("positions"))
+        return Positions(self.places.get("grid"), self.places.get("positions"))
 
 
 def make_scene(
@@ -77,9 +78,9 @@ def make_scene(
     check_tokens("tokens", tokens, "batch", "tokens", dims[0], first=first)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     places = {"grid": grid, "positions": positions, "num_prefix_tokens": num_prefix_tokens}
-    sites = make_sites("", grid, positions)
+    sites = make_positions("", grid, positions)
     if sites.is_known or needs_places:
-        check_sites("", sites, num_prefix_tokens, batch=tokens.shape[0], num_tokens=tokens.shape[1])
+        sites.check_tokens("", num_prefix_tokens, batch=tokens.shape[0], num_tokens=tokens.shape[1])
     if context is None:
         for argument, given in (("context_grid", context_grid), ("context_positions", context_positions)):
             if given is not None:
@@ -88,9 +89,9 @@ def make_scene(
             raise wrong_value("context", None, f"tokens of size context_dim = {dims[1]}")
     else:
         check_tokens("context", context, tokens.shape[0], "tokens", dims[1], first=first)
-        key_sites = make_sites("context_", context_grid, context_positions)
+        key_sites = make_positions("context_", context_grid, context_positions)
         if key_sites.is_known or needs_places:
-            check_sites("context_", key_sites, 0, batch=context.shape[0], num_tokens=context.shape[1])
+            key_sites.check_tokens("context_", 0, batch=context.shape[0], num_tokens=context.shape[1])
         places |= {"key_grid": context_grid, "key_positions": context_positions}
     attended_to, query_mask = tokens if context is None else context, None
     if lengths is not None:

@@ -6,7 +6,7 @@ from typing_extensions import Unpack
 
 from teka.checks import LARGEST, WHOLE, check_sizes, check_tensor, is_number
 from teka.errors import wrong_value
-from teka.functional.placement import length_mask
+from teka.functional import length_mask
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.options import BlockKeywords, takes

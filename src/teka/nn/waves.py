@@ -10,19 +10,13 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import normalize, softplus
 
+from teka import functional as kernels
 from teka.checks import POSITIVE, check_sizes, check_tensor, is_number, is_positive
 from teka.errors import wrong_type, wrong_value
-from teka.functional import relative as kernels
-from teka.functional.relative import (
-    LENGTH_SHARE,
-    NUM_FOURIER_WAVES,
-    NUM_FREQUENCIES,
-    ROTARY_NORMALIZERS,
-    Relative,
-    initial_frequency,
-    rotation_scale,
-)
-from teka.functional.relative.rotary import check_normalizer
+from teka.functional import Relative
+from teka.functional.relative.fourier import NUM_FOURIER_WAVES
+from teka.functional.relative.rotary import LENGTH_SHARE, ROTARY_NORMALIZERS, check_normalizer
+from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequency, rotation_scale
 
 SHORTEST_WAVE = 2.0
 LONGEST_WAVE = 64.0

@@ -16,7 +16,7 @@ from teka.experiments.bench.layers import LAYERS, Settings
 from teka.experiments.bench.measure import Cost
 from teka.experiments.bench.report import bench_table
 
-attention_module = importlib.import_module("teka.functional.attention")
+plan_module = importlib.import_module("teka.functional.plan")
 bench_module = importlib.import_module("teka.experiments.bench.bench")
 cases_module = importlib.import_module("teka.experiments.bench.cases")
 TINY: dict[str, Any] = {"dim": 8, "heads": 2, "batch": 1, "repeats": 2, "warmup": 1}
@@ -75,8 +75,8 @@ def test_threads_and_random_numbers_are_left_as_they_were(tmp_path: Path):
 
 
 def test_a_layer_that_disagrees_with_its_dense_twin_is_not_timed_but_told(tmp_path: Path, monkeypatch):
-    exact = attention_module.fast
-    monkeypatch.setattr(attention_module, "fast", lambda *given, **named: 1.01 * exact(*given, **named))
+    exact = plan_module.fast
+    monkeypatch.setattr(plan_module, "fast", lambda *given, **named: 1.01 * exact(*given, **named))
     result: Any = bench((9, 25), **TINY, layers=["squared_relu", "softmax"], out=tmp_path)
     assert [row["layer"] for row in result["rows"]] == ["four_gemms", "softmax"] * 2
     assert [(entry["layer"], entry["backend"], entry["tokens"]) for entry in result["left_out"]] == [

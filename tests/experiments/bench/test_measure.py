@@ -24,7 +24,7 @@ from teka.experiments.bench.measure import (
 from teka.nn import Attention
 
 ALL_THE_TIME = Deadline()
-attention_module = importlib.import_module("teka.functional.attention")
+plan_module = importlib.import_module("teka.functional.plan")
 FAST = [layer for layer in LAYERS if layer.backend in ("linear", "toeplitz", "rings", "fft")]
 LINEAR = next(layer for layer in LAYERS if layer.backend == "linear")
 
@@ -297,21 +297,21 @@ def test_dense_layers_and_other_libraries_have_no_twin():
 
 @pytest.mark.parametrize(("factor", "acceptable"), [(1.0, True), (1.01, False), (float("nan"), False)])
 def test_a_fast_path_that_computes_something_else_is_found(monkeypatch, factor: float, acceptable: bool):
-    exact = attention_module.fast
-    monkeypatch.setattr(attention_module, "fast", lambda *given, **named: factor * exact(*given, **named))
+    exact = plan_module.fast
+    monkeypatch.setattr(plan_module, "fast", lambda *given, **named: factor * exact(*given, **named))
     found = disagreement(step_of(LINEAR))
     assert found is not None
     assert found.is_acceptable is acceptable
 
 
 def test_a_wrong_gradient_is_found_and_named(monkeypatch):
-    exact = attention_module.fast
+    exact = plan_module.fast
 
     def halves_the_gradient_of_keys(backend, query, key, *given, **named) -> Tensor:
         fixed = key.detach()
         return exact(backend, query, fixed + 0.5 * (key - fixed), *given, **named)
 
-    monkeypatch.setattr(attention_module, "fast", halves_the_gradient_of_keys)
+    monkeypatch.setattr(plan_module, "fast", halves_the_gradient_of_keys)
     found = disagreement(step_of(LINEAR))
     assert found is not None
     assert not found.is_acceptable

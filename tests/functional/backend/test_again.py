@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from teka.functional.backend.again import again_in_backward
+from teka.functional.backend import checkpointed
 
 
 def test_it_runs_a_second_time_for_a_gradient_and_once_without():
@@ -12,15 +12,15 @@ def test_it_runs_a_second_time_for_a_gradient_and_once_without():
         return numbers.square()
 
     numbers = torch.arange(3.0, requires_grad=True)
-    again_in_backward(square, numbers).sum().backward()
+    checkpointed(square, numbers).sum().backward()
     assert torch.equal(numbers.grad, 2 * numbers.detach())  # pyright: ignore[reportArgumentType]
     assert len(calls) == 2
     with torch.no_grad():
-        again_in_backward(square, numbers)
+        checkpointed(square, numbers)
     assert len(calls) == 3
 
 
 def test_transforms_of_torch_func_go_through():
     numbers = torch.arange(3.0)
-    gradient = torch.func.grad(lambda one: again_in_backward(torch.square, one).sum())(numbers)
+    gradient = torch.func.grad(lambda one: checkpointed(torch.square, one).sum())(numbers)
     assert torch.equal(gradient, 2 * numbers)

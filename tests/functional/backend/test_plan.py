@@ -2,12 +2,11 @@ import pytest
 import torch
 
 from teka import Grid
-from teka.functional import Clipped, Rotation, Softmax, SquaredRelu
-from teka.functional.backend import BACKENDS, Workload, backend_costs, choose_backend
-from teka.functional.backend.cost import Cost
-from teka.functional.kernel import Kernel
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import Relative, make_relative
+from teka.functional import BACKENDS, Clipped, Kernel, Relative, Rotation, Softmax, SquaredRelu
+from teka.functional.backend import Cost
+from teka.functional.plan import Workload, backend_costs, choose_backend
+from teka.functional.positions import Positions
+from teka.functional.relative import make_relative
 
 
 def costs(
@@ -20,10 +19,9 @@ def costs(
     is_causal: bool = False,
     key_grid: Grid | None = None,
 ) -> dict[str, Cost]:
-    query = Sites(grid)
-    placement = Placement(query, query if key_grid is None else Sites(key_grid))
+    positions = Positions(grid, key=None if key_grid is None else Positions(key_grid))
     num_keys = num_tokens if key_grid is None else key_grid.num_tokens
-    return backend_costs(Workload(kernel, relative, placement, num_tokens, num_keys, dim, dim, is_causal))
+    return backend_costs(Workload(kernel, relative, positions, num_tokens, num_keys, dim, dim, is_causal))
 
 
 def rotation() -> Rotation:

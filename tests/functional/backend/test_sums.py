@@ -1,6 +1,6 @@
 import torch
 
-from teka.functional.backend.sums import Sums
+from teka.functional.backend import Sums
 
 
 def sums(seed: int, log_peak: float | None) -> Sums:

@@ -3,9 +3,8 @@
 import torch
 from torch import Generator, Tensor
 
-from teka.functional import draw_projection
-from teka.functional.kernel import RANDOM_KERNELS, FeatureKernel, Kernel, Softmax, make_kernel
-from teka.functional.kernel.taylor2 import Taylor2
+from teka.functional import FeatureKernel, Kernel, Softmax, Taylor2, draw_projection
+from teka.functional.kernel import RANDOM_KERNELS, make_kernel
 
 # Every kernel by name, and the modes that are not the default.
 OTHER_MODES: dict[str, Kernel] = {"taylor2-mean": Taylor2("mean")}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 
-from teka.functional.kernel import Elu
-from teka.functional.kernel.exponential import LOWEST_EXPONENT
+from teka.functional import Elu
+from teka.functional.kernel.base import LOWEST_EXPONENT
 
 
 def test_its_weights_are_the_formula_in_loops():

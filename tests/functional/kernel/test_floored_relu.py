@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from tests.contracts.cases import draw_inputs, relative_change
 from tests.functional.kernel.fitted_kernels import attention_matrix
 
-from teka.functional import attention
-from teka.functional.kernel import Focused, Relu, SquaredRelu
-from teka.functional.kernel.floored_relu import FlooredRelu
+from teka.functional import Focused, Relu, SquaredRelu, attention
+from teka.functional.kernel.local import FlooredRelu
 
 FLOORED: tuple[type[FlooredRelu], ...] = (Relu, SquaredRelu, Focused)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 
-from teka.functional.kernel import Focused
+from teka.functional import Focused
 
 
 def features_in_loops(vector: torch.Tensor, epsilon: float) -> list[float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import Hedgehog, Relative, Rotary, attention, decode
 from teka.functional.kernel import make_kernel
-from teka.functional.placement import Placement, Sites
+from teka.functional.positions import Positions
 
 HEADS, DIM, MAPS = 3, 5, 7
 TENSORS = [field.name for field in dataclasses.fields(Hedgehog)]
@@ -136,9 +136,9 @@ def test_what_each_head_learns_is_the_equations_gradient_by_every_evaluation(
         backend=backend,
         num_prefix_tokens=num_prefix_tokens,
     )
-    placement = Placement(Sites(grid), Sites(grid), num_prefix_tokens)
+    positions = Positions(grid, num_prefix_tokens=num_prefix_tokens)
     keep = None if mask is None else mask[:, None]
-    expected = explicit_attention(inputs, kernel, built, placement, scale=DIM**-0.5, keep=keep)
+    expected = explicit_attention(inputs, kernel, built, positions, scale=DIM**-0.5, keep=keep)
     for one, other in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
         assert (other.flatten(1).norm(dim=-1) > 1e-4).all()
         assert relative_change(one, other) < 1e-10

@@ -6,8 +6,7 @@ from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 from tests.functional.kernel.fitted_kernels import draw_vectors, softmax_error
 from torch import Generator, Tensor
 
-from teka.functional import draw_projection
-from teka.functional.kernel import Hyperbolic, Positive
+from teka.functional import Hyperbolic, Positive, draw_projection
 
 
 def build(num_features: int = 7, dim: int = 5, projection: str = "orthogonal", seed: int = 0) -> Hyperbolic:

@@ -1,7 +1,7 @@
 import torch
 from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 
-from teka.functional.kernel.kept_mean import kept_mean
+from teka.functional.kernel.base import kept_mean
 
 
 def test_it_is_the_mean_of_each_batch_and_head_over_the_kept_tokens():

@@ -6,19 +6,8 @@ import torch
 from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 from tests.functional.kernel.fitted_kernels import OTHER_MODES, attention_matrix, build, fit
 
-from teka.functional.kernel import (
-    DETERMINISTIC_KERNELS,
-    KERNELS,
-    LEARNED_KERNELS,
-    RANDOM_KERNELS,
-    Elu,
-    FeatureKernel,
-    Positive,
-    SquaredRelu,
-    default_num_features,
-    make_kernel,
-    with_floor,
-)
+from teka.functional import KERNELS, Elu, FeatureKernel, Positive, SquaredRelu, default_num_features
+from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS, make_kernel, with_floor
 
 ALL_MODES = (*KERNELS, *OTHER_MODES)
 FEATURE_KERNELS = [name for name in KERNELS if isinstance(make_kernel(name, 5), FeatureKernel)]

@@ -7,9 +7,8 @@ from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 from tests.functional.kernel.fitted_kernels import attention_matrix, draw_vectors, fit, softmax_error
 from torch import Generator, Tensor
 
-from teka.functional import draw_projection
-from teka.functional.kernel import Optimal, Positive
-from teka.functional.kernel.optimal import optimal_coefficient
+from teka.functional import Optimal, Positive, draw_projection
+from teka.functional.kernel.random import optimal_coefficient
 
 
 def build(num_features: int = 7, dim: int = 5, projection: str = "orthogonal", seed: int = 0) -> Optimal:

@@ -7,7 +7,7 @@ from tests.functional.kernel.fitted_kernels import draw, draw_vectors, softmax_e
 from torch import Generator
 
 from teka.functional import Positive, draw_projection
-from teka.functional.kernel.exponential import LOWEST_EXPONENT
+from teka.functional.kernel.base import LOWEST_EXPONENT
 
 
 def build(num_features: int = 7, dim: int = 5) -> Positive:

@@ -3,7 +3,7 @@ import math
 import pytest
 from tests.contracts.cases import draw_inputs, draw_mask
 
-from teka.functional.kernel import Relu
+from teka.functional import Relu
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 from tests.functional.kernel.fitted_kernels import attention_matrix, draw_vectors, fit, softmax_error
 
-from teka.functional.kernel import Taylor2
-from teka.functional.kernel.taylor2 import second_order_features
+from teka.functional import Taylor2
+from teka.functional.kernel.features import second_order_features
 
 
 @pytest.mark.parametrize("key_shift", ["none", "mean"])

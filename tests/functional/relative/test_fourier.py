@@ -8,9 +8,8 @@ from tests.contracts.cases import relative_change, with_leaves
 from torch import Tensor
 
 from teka import Grid
-from teka.functional.kernel import Softmax
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import Fourier
+from teka.functional import Fourier, Softmax
+from teka.functional.positions import Positions
 
 
 def build(num_axes: int = 2) -> Fourier:
@@ -22,7 +21,9 @@ def places(*size: int, seed: int = 0) -> Tensor:
 
 
 def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
-    return relative.query_waves(query, query.dtype) @ relative.key_waves(key, key.dtype).transpose(-2, -1)
+    left, right = relative.waves(Positions(points=query, key=Positions(points=key)), query)
+    product = left @ right.transpose(-2, -1)
+    return product if query.ndim == 3 else product[0]
 
 
 def test_it_is_the_formula_in_loops():
@@ -45,8 +46,9 @@ def test_the_product_of_its_waves_is_the_kernel(num_axes: int, batch: tuple[int,
     relative = build(num_axes)
     query, key = places(*batch, 7, num_axes), places(*batch, 5, num_axes, seed=1)
     assert relative.num_waves == 9
-    assert relative.query_waves(query, query.dtype).shape == (*batch, 3, 7, 9)
-    assert relative.key_waves(key, key.dtype).shape == (*batch, 3, 5, 9)
+    query_waves, key_waves = relative.waves(Positions(points=query, key=Positions(points=key)), query)
+    assert query_waves.shape == (*(batch or (1,)), 3, 7, 9)
+    assert key_waves.shape == (*(batch or (1,)), 3, 5, 9)
     expected = relative.log_at(query[..., :, None, :] - key[..., None, :, :]).exp()
     expected = expected.movedim(0, -3)
     assert relative_change(product(relative, query, key), expected) < 1e-12
@@ -68,18 +70,18 @@ def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
-    sites = Sites(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().on(Placement(sites, sites)), places(11, 2)
+    sites = Positions(Grid((5, 7), spacing, periodic=True))
+    relative, offsets = build().on(sites), places(11, 2)
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-9)
     assert relative_change(product(relative, moved, offsets), product(relative, offsets, offsets)) < 1e-10
 
 
 def test_off_a_torus_frequencies_stay_and_on_it_they_are_the_nearest_that_fit():
-    bare = Sites(positions=places(7, 2))
-    assert torch.equal(build().on(Placement(bare, bare)).frequency, build().frequency)
-    sites = Sites(Grid((50, 7), periodic=(True, False)))
-    change = build().on(Placement(sites, sites)).frequency - build().frequency
+    bare = Positions(points=places(7, 2))
+    assert torch.equal(build().on(bare).frequency, build().frequency)
+    sites = Positions(Grid((50, 7), periodic=(True, False)))
+    change = build().on(sites).frequency - build().frequency
     assert 0 < float(change[..., 0].abs().max()) <= math.pi / 50 + 1e-12
     assert torch.count_nonzero(change[..., 1]) == 0
 
@@ -93,10 +95,10 @@ def test_where_it_is_nearly_0_its_logarithm_keeps_its_digits():
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_every_parameter_has_a_gradient_through_kernel_and_waves(periodic: bool):
-    sites = Sites(Grid((5, 7), periodic=periodic))
+    sites = Positions(Grid((5, 7), periodic=periodic))
     for evaluate in (lambda relative: relative.log_at(places(11, 2)), lambda relative: product(relative, *TWO)):
         relative, leaves = with_leaves(build())
-        evaluate(relative.on(Placement(sites, sites))).square().sum().backward()
+        evaluate(relative.on(sites)).square().sum().backward()
         assert set(leaves) == {"constant_weight", "amplitude", "frequency", "phase"}
         for leaf in leaves.values():
             assert leaf.grad is not None

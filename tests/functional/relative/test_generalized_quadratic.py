@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import Grid
-from teka.functional.kernel import Softmax
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import GeneralizedQuadratic, Quadratic
+from teka.functional import GeneralizedQuadratic, Quadratic, Softmax
+from teka.functional.positions import Positions
 
 
 def build() -> GeneralizedQuadratic:
@@ -47,8 +46,8 @@ def test_with_a_round_precision_it_is_the_quadratic_kernel():
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
-    sites = Sites(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().on(Placement(sites, sites)), offsets_of(11)
+    sites = Positions(Grid((5, 7), spacing, periodic=True))
+    relative, offsets = build().on(sites), offsets_of(11)
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
 

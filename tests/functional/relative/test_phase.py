@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from teka.functional.relative.phase import phases, precise
+from teka.functional.positions import phases, precise
 
 
 def frequencies(heads: int = 3, waves: int = 5, axes: int = 2) -> Tensor:

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import Grid
-from teka.functional.kernel import Softmax
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import Quadratic
+from teka.functional import Quadratic, Softmax
+from teka.functional.positions import Positions
 
 
 def build() -> Quadratic:
@@ -52,15 +51,15 @@ def test_it_is_the_papers_inner_product_up_to_a_factor_of_the_query():
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
-    sites = Sites(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().on(Placement(sites, sites)), offsets_of()
+    sites = Positions(Grid((5, 7), spacing, periodic=True))
+    relative, offsets = build().on(sites), offsets_of()
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
 
 
 def test_on_a_torus_the_distance_to_the_centre_is_the_shorter_one():
-    sites = Sites(Grid((10, 10), periodic=(True, False)))
-    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).on(Placement(sites, sites))
+    sites = Positions(Grid((10, 10), periodic=(True, False)))
+    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).on(sites)
     # From 0 to the key 4 cells up is 8 cells from the centre, or 2 round the torus; along the other axis it is 8.
     assert relative.axis_log_kernel(0, torch.tensor([4.0])).tolist() == [[-4.0]]
     assert relative.axis_log_kernel(1, torch.tensor([4.0])).tolist() == [[-64.0]]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.contracts.cases import with_leaves
 
-from teka.functional import Clipped
-from teka.functional.relative import RELATIVES, make_relative
+from teka.functional import RELATIVES, Clipped
+from teka.functional.relative import make_relative
 
 
 @pytest.mark.parametrize("name", RELATIVES)

@@ -8,10 +8,10 @@ from tests.contracts.cases import draw_inputs, relative_change
 from torch import Tensor
 
 from teka import Grid
-from teka.functional.kernel import Constant, FeatureKernel, Softmax, SquaredRelu, make_kernel
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import Rotary
-from teka.functional.relative.rotary import LEAST_WEIGHT, pair_lengths
+from teka.functional import Constant, FeatureKernel, Rotary, Softmax, SquaredRelu
+from teka.functional.kernel import make_kernel
+from teka.functional.positions import Positions, phases
+from teka.functional.relative.rotary import LEAST_WEIGHT, pair_lengths, turn_by
 
 
 def build(num_axes: int = 2) -> Rotary:
@@ -71,8 +71,8 @@ def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
-    sites = Sites(Grid((5, 7), spacing, periodic=True))
-    relative, positions, features = build().on(Placement(sites, sites)), places(7, 2), draw_inputs(7)[0]
+    sites = Positions(Grid((5, 7), spacing, periodic=True))
+    relative, positions, features = build().on(sites), places(7, 2), draw_inputs(7)[0]
     moved = positions + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert relative_change(relative.turn(features, moved), relative.turn(features, positions)) < 1e-10
 
@@ -107,7 +107,8 @@ def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs_or_
 
 def test_weights_of_the_non_negative_form_are_half_the_lengths_and_half_the_turned_features():
     relative, (left, right, _), places_of = Rotary(build().frequency, "nonnegative"), draw_inputs(7), places(7, 2)
-    weights = relative.weighing(left, places_of) @ relative.weighing(right, places_of).transpose(-2, -1)
+    turn = turn_by(phases(relative.frequency, places_of, left.dtype))
+    weights = relative.weighing(left, turn) @ relative.weighing(right, turn).transpose(-2, -1)
     lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
     turned = relative.turn(left, places_of) @ relative.turn(right, places_of).transpose(-2, -1)
     assert relative_change(weights, ((1 + LEAST_WEIGHT) * lengths + turned) / 2) < 1e-14
@@ -149,8 +150,8 @@ def test_lengths_can_be_derived_twice():
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_frequencies_have_gradients(periodic: bool):
-    frequency, sites = build().frequency.requires_grad_(), Sites(Grid((5, 7), periodic=periodic))
-    products(Rotary(frequency).on(Placement(sites, sites)), places(7, 2)).square().sum().backward()
+    frequency, sites = build().frequency.requires_grad_(), Positions(Grid((5, 7), periodic=periodic))
+    products(Rotary(frequency).on(sites), places(7, 2)).square().sum().backward()
     assert frequency.grad is not None
     assert torch.count_nonzero(frequency.grad) == (0 if periodic else frequency.numel())
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Rotation
-from teka.functional.relative import initial_frequency, make_relative, rotation_scale
+from teka.functional.relative import make_relative
+from teka.functional.relative.rotation import initial_frequency, rotation_scale
 
 Number = st.floats(-3, 3)
 Place = st.floats(-50, 50)

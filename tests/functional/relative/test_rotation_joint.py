@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.contracts.cases import draw_inputs, relative_change
@@ -5,7 +7,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Rotation, RotationJoint, attention
-from teka.functional.placement import Placement, Sites
+from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 
 
@@ -20,11 +22,11 @@ def build_exact(num_axes: int = 2) -> Rotation:
     return Rotation(joint.frequency, joint.cosine_weight, joint.sine_weight, joint.scale)
 
 
-def itself(sites: Sites, num_prefix_tokens: int = 0) -> Placement:
-    return Placement(sites, sites, num_prefix_tokens)
+def itself(sites: Positions, num_prefix_tokens: int = 0) -> Positions:
+    return replace(sites, num_prefix_tokens=num_prefix_tokens)
 
 
-def logits(query: Tensor, key: Tensor, placement: Placement, num_axes: int) -> Tensor:
+def logits(query: Tensor, key: Tensor, placement: Positions, num_axes: int) -> Tensor:
     joined_query, joined_key = build(num_axes).concatenate(query, key, placement, scale=0.4)
     return joined_query @ joined_key.transpose(-2, -1)
 
@@ -35,15 +37,15 @@ def test_the_inner_product_of_the_concatenated_vectors_is_the_logit(shape: tuple
     query, key, _ = draw_inputs(grid.num_tokens)
     expected = 0.4 * query @ key.transpose(-2, -1)
     expected = expected + build_exact(len(shape)).log_kernel(query, grid.offsets(dtype=torch.float64), scale=0.4)
-    assert relative_change(logits(query, key, itself(Sites(grid)), len(shape)), expected) < 1e-12
-    by_positions = itself(Sites(positions=grid.positions().expand(2, -1, -1)))
+    assert relative_change(logits(query, key, itself(Positions(grid)), len(shape)), expected) < 1e-12
+    by_positions = itself(Positions(points=grid.positions().expand(2, -1, -1)))
     assert relative_change(logits(query, key, by_positions, len(shape)), expected) < 1e-12
 
 
 def test_queries_and_keys_may_lie_in_different_places():
     places, other = torch.randn(7, 2, dtype=torch.float64), torch.randn(2, 5, 2, dtype=torch.float64)
     query, key = draw_inputs(7)[0], draw_inputs(5)[1]
-    placement = Placement(Sites(positions=places), Sites(positions=other))
+    placement = Positions(points=places, key=Positions(points=other))
     offsets = places[None, :, None] - other[:, None]
     expected = 0.4 * query @ key.transpose(-2, -1) + build_exact().log_kernel(query, offsets, scale=0.4)
     assert relative_change(logits(query, key, placement, 2), expected) < 1e-12
@@ -52,7 +54,7 @@ def test_queries_and_keys_may_lie_in_different_places():
 def test_a_prefix_has_no_position_among_queries_or_keys():
     grid = Grid((3, 5))
     query, key, _ = draw_inputs(2 + 15)
-    found = logits(query, key, itself(Sites(grid), 2), 2)
+    found = logits(query, key, itself(Positions(grid), 2), 2)
     content = 0.4 * query @ key.transpose(-2, -1)
     assert relative_change(found[:, :, :2], content[:, :, :2]) < 1e-12
     assert relative_change(found[:, :, :, :2], content[:, :, :, :2]) < 1e-12
@@ -82,13 +84,10 @@ def test_a_kernel_that_does_not_estimate_softmax_is_refused(kernel: str):
 
 
 def test_a_periodic_axis_is_refused():
-    query, key, _ = draw_inputs(15)
-    placement = itself(Sites(Grid((3, 5), periodic=(False, True))))
+    placement = itself(Positions(Grid((3, 5), periodic=(False, True))))
     with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
         build().on(placement)
-    with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
-        build().concatenate(query, key, placement, scale=1.0)
-    assert isinstance(build().on(itself(Sites(Grid((3, 5))))), RotationJoint)
+    assert isinstance(build().on(itself(Positions(Grid((3, 5))))), RotationJoint)
 
 
 def test_it_declares_that_it_is_equivariant_in_expectation_only():

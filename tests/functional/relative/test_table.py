@@ -1,20 +1,21 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from teka import Grid
-from teka.functional.kernel import Softmax
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import Table
+from teka.functional import Softmax, Table
+from teka.functional.positions import Positions
 
 
 def build(num_axes: int = 2) -> Table:
     return Table.draw(torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax")
 
 
-def between(query: Grid, key: Grid | None = None) -> Placement:
-    return Placement(Sites(query), Sites(query if key is None else key))
+def between(query: Grid, key: Grid | None = None) -> Positions:
+    return Positions(query, key=Positions(query if key is None else key))
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.1, 3.7)])
@@ -75,8 +76,8 @@ def test_grids_whose_cells_do_not_align_are_refused(query: Grid, key: Grid):
 
 
 def test_bare_positions_are_refused():
-    bare, grid = Sites(positions=torch.zeros(7, 2)), Sites(Grid((5, 7)))
-    for argument, placement in (("grid", Placement(bare, bare)), ("key_grid", Placement(grid, bare))):
+    bare, grid = Positions(points=torch.zeros(7, 2)), Positions(Grid((5, 7)))
+    for argument, placement in (("grid", bare), ("key_grid", replace(grid, key=bare))):
         with pytest.raises(ValueError, match=f"^{argument} is None, expected a grid, not bare positions, with"):
             build().on(placement)
 

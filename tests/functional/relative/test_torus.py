@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teka import Grid
-from teka.functional.relative.torus import wrap_axis
+from teka.functional.positions import wrap_axis
 
 
 @given(side=st.integers(1, 11), spacing=st.floats(0.1, 3))

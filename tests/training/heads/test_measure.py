@@ -7,7 +7,7 @@ import torch
 
 from teka import Grid
 from teka.functional import relative
-from teka.functional.placement import Placement, Sites
+from teka.functional.positions import Positions
 from teka.models import SelfAttentionNetwork
 from teka.models.self_attention_network import POSITIONS
 from teka.nn import EmbeddedTable, Quadratic
@@ -71,7 +71,7 @@ def test_everything_is_counted_in_tokens_whatever_the_spacing():
 
 def test_a_table_has_its_attention_and_no_center():
     torch.manual_seed(0)
-    kernel = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)().on(Placement(Sites(GRID), Sites(GRID)))
+    kernel = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)().on(Positions(GRID))
     assert isinstance(kernel, relative.Table)
     heads = look(kernel, GRID)
     assert heads.center.isnan().all()

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import timer
 
+from teka._compat import fake_tensors
 from teka.experiments.bench.layers import Step
 from teka.flops import flop_counter
 from teka.grid import Grid
@@ -119,7 +119,8 @@ def estimate_peak_memory(step: Step) -> int | None:
     features must have run once, as it looks at its numbers the first time. None if that depends on the numbers, as
     where a backend computes those rows again that rounding may have spoilt.
     """
-    fake = FakeTensorMode()
+    torch_fakes = fake_tensors()
+    fake = torch_fakes.FakeTensorMode()
     state = [*step.module.named_parameters(), *step.module.named_buffers()]
     tensors: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state}
 
@@ -130,7 +131,7 @@ def estimate_peak_memory(step: Step) -> int | None:
     try:
         with fake, Allocations() as allocations:
             step.run(stand_in, tokens)
-    except (DataDependentOutputException, DynamicOutputShapeException):
+    except (torch_fakes.DataDependentOutputException, torch_fakes.DynamicOutputShapeException):
         return None
     return allocations.peak
 

@@ -1,16 +1,15 @@
 """The FFT backend: any relative kernel that does not look at the query, between grids of one spacing."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from teka.functional.backend.again import again_in_backward
-from teka.functional.backend.repair import rows_of, with_rows_again
-from teka.functional.backend.sums import Sums, with_ones
-from teka.functional.placement import Placement
-from teka.functional.relative import StationaryRelative
+from teka.functional.backend import BYTES, Cost, Sums, checkpointed, rows_of, with_ones
+from teka.functional.kernel.base import KeyFeatures, QueryFeatures, Values
+from teka.grid import Grid
 
 # Numbers of φ ⊗ [v, 1] that are transformed at once: 64 MiB in float64, in which all of this is computed.
 CHUNK_ELEMENTS = 2**23
@@ -18,20 +17,29 @@ CHUNK_ELEMENTS = 2**23
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
-def fft_fits(placement: Placement) -> bool:
+def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
+    """A transform and its inverse of φ ⊗ [v, 1] in float64, about 2.5 n log₂ n multiply-adds each."""
+    sizes = [
+        one if periodic else one + two - 1
+        for one, two, periodic in zip(query.shape, key.shape, query.periodic, strict=True)
+    ]
+    size = math.prod(sizes) * num_features * (dim_value + 1)
+    transforms = 2 * 2.5 * math.log2(max(2, math.prod(sizes)))
+    return Cost(int(2 * size * transforms), size * 2 * BYTES * (4 + 2 * len(sizes)))
+
+
+def fft_fits(query: Grid, key: Grid) -> bool:
     """Whether offsets between the two grids are those of one grid: both have one spacing along every axis."""
-    if placement.grids is None:
-        return False
-    query, key = placement.grids
     return all(abs(one - two) <= 1e-9 * two for one, two in zip(query.spacing, key.spacing, strict=True))
 
 
 def fft(
-    query_features: Float[Tensor, "batch heads queries features"],
-    key_features: Float[Tensor, "batch heads keys features"],
-    value: Float[Tensor, "batch heads keys dim_value"],
-    relative: StationaryRelative,
-    placement: Placement,
+    query_features: QueryFeatures,
+    key_features: KeyFeatures,
+    value: Values,
+    grids: tuple[Grid, Grid],
+    log_at: Callable[[Float[Tensor, "*pairs axes"]], Float[Tensor, "heads *pairs"]],
+    log_rows: Callable[[Int[Tensor, "rows"]], Float[Tensor, "heads rows keys"]],
 ) -> Sums:
     """Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] as a convolution over the grid, O(L · log L · m · d) work.
 
@@ -39,16 +47,23 @@ def fft(
     bounded one, and multiplies the transform of T_j = φ(k_j) ⊗ [v_j, 1]. A transform errs by a share of the largest
     sum, and not of each: a row far from where c is large may have a sum of no more than that. Such rows are found by
     their denominators and computed again from every pair.
+
+    Args:
+        query_features: φ(q).
+        key_features: φ(k).
+        value: Values.
+        grids: The grids of queries and keys.
+        log_at: log c at offsets.
+        log_rows: log c of some rows of all pairs, in float64.
     """
     dtype = value.dtype
     query_features, key_features, value = query_features.double(), key_features.double(), value.double()
     channels = with_ones(value)
-    log_table, sizes = _offset_table(relative, placement, value)
+    log_table, sizes = _offset_table(log_at, *grids, value)
     log_peak = log_table.flatten(1).amax(dim=-1).detach()
     table = torch.exp(log_table - log_peak.reshape(-1, *[1] * len(sizes)))
-    spectrum = torch.fft.rfftn(table, dim=_axes(table, placement.num_axes))
-    assert placement.grids is not None
-    shapes = (placement.grids[0].shape, placement.grids[1].shape)
+    spectrum = torch.fft.rfftn(table, dim=_axes(table, sizes))
+    shapes = (grids[0].shape, grids[1].shape)
     num_features = key_features.shape[-1]
     chunk = CHUNK_ELEMENTS // max(1, channels.numel() * math.prod(sizes) // math.prod(shapes[1]))
     chunk = max(1, min(num_features, chunk))
@@ -56,23 +71,21 @@ def fft(
     for start in range(0, num_features, chunk):
         features = slice(start, start + chunk)
         arguments = (query_features[..., features], key_features[..., features], channels, spectrum, sizes, shapes)
-        part = again_in_backward(_convolve, *arguments) if chunk < num_features else _convolve(*arguments)
+        part = checkpointed(_convolve, *arguments) if chunk < num_features else _convolve(*arguments)
         convolved = convolved + part
-    sums = Sums(convolved[..., :-1], convolved[..., -1], log_peak[None, :, None])
+    sums = Sums.of_channels(convolved, log_peak[None, :, None])
     with torch.no_grad():
         noise = _noise(query_features, key_features, table)
         rows = rows_of(noise > TOLERANCE[dtype] * sums.denominator.abs())
-    sums = with_rows_again(sums, rows, query_features, key_features, value, relative, placement)
+    sums = sums.with_rows_again(rows, log_rows, query_features, key_features, value)
     assert sums.log_peak is not None
     return Sums(sums.numerator.to(dtype), sums.denominator.to(dtype), sums.log_peak.to(dtype))
 
 
 def _offset_table(
-    relative: StationaryRelative, placement: Placement, like: Tensor
+    log_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
 ) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
     """log c at every offset between two cells, offset t of an axis at place t modulo its size; and the sizes."""
-    assert placement.grids is not None
-    query, key = placement.grids
     sizes, offsets, occurs = [], [], []
     for axis in range(query.num_axes):
         sides = query.shape[axis], key.shape[axis]
@@ -83,7 +96,7 @@ def _offset_table(
         sizes.append(size)
         occurs.append((steps < sides[0]) & (steps > -sides[1]))
         offsets.append(query.wrap_axis(axis, steps * query.spacing[axis] + shift))
-    log_table = relative.log_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1))
+    log_table = log_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1))
     # What the padding has beyond the offsets that occur must not count as the largest c.
     every = torch.stack(torch.meshgrid(*occurs, indexing="ij")).all(dim=0)
     return log_table.masked_fill(~every, -torch.inf), sizes
@@ -93,9 +106,6 @@ def fast_length(least: int) -> int:
     """The smallest number that is at least this and has no prime factors but 2, 3 and 5.
 
     A transform of a length with a large prime factor takes many times as long.
-
-    Args:
-        least: A positive number.
     """
     length = least
     while True:
@@ -108,21 +118,21 @@ def fast_length(least: int) -> int:
         length += 1
 
 
-def _axes(tensor: Tensor, num_axes: int) -> tuple[int, ...]:
-    return tuple(range(tensor.ndim - num_axes, tensor.ndim))
+def _axes(tensor: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(range(tensor.ndim - len(sizes), tensor.ndim))
 
 
 def _convolve(
-    query_features: Float[Tensor, "batch heads queries features"],
-    key_features: Float[Tensor, "batch heads keys features"],
-    value: Float[Tensor, "batch heads keys channels"],
+    query_features: Tensor,
+    key_features: Tensor,
+    value: Tensor,
     spectrum: Tensor,
     sizes: list[int],
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> Float[Tensor, "batch heads queries channels"]:
     """The part of the sums that comes from some of the features."""
     tensor = (key_features[..., :, None] * value[..., None, :]).movedim(2, -1).unflatten(-1, shapes[1])
-    axes, batch = _axes(tensor, len(sizes)), len(tensor)
+    axes, batch = _axes(tensor, sizes), len(tensor)
     if batch == 0:  # which torch transforms not
         tensor = torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
     product = torch.fft.rfftn(tensor, s=sizes, dim=axes) * spectrum[:, None, None]
@@ -134,9 +144,7 @@ def _convolve(
 
 
 def _noise(
-    query_features: Float[Tensor, "batch heads queries features"],
-    key_features: Float[Tensor, "batch heads keys features"],
-    table: Float[Tensor, "heads *offsets"],
+    query_features: QueryFeatures, key_features: KeyFeatures, table: Float[Tensor, "heads *offsets"]
 ) -> Float[Tensor, "batch heads queries"]:
     """Bound of the rounding of each row's denominator: ε log₂ n times the norms of what is convolved."""
     epsilon = torch.finfo(table.dtype).eps * max(1.0, math.log2(table[0].numel()))

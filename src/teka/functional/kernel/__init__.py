@@ -1,28 +1,20 @@
-"""Content kernels κ(q, k), each one small class."""
-
-import math
+"""Content kernels κ(q, k) by name, each one small class."""
 
 from torch import Generator
 
-from teka.checks import check_sizes
 from teka.errors import unknown_name, wrong_value
-from teka.functional.kernel.base import FeatureKernel, Kernel
-from teka.functional.kernel.constant import Constant
-from teka.functional.kernel.elu import Elu
-from teka.functional.kernel.floored_relu import FlooredRelu
-from teka.functional.kernel.focused import Focused
-from teka.functional.kernel.hedgehog import Hedgehog
-from teka.functional.kernel.hyperbolic import Hyperbolic
-from teka.functional.kernel.optimal import Optimal
-from teka.functional.kernel.positive import Positive
-from teka.functional.kernel.relu import Relu
-from teka.functional.kernel.softmax import Softmax
-from teka.functional.kernel.squared_relu import SquaredRelu
-from teka.functional.kernel.taylor2 import Taylor2
-from teka.functional.kernel.trigonometric import Trigonometric
-from teka.functional.projection import draw_projection
-
-RandomKernel = Positive | Hyperbolic | Optimal | Trigonometric
+from teka.functional.kernel.base import Kernel
+from teka.functional.kernel.features import Constant, Elu, Hedgehog, Softmax, Taylor2
+from teka.functional.kernel.local import FlooredRelu, Focused, Relu, SquaredRelu
+from teka.functional.kernel.random import (
+    Hyperbolic,
+    Optimal,
+    Positive,
+    RandomKernel,
+    Trigonometric,
+    default_num_features,
+    draw_projection,
+)
 
 # Each is made without arguments.
 DETERMINISTIC_KERNELS: dict[str, type[Kernel]] = {
@@ -37,23 +29,11 @@ LEARNED_KERNELS: dict[str, type[Hedgehog]] = {kernel.name: kernel for kernel in 
 KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 
-def default_num_features(dim: int) -> int:
-    """Number of random features m = ⌊d ln d⌋, at least 1 (Choromanski et al. 2021, Theorem 4; Horn et al. 2021)."""
-    check_sizes({"dim": dim}, 0)
-    return max(1, int(dim * math.log(dim))) if dim > 0 else 1
-
-
 def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
-    """The kernel, or the one of that name; a random one is drawn with seed 0 and `default_num_features(dim)`.
+    """The kernel, or the one of that name for queries of a size.
 
-    A learned one has not learned yet: its maps are the identity, in every head.
-
-    Args:
-        kernel: A name or an instance.
-        dim: Size of queries and keys.
-
-    Raises:
-        ValueError: An unknown name, or something else altogether.
+    A random one is drawn with seed 0 and `default_num_features(dim)`; a learned one has not learned yet: its maps are
+    the identity, in every head.
     """
     if isinstance(kernel, Kernel):
         return kernel
@@ -70,44 +50,9 @@ def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
 
 
 def with_floor(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
-    """The rectified kernel of that name with a floor ε.
-
-    Args:
-        kernel: A name.
-        epsilon: ε > 0, the floor as a fraction of the root mean square of a vector's entries.
-
-    Raises:
-        ValueError: ε is not positive, or a kernel without a floor.
-    """
-    kind = DETERMINISTIC_KERNELS.get(kernel) if isinstance(kernel, str) else None
-    if kind is None or not issubclass(kind, FlooredRelu):
-        names = [name for name, other in DETERMINISTIC_KERNELS.items() if issubclass(other, FlooredRelu)]
-        takes = " or ".join(map(repr, names))
+    """The rectified kernel of that name with a floor ε > 0, a share of the root mean square of a vector's entries."""
+    floored = {name: kind for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)}
+    if not isinstance(kernel, str) or kernel not in floored:
+        takes = " or ".join(map(repr, floored))
         raise wrong_value("epsilon", epsilon, f"None with kernel={kernel!r}; kernel={takes} takes it")
-    return kind(epsilon=epsilon)
-
-
-__all__ = [
-    "DETERMINISTIC_KERNELS",
-    "KERNELS",
-    "LEARNED_KERNELS",
-    "RANDOM_KERNELS",
-    "Constant",
-    "Elu",
-    "FeatureKernel",
-    "Focused",
-    "Hedgehog",
-    "Hyperbolic",
-    "Kernel",
-    "Optimal",
-    "Positive",
-    "RandomKernel",
-    "Relu",
-    "Softmax",
-    "SquaredRelu",
-    "Taylor2",
-    "Trigonometric",
-    "default_num_features",
-    "make_kernel",
-    "with_floor",
-]
+    return floored[kernel](epsilon=epsilon)

@@ -1,23 +1,58 @@
-"""What kernels share whose features are those of one vector at a time."""
+"""Kernels whose features are one map of one vector at a time, with its gradient: rectified vectors with a floor."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from teka.functional.eager import has_numbers, is_plain_eager
-from teka.functional.kernel.base import FeatureKernel, mask_features
+from teka._compat import has_numbers, is_plain_eager
+from teka.checks import POSITIVE, is_positive
+from teka.errors import wrong_value
+from teka.functional.kernel.base import (
+    FeatureKernel,
+    KeyFeatures,
+    KeyMask,
+    Keys,
+    LogScale,
+    Queries,
+    QueryFeatures,
+    mask_features,
+)
 
 # Vectors are brought into range by powers of 2 to this.
 RANGE_BITS = 8.0
+# No feature is smaller, so that the vector 0 has features too, whose products float32 still holds: keys that are all 0
+# count evenly, and a key of 0 among others for nothing that can be seen.
+LEAST_FEATURE = 1e-14
+
+Vectors = Float[Tensor, "*batch dim"]
+MapFeatures = Float[Tensor, "*batch features"]
 
 
-class LocalKernel(FeatureKernel):
-    """A kernel whose φ is one map for queries and keys, of one vector at a time, with its gradient written out.
+class PointwiseKernel(FeatureKernel):
+    """A kernel whose φ is one map for queries and keys, of one vector at a time."""
+
+    @abstractmethod
+    def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
+        """φ(x)."""
+
+    def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
+        """φ(q)."""
+        return self.feature_map(query, scale=scale)
+
+    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
+        """φ(k)."""
+        return mask_features(self.feature_map(key, scale=scale), key_mask)
+
+
+class LocalKernel(PointwiseKernel):
+    """A pointwise kernel with the gradient of φ written out.
 
     The fused evaluation (`backend.fused_linear`) is for these: it makes φ anew in the backward pass.
 
@@ -30,48 +65,32 @@ class LocalKernel(FeatureKernel):
     degree: ClassVar[int | None] = None
 
     @property
-    def is_its_map(self) -> bool:
+    def is_fused(self) -> bool:
         """Whether the features are the map's, and not those of a subclass that makes them in another way."""
         made = (type(self).query_features, type(self).key_features)
         return made == (LocalKernel.query_features, LocalKernel.key_features)
 
     @abstractmethod
-    def feature_map(self, vectors: Float[Tensor, "*batch dim"], *, scale: float) -> Float[Tensor, "*batch features"]:
-        """φ(x)."""
-
-    @abstractmethod
     def feature_map_pullback(
-        self, vectors: Float[Tensor, "*batch dim"], *, scale: float
-    ) -> tuple[Float[Tensor, "*batch features"], Callable[[Tensor, Tensor], None]]:
+        self, vectors: Vectors, *, scale: float
+    ) -> tuple[MapFeatures, Callable[[Tensor, Tensor], None]]:
         """φ(x), and a function of the gradient of φ(x), which it may overwrite, that writes that of x to its second."""
 
-    def query_features(
-        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
-    ) -> Float[Tensor, "batch heads queries features"]:
+    def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         """φ(q)."""
         query = times(query, self.query_unit(query))
         if is_plain_eager(query):
             return _Map.apply(query, self, scale)
         return self.feature_map(query, scale=scale)
 
-    def key_features(
-        self,
-        key: Float[Tensor, "batch heads keys dim"],
-        *,
-        scale: float,
-        key_mask: Bool[Tensor, "batch keys"] | None = None,
-    ) -> Float[Tensor, "batch heads keys features"]:
+    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
         """φ(k)."""
         key = times(key, self.key_unit(key, key_mask))
         return mask_features(self.feature_map(key, scale=scale), key_mask)
 
     def causal_key_features(
-        self,
-        key: Float[Tensor, "batch heads keys dim"],
-        *,
-        scale: float,
-        key_mask: Bool[Tensor, "batch keys"] | None = None,
-    ) -> tuple[Float[Tensor, "batch heads keys features"], Float[Tensor, "batch heads keys"] | None]:
+        self, key: Keys, *, scale: float, key_mask: KeyMask | None = None
+    ) -> tuple[KeyFeatures, LogScale | None]:
         """φ(k) of each key in its own range, and the logarithm of what that takes out."""
         if self.degree is None:
             return self.key_features(key, scale=scale, key_mask=key_mask), None
@@ -79,20 +98,16 @@ class LocalKernel(FeatureKernel):
         features = mask_features(self.feature_map(times(key, unit), scale=scale), key_mask)
         return features, None if unit is None else -self.degree * unit[..., 0].log()
 
-    def query_unit(self, query: Float[Tensor, "*batch queries dim"]) -> Float[Tensor, "*batch queries 1"] | None:
+    def query_unit(self, query: Vectors) -> Float[Tensor, "*batch 1"] | None:
         """A factor of every query that brings it into range, or None where it would not cancel."""
         return None if self.degree is None else _unit(query, (-1,))
 
-    def key_unit(
-        self, key: Float[Tensor, "batch heads keys dim"], key_mask: Bool[Tensor, "batch keys"] | None
-    ) -> Float[Tensor, "batch heads 1 1"] | None:
+    def key_unit(self, key: Keys, key_mask: KeyMask | None) -> Float[Tensor, "batch heads 1 1"] | None:
         """A factor of the kept keys of every batch and head that brings them into range, or None likewise."""
-        if self.degree is None:
-            return None
-        return _unit(key if key_mask is None else key.masked_fill(~key_mask[:, None, :, None], 0.0), (-2, -1))
+        return None if self.degree is None else _unit(mask_features(key, key_mask), (-2, -1))
 
 
-def times(vectors: Float[Tensor, "*batch dim"], unit: Float[Tensor, "*#batch 1"] | None) -> Float[Tensor, "*batch dim"]:
+def times(vectors: Vectors, unit: Float[Tensor, "*#batch 1"] | None) -> Vectors:
     """Vectors times a unit of theirs, if they have one."""
     return vectors if unit is None else vectors * unit
 
@@ -128,3 +143,164 @@ class _Map(Function):
         of_vectors = torch.empty_like(vectors)
         pull(gradient.clone(), of_vectors)
         return of_vectors, None, None
+
+
+@dataclass(frozen=True)
+class FlooredRelu(LocalKernel):
+    """A kernel of r(x) = max(x, ε ‖x‖/√d), the same map for queries and keys, of d features.
+
+    The floor in place of 0 lets a query attend to keys of which it shares no positive entry. It grows with x,
+    r(τx) = τ r(x) for τ > 0, so that it never swamps the entries of a small vector; of the vector 0 φ is 10⁻¹⁴.
+    φ is homogeneous in r: the scale of qᵀk is one factor of all weights, which cancels in the normaliser and is left
+    out. So is the size of a query, and that of the largest key: keys may be 10⁹ times smaller than it in float32.
+    """
+
+    nonnegative: ClassVar[bool] = True
+    degree: ClassVar[int | None] = 1
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not is_positive(self.epsilon):
+            raise wrong_value("epsilon", self.epsilon, POSITIVE)
+
+    def num_features(self, dim: int) -> int:
+        """Length d of φ."""
+        return dim
+
+    @abstractmethod
+    def features_of(self, rectified: Vectors) -> MapFeatures:
+        """φ as a function of r."""
+
+    @abstractmethod
+    def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
+        """Gradient of r from that of φ; either may be overwritten."""
+
+    @property
+    def _least_floor(self) -> float:
+        return LEAST_FEATURE ** (1 / (self.degree or 1))
+
+    def _floor(self, vectors: Vectors) -> Float[Tensor, "*batch 1"]:
+        # The sum is clamped so that the root has a gradient at the vector 0, where it is 0.
+        square = vectors.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
+        return (square.sqrt() * (self.epsilon / math.sqrt(vectors.shape[-1]))).clamp_min(self._least_floor)
+
+    def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
+        """φ(x), whatever the scale."""
+        return self.features_of(torch.maximum(vectors, self._floor(vectors)))
+
+    def feature_map_pullback(
+        self, vectors: Vectors, *, scale: float
+    ) -> tuple[MapFeatures, Callable[[Tensor, Tensor], None]]:
+        """φ(x), and the gradient of x: that of r where x is above the floor, and through ‖x‖ where it is not."""
+        floor = self._floor(vectors)
+        rectified = torch.maximum(vectors, floor)
+
+        def pull(gradient: Tensor, out: Tensor) -> None:
+            gradient = self.gradient_of(rectified, gradient)
+            total = gradient.sum(dim=-1, keepdim=True)
+            # As numbers and not as truth values, by which torch selects thirty times as slowly.
+            above = torch.ge(vectors, floor, out=torch.empty_like(vectors))
+            gradient = gradient.mul_(above)
+            below = total.sub_(gradient.sum(dim=-1, keepdim=True)).mul_(floor > self._least_floor)
+            # The floor's gradient is ε² x / (d · floor).
+            torch.addcmul(gradient, vectors, below.div_(floor).mul_(self.epsilon**2 / vectors.shape[-1]), out=out)
+
+        return self.features_of(rectified), pull
+
+
+@dataclass(frozen=True)
+class SquaredRelu(FlooredRelu):
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = r² with r = max(x, ε ‖x‖/√d): d features, deterministic, non-negative.
+
+    The normalised weights do not change when a query, or all keys, are multiplied by a positive number.
+
+    Source: cf. So et al. 2021 (Primer) for the activation; as a feature map, this library's default.
+
+    Args:
+        epsilon: ε > 0, the floor of r as a fraction of the root mean square of the vector's entries. It lets a query
+            without a positive entry attend to the keys evenly, weighted by Σφ(k), and not to nothing.
+
+    Raises:
+        ValueError: ε is not positive.
+    """
+
+    name: ClassVar[str] = "squared_relu"
+    degree: ClassVar[int | None] = 2
+
+    epsilon: float = 1e-3
+
+    def features_of(self, rectified: Vectors) -> MapFeatures:
+        """φ = r²."""
+        return rectified.square()
+
+    def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
+        """2r times that of φ."""
+        return gradient.mul_(rectified).mul_(2)
+
+
+@dataclass(frozen=True)
+class Relu(FlooredRelu):
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = max(x, ε ‖x‖/√d): d features, deterministic.
+
+    The normalised weights do not change when a query, or all keys, are multiplied by a positive number.
+
+    Source: Choromanski et al. 2021 (Performer-ReLU), with a relative floor in place of an absolute one.
+
+    Args:
+        epsilon: ε > 0, the floor as a fraction of the root mean square of the vector's entries.
+
+    Raises:
+        ValueError: ε is not positive.
+    """
+
+    name: ClassVar[str] = "relu"
+
+    def features_of(self, rectified: Vectors) -> MapFeatures:
+        """φ = r."""
+        return rectified
+
+    def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
+        """That of φ."""
+        return gradient
+
+
+@dataclass(frozen=True)
+class Focused(FlooredRelu):
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = ‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d): d features.
+
+    Cubing turns a vector towards its nearest axes and keeps its length ‖r‖, so that similar pairs gain weight and
+    dissimilar ones lose it. The normalised weights do not change when a query, or all keys, are multiplied by a
+    positive number.
+
+    Source: Han et al. 2023 (FLatten Transformer), focused function with p = 3; the relative floor is ours.
+
+    Args:
+        epsilon: ε > 0, the floor of r as a fraction of the root mean square of the vector's entries.
+
+    Raises:
+        ValueError: ε is not positive.
+    """
+
+    name: ClassVar[str] = "focused"
+
+    def features_of(self, rectified: Vectors) -> MapFeatures:
+        """φ = ‖r‖ · r³/‖r³‖: with u = r over its largest entry, ‖u‖ · u³/‖u³‖ times that entry."""
+        peak, unit, length, cube_length = _parts(rectified)
+        return unit.pow(3) * (peak * length / cube_length)
+
+    def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
+        """With n = ‖u‖, m = ‖u³‖ and s = gᵀu³: (n/m) 3u²g + (s/(n m)) u − (3 n s/m³) u⁵."""
+        _, unit, length, cube_length = _parts(rectified)
+        square = unit.square()
+        inner = (gradient * square * unit).sum(dim=-1, keepdim=True)
+        along = inner / (length * cube_length) - 3 * length * inner / cube_length.pow(3) * square.square()
+        return gradient.mul_(square).mul_(3 * length / cube_length).addcmul_(unit, along)
+
+
+def _parts(rectified: Vectors) -> tuple[Tensor, Vectors, Tensor, Tensor]:
+    """The largest entry, u = r over it, ‖u‖ and ‖u³‖, which is at least 1, unless r is all but 0."""
+    peak = rectified.amax(dim=-1, keepdim=True)
+    unit = rectified / peak.detach()
+    length, cube_length = (unit.pow(power).sum(dim=-1, keepdim=True).sqrt() for power in (2, 6))
+    return peak.detach(), unit, length, cube_length

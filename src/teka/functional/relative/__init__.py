@@ -1,30 +1,17 @@
-"""Relative kernels c(x_i − x_j; q_i), each one small class."""
+"""Relative kernels c(x_i − x_j; q_i) by name, each one small class."""
 
 from torch import Generator
 
 from teka.errors import unknown_name, wrong_value
-from teka.functional.kernel import Kernel
-from teka.functional.relative.base import (
-    FactorRelative,
-    Relative,
-    RingRelative,
-    RotaryRelative,
-    SeparableRelative,
-    StationaryRelative,
-    WaveRelative,
-)
-from teka.functional.relative.clipped import MAX_DISTANCE, Clipped
-from teka.functional.relative.clipped_features import ClippedFeatures
-from teka.functional.relative.drawable import DrawableRelative
-from teka.functional.relative.fourier import NUM_FOURIER_WAVES, Fourier
-from teka.functional.relative.generalized_quadratic import GeneralizedQuadratic
-from teka.functional.relative.quadratic import Quadratic
-from teka.functional.relative.rotary import LENGTH_SHARE, ROTARY_NORMALIZERS, Rotary
-from teka.functional.relative.rotation import NUM_FREQUENCIES, Rotation, initial_frequency, rotation_scale
-from teka.functional.relative.rotation_joint import RotationJoint
-from teka.functional.relative.table import Table
+from teka.functional.kernel.base import Kernel
+from teka.functional.relative.base import Relative
+from teka.functional.relative.clipped import Clipped, ClippedFeatures
+from teka.functional.relative.fourier import Fourier
+from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
+from teka.functional.relative.rotary import Rotary
+from teka.functional.relative.rotation import Rotation, RotationJoint
 
-RELATIVES: dict[str, type[DrawableRelative]] = {
+RELATIVES: dict[str, type[Relative]] = {
     relative.name: relative
     for relative in (
         Rotation,
@@ -41,18 +28,7 @@ RELATIVES: dict[str, type[DrawableRelative]] = {
 
 
 def make_relative(relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> Relative:
-    """The relative kernel, or the one of that name with random parameters drawn with seed 0.
-
-    Args:
-        relative: A name or an instance.
-        heads: Number of heads.
-        dim: Size of queries and keys.
-        num_axes: Number of axes of the positions.
-        kernel: The content kernel, a name or an instance: "rotary" turns its features. The others ignore it.
-
-    Raises:
-        ValueError: An unknown name, something else altogether, or no such kernel for this content kernel.
-    """
+    """The relative kernel, or the one of that name with random parameters drawn with seed 0."""
     if isinstance(relative, Relative):
         return relative
     if not isinstance(relative, str):
@@ -61,33 +37,3 @@ def make_relative(relative: str | Relative, *, heads: int, dim: int, num_axes: i
         raise unknown_name("relative", relative, RELATIVES)
     generator = Generator().manual_seed(0)
     return RELATIVES[relative].draw(generator, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
-
-
-__all__ = [
-    "LENGTH_SHARE",
-    "MAX_DISTANCE",
-    "NUM_FOURIER_WAVES",
-    "NUM_FREQUENCIES",
-    "RELATIVES",
-    "ROTARY_NORMALIZERS",
-    "Clipped",
-    "ClippedFeatures",
-    "DrawableRelative",
-    "FactorRelative",
-    "Fourier",
-    "GeneralizedQuadratic",
-    "Quadratic",
-    "Relative",
-    "RingRelative",
-    "Rotary",
-    "RotaryRelative",
-    "Rotation",
-    "RotationJoint",
-    "SeparableRelative",
-    "StationaryRelative",
-    "Table",
-    "WaveRelative",
-    "initial_frequency",
-    "make_relative",
-    "rotation_scale",
-]

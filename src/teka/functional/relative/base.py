@@ -1,26 +1,126 @@
-"""What every relative kernel c(x_i − x_j; q_i) offers."""
+"""What every relative kernel c(x_i − x_j; q_i) offers: what it is, and how each backend that it has evaluates it."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Float
+from torch import Generator, Tensor
+from torch.nn.functional import pad
 
-from teka.functional.kernel.base import Kernel
-from teka.functional.placement import Placement
-from teka.grid import Grid
+from teka.functional.backend import Cost, Sums, with_ones
+from teka.functional.backend.dense import fused_softmax, matrix_attention
+from teka.functional.backend.flex import PairTerm, flex, flex_fits
+from teka.functional.backend.linear import (
+    DecodingState,
+    causal_chunk,
+    causal_linear,
+    causal_linear_cost,
+    left_by,
+    linear,
+    linear_cost,
+)
+from teka.functional.kernel.base import (
+    FeatureKernel,
+    Kernel,
+    KeyFeatures,
+    KeyMask,
+    Keys,
+    KeyWaves,
+    LogRelative,
+    LogScale,
+    Outputs,
+    Queries,
+    QueryFeatures,
+    QueryWaves,
+    Values,
+)
+from teka.functional.positions import Positions
+
+Offsets = Float[Tensor, "*batch queries keys axes"]
+LogRows = Float[Tensor, "#batch heads rows keys"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one attention to a fast backend."""
+
+    num_queries: int
+    num_keys: int
+    num_features: int
+    dim_value: int
+    is_causal: bool
+
+
+@dataclass(frozen=True)
+class Featured:
+    """Queries, their features, features of keys less exp(s), and values, as a fast backend sees them."""
+
+    query: Queries
+    query_features: QueryFeatures
+    key_features: KeyFeatures
+    value: Values
+    log_scale: LogScale | None
+    key_mask: KeyMask | None
+    scale: float
+    is_causal: bool = False
+
+    def after(self, first: int) -> "Featured":
+        """The tokens after some first ones."""
+        if not first:
+            return self
+        query, query_features, key_features, value = (
+            one[:, :, first:] for one in (self.query, self.query_features, self.key_features, self.value)
+        )
+        log_scale = None if self.log_scale is None else self.log_scale[:, :, first:]
+        mask = None if self.key_mask is None else self.key_mask[:, first:]
+        return Featured(query, query_features, key_features, value, log_scale, mask, self.scale, self.is_causal)
+
+
+def plain_costs(sizes: Sizes, num_waves: int = 1) -> dict[str, Cost]:
+    """Cost of sums of products of features and some waves."""
+    if sizes.is_causal:
+        return {"linear": causal_linear_cost(sizes.num_queries, sizes.num_features, num_waves, sizes.dim_value)}
+    return {"linear": linear_cost(sizes.num_queries, sizes.num_keys, sizes.num_features, num_waves, sizes.dim_value)}
+
+
+def plain_sums(tokens: Featured, *waves: Tensor) -> Sums:
+    """Sums of products of features and, if there are any, waves of queries and keys."""
+    features = (tokens.query_features, tokens.key_features)
+    if tokens.is_causal:
+        return causal_linear(*features, tokens.log_scale, tokens.value, *waves)
+    return linear(*features, tokens.value, *waves)
+
+
+def plain_step(tokens: Featured, state: DecodingState | None, *waves: Tensor) -> tuple[Sums, DecodingState]:
+    """The sums of one more token of causal attention, likewise, and what it leaves."""
+    num_waves = waves[0].shape[-1] if waves else 1
+    total = left_by(state, "total", tokens.key_features, tokens.value, num_waves)
+    features = (tokens.query_features, tokens.key_features, tokens.log_scale)
+    sums, total = causal_chunk(*features, with_ones(tokens.value), total, *waves)
+    return Sums.of_channels(sums), DecodingState(0, total)
 
 
 class Relative(ABC):
     """How much a query attends to a key for where the key lies, seen from the query.
 
     `equivariance` says what a shift of all positions does to the attention: nothing for any single draw of random
-    features ("exact"), or nothing to its mean over draws ("in expectation").
+    features ("exact"), or nothing to its mean over draws ("in expectation"). `joins` says that it lengthens queries and
+    keys and is nothing more, `has_waves` that c is a sum of a few waves, `decodes` that it has a state of fixed size
+    for decoding token by token, and `follows_tokens` that the tokens are then at one distance from each other.
     """
 
     name: ClassVar[str]
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
+    joins: ClassVar[bool] = False
+    has_waves: ClassVar[bool] = False
+    decodes: ClassVar[bool] = False
+    follows_tokens: ClassVar[bool] = False
+
+    @classmethod
+    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Relative":
+        """An example with random parameters in float64, large enough that each matters; of kernels with a name."""
+        raise NotImplementedError(f"{cls.__name__} has no example")
 
     @abstractmethod
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
@@ -31,41 +131,85 @@ class Relative(ABC):
         """
 
     def for_kernel(self, kernel: Kernel) -> "Relative":
-        """The kernel as it is beside this content kernel, itself by default.
-
-        Args:
-            kernel: The content kernel.
-        """
+        """The kernel as it is beside this content kernel, itself by default."""
         return self
 
     def bound_with(self, kernel: Kernel) -> float | None:
-        """C with |out| ≤ C · max |v| beside a content kernel, or None; by default its own, which a factor c ≥ 0 leaves.
-
-        Args:
-            kernel: The content kernel.
-        """
+        """C with |out| ≤ C · max |v| beside a content kernel, or None; by default that kernel's, which c ≥ 0 leaves."""
         return kernel.bound
 
-    def on(self, placement: Placement) -> "Relative":
-        """The kernel as it is between these places, itself by default; waves take frequencies that fit a torus.
+    def on(self, positions: Positions) -> "Relative":
+        """The kernel as it is between these positions, itself by default; waves take frequencies that fit a torus.
 
         Raises:
-            ValueError: It is not defined between these places.
+            ValueError: It is not defined between these positions.
         """
         return self
+
+    @property
+    def num_position_features(self) -> int:
+        """By how much it lengthens queries and keys, if it `joins`."""
+        return 0
+
+    def softmax_vectors(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Vectors of all queries and keys whose inner product is scale · qᵀk + log c, or None where there are none."""
+        return None
+
+    def softmax_size(self, positions: Positions) -> int | None:
+        """By how much these are longer than queries and keys."""
+        return None
+
+    def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
+        """a(x_i) and b(x_j) with c = Σ_w a_w(x_i) b_w(x_j), if it `has_waves`, from all digits that positions have."""
+        raise NotImplementedError(f"{self.name} is no sum of waves")
+
+    @abstractmethod
+    def dense_passes(self, num_axes: int) -> int:
+        """Passes over all pairs of the dense backend."""
+
+    def separates(self, positions: Positions) -> bool:
+        """Whether c is a product of small matrices, one an axis."""
+        return False
+
+    @abstractmethod
+    def dense(
+        self,
+        query: Queries,
+        key: Keys,
+        value: Values,
+        kernel: Kernel,
+        positions: Positions,
+        *,
+        scale: float,
+        key_mask: KeyMask | None,
+        is_causal: bool,
+    ) -> Outputs:
+        """Attention from every pair."""
+
+    @abstractmethod
+    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+        """Costs of the backends beside the dense one that can compute it between these positions."""
+
+    @abstractmethod
+    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+        """The sums of tokens that are all somewhere, by one of those backends."""
+
+    def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
+        """The sums of pairs of which one is nowhere."""
+        return linear(query_features, key_features, value)
+
+    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+        """The sums of one more token of causal attention, and what it leaves, if the kernel `decodes`."""
+        raise NotImplementedError(f"{self.name} needs every pair")
 
 
 class FactorRelative(Relative):
     """A relative kernel c > 0 that multiplies the content kernel's weight of a pair."""
 
     @abstractmethod
-    def log_kernel(
-        self,
-        query: Float[Tensor, "batch heads queries dim"],
-        offsets: Float[Tensor, "*batch queries keys axes"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "#batch heads queries keys"]:
+    def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         """log c for every pair: the dense truth.
 
         Args:
@@ -75,141 +219,67 @@ class FactorRelative(Relative):
         """
 
     def pair_passes(self, num_axes: int) -> int:
-        """Passes over the pairs in the time that log c takes pair by pair, for the cost of the dense backend.
-
-        Args:
-            num_axes: Number of axes of the offsets.
-        """
+        """Passes over the pairs in the time that log c takes pair by pair."""
         return 12 * num_axes
 
-
-class StationaryRelative(FactorRelative):
-    """A relative kernel that does not look at the query: a function of the offset alone for each head."""
+    def dense_passes(self, num_axes: int) -> int:
+        """Those of log c, and three."""
+        return 3 + self.pair_passes(num_axes)
 
     @abstractmethod
-    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
-        """log c at offsets, for every head."""
+    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
+        """log c of a pair by its indices, 0 for one that holds a prefix token; None where there is no small table."""
 
-    def log_kernel(
+    def dense(
         self,
-        query: Float[Tensor, "batch heads queries dim"],
-        offsets: Float[Tensor, "*batch queries keys axes"],
+        query: Queries,
+        key: Keys,
+        value: Values,
+        kernel: Kernel,
+        positions: Positions,
         *,
         scale: float,
-    ) -> Float[Tensor, "#batch heads queries keys"]:
-        """log c for every pair; the query does not enter."""
-        log_relative = self.log_at(offsets)
-        return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
+        key_mask: KeyMask | None,
+        is_causal: bool,
+    ) -> Outputs:
+        """By a fused kernel where there is one, in tiles, or from the matrix of weights."""
+        if kernel.is_softmax:
+            vectors = self.softmax_vectors(query, key, positions, scale=scale)
+            if vectors is not None:
+                return fused_softmax(*vectors, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
+        if query.is_cuda and flex_fits(query, value, kernel):
+            term = self.pair_term(query, positions, scale=scale)
+            if term is not None:
+                return flex(query, key, value, kernel, term, scale=scale, key_mask=key_mask, is_causal=is_causal)
+        if key_mask is None and not is_causal and kernel.features is not None:
+            sums = self.tiled_sums(query, key, value, kernel.features, positions, scale=scale)
+            if sums is not None:
+                return sums.divide(nonnegative=kernel.features.nonnegative)
+        return matrix_attention(
+            query,
+            key,
+            value,
+            kernel,
+            lambda query, rows: self.log_rows(query, positions, rows, scale=scale),
+            scale=scale,
+            key_mask=key_mask,
+            is_causal=is_causal,
+        )
 
+    def tiled_sums(
+        self, query: Queries, key: Keys, value: Values, kernel: FeatureKernel, positions: Positions, *, scale: float
+    ) -> Sums | None:
+        """The sums over every pair from tiles of the matrix of weights, where that is worth it."""
+        return None
 
-class SeparableRelative(StationaryRelative):
-    """A stationary kernel whose log is a sum over axes, so that c is a product."""
+    def log_rows(self, query: Queries, positions: Positions, rows: slice, *, scale: float) -> LogRows:
+        """log c of some rows of the matrix; 0 for every pair that holds a prefix token."""
+        first = positions.num_prefix_tokens
+        placed = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
+        num_unplaced = rows.stop - rows.start - (placed.stop - placed.start)
+        log_relative = self.log_placed_rows(query[:, :, first:], positions, placed, scale=scale)
+        return pad(log_relative, (first, 0, num_unplaced, 0)) if first else log_relative
 
-    @abstractmethod
-    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
-        """One axis' term of log c, at offsets along that axis."""
-
-    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
-        """The sum over the axes."""
-        terms = [self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])]
-        return sum(terms[1:], terms[0])
-
-
-class WaveRelative(StationaryRelative):
-    """A stationary kernel of a few waves: c(x_i − x_j) = Σ_w a_w(x_i) b_w(x_j), a product of features of positions."""
-
-    @property
-    @abstractmethod
-    def num_waves(self) -> int:
-        """Number of terms of the sum."""
-
-    @abstractmethod
-    def query_waves(
-        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
-    ) -> Float[Tensor, "*batch heads tokens waves"]:
-        """a(x_i), in this dtype, from positions with all the digits that there are."""
-
-    @abstractmethod
-    def key_waves(
-        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
-    ) -> Float[Tensor, "*batch heads tokens waves"]:
-        """b(x_j) likewise."""
-
-
-class RingRelative(FactorRelative):
-    """A relative kernel that sees of an offset only its ring r = 0 … k."""
-
-    @property
-    @abstractmethod
-    def max_distance(self) -> int:
-        """The last ring k, which holds everything at least as far."""
-
-    @abstractmethod
-    def rings_fit(self, grid: Grid) -> bool:
-        """Whether ring r of this kernel is the cells r steps away on the grid, each once."""
-
-    @abstractmethod
-    def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
-        """The ring of every offset."""
-
-    @abstractmethod
-    def log_rings(
-        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
-    ) -> Float[Tensor, "batch heads queries rings"]:
-        """log c of every ring for every query."""
-
-    def log_kernel(
-        self,
-        query: Float[Tensor, "batch heads queries dim"],
-        offsets: Float[Tensor, "*batch queries keys axes"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "#batch heads queries keys"]:
-        """log c for every pair, looked up by its ring."""
-        log_rings = self.log_rings(query, scale=scale)
-        ring = self.ring(offsets)
-        ring = ring[:, None] if ring.ndim == 3 else ring
-        return log_rings.gather(-1, ring.expand(*log_rings.shape[:-1], ring.shape[-1]))
-
-    def pair_passes(self, num_axes: int) -> int:
-        """A ring for every offset, and a look into a table."""
-        return 5 + 6 * num_axes
-
-
-class RotaryRelative(Relative):
-    """A relative kernel that turns features by an angle of their position, and so acts inside the inner product."""
-
-    @abstractmethod
-    def weighing(
-        self,
-        features: Float[Tensor, "batch heads tokens features"],
-        positions: Float[Tensor, "*batch tokens axes"] | None,
-    ) -> Float[Tensor, "batch heads tokens weighing"]:
-        """Vectors whose inner products are the weights of the numerator, and see only the offset.
-
-        Args:
-            features: Features of the content kernel.
-            positions: Where the tokens are, or None for tokens that are nowhere, whose features are not turned.
-        """
-
-    @property
-    @abstractmethod
-    def sums_weights(self) -> bool:
-        """Whether the denominator is the sum of the weights; else it is made of `normalizing`."""
-
-    @abstractmethod
-    def normalizing(
-        self, features: Float[Tensor, "batch heads tokens features"], *, placed: bool
-    ) -> Float[Tensor, "batch heads tokens normalizing"]:
-        """Vectors of the denominator, which is the sum over keys of their inner products.
-
-        Args:
-            features: Features of the content kernel.
-            placed: Whether they are for pairs whose tokens are both somewhere.
-        """
-
-    @abstractmethod
-    def turn(
-        self, vectors: Float[Tensor, "batch heads tokens dim"], positions: Float[Tensor, "*batch tokens axes"]
-    ) -> Float[Tensor, "batch heads tokens dim"]:
-        """Vectors turned by the angles of their positions: queries and keys, where the kernel has no features."""
+    def log_placed_rows(self, query: Queries, positions: Positions, rows: slice, *, scale: float) -> LogRows:
+        """log c of some queries that are somewhere with every such key."""
+        return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)

@@ -1,24 +1,114 @@
-"""The clipped kernel (strategy 2), exactly."""
+"""The clipped kernel (strategy 2), exactly and in the paper's form: c depends on the ring in which a key lies."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
+from torch.nn.functional import pad
 
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel import Kernel
-from teka.functional.relative.base import RingRelative
-from teka.functional.relative.drawable import DrawableRelative
+from teka.functional.backend import Cost, Sums, with_ones
+from teka.functional.backend.flex import PairTerm, offset_numbers
+from teka.functional.backend.linear import DecodingState, causal_chunk, causal_rings, left_by
+from teka.functional.backend.rings import rings, rings_cost
+from teka.functional.kernel.base import LOWEST_EXPONENT, Kernel, LogRelative, Queries
+from teka.functional.kernel.random import Positive, default_num_features, draw_projection
+from teka.functional.positions import Positions
+from teka.functional.relative.base import FactorRelative, Featured, Offsets, Sizes
 from teka.grid import Grid
 
 MAX_DISTANCE = 6  # Horn et al. 2021, §3
 
 
+class RingRelative(FactorRelative):
+    """A relative kernel that sees of an offset only its ring r = 0 … k."""
+
+    decodes: ClassVar[bool] = True
+    follows_tokens: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def max_distance(self) -> int:
+        """The last ring k, which holds everything at least as far."""
+
+    @abstractmethod
+    def rings_fit(self, grid: Grid) -> bool:
+        """Whether ring r of this kernel is the cells r steps away on the grid, each once."""
+
+    @abstractmethod
+    def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
+        """The ring of every offset."""
+
+    @abstractmethod
+    def log_rings(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries rings"]:
+        """log c of every ring for every query."""
+
+    def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
+        """log c for every pair, looked up by its ring."""
+        log_rings = self.log_rings(query, scale=scale)
+        ring = self.ring(offsets)
+        ring = ring[:, None] if ring.ndim == 3 else ring
+        return log_rings.gather(-1, ring.expand(*log_rings.shape[:-1], ring.shape[-1]))
+
+    def pair_passes(self, num_axes: int) -> int:
+        """A ring for every offset, and a look into a table."""
+        return 5 + 6 * num_axes
+
+    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
+        """From a table of the ring of every offset of the lattice into the rings of every query."""
+        numbers = offset_numbers(positions, query)
+        if numbers is None:
+            return None
+        offsets, query_code, key_code = numbers
+        last, ring = len(offsets), pad(self.ring(offsets).int(), (0, 1), value=self.max_distance + 1)
+        log_rings = pad(self.log_rings(query, scale=scale), (0, 1))
+        return lambda b, h, i, j: log_rings[b, h, i, ring[torch.clamp_max(query_code[i] - key_code[j], last)]]
+
+    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+        """Of ring sums on one grid; causally, on a line whose keys follow one another."""
+        grid = positions.shared_grid
+        if grid is None or not self.rings_fit(grid):
+            return {}
+        if sizes.is_causal and (grid.num_axes > 1 or grid.periodic[0]):
+            return {}
+        return {"rings": rings_cost(grid, sizes.num_features, sizes.dim_value, self.max_distance)}
+
+    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+        """By ring sums."""
+        grid = positions.shared_grid
+        assert grid is not None
+        log_rings = self.log_rings(tokens.query, scale=tokens.scale)
+        features = (log_rings, tokens.query_features, tokens.key_features)
+        if tokens.is_causal:
+            return causal_rings(*features, tokens.log_scale, tokens.value, grid, key_mask=tokens.key_mask)
+        return rings(*features, tokens.value, grid, key_mask=tokens.key_mask)
+
+    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+        """By keys less than k steps back one by one, and the others by their sum."""
+        value = with_ones(tokens.value)
+        total = left_by(state, "total", tokens.key_features, tokens.value)
+        log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
+        recent = ((tokens.key_features, log_scale, value), *(() if state is None else state.recent))
+        if len(recent) > self.max_distance:
+            *recent, oldest = recent
+            _, total = causal_chunk(oldest[0], *oldest, total)
+        log_rings = self.log_rings(tokens.query, scale=tokens.scale)
+        log_factors = [log_rings[..., distance] + one[1] for distance, one in enumerate(recent)]
+        log_factors.append(log_rings[..., -1] + total.log_peak[..., None])
+        peak = torch.stack(log_factors).amax(dim=0).detach()
+        sums = torch.exp(log_factors[-1] - peak)[..., None] * (tokens.query_features @ total.total)
+        for log_factor, (features, _, values) in zip(log_factors[:-1], recent, strict=True):
+            weight = torch.exp(log_factor - peak) * (tokens.query_features * features).sum(dim=-1)
+            sums = sums + weight[..., None] * values
+        return Sums.of_channels(sums), DecodingState(0, total, recent=tuple(recent))
+
+
 @dataclass(frozen=True)
-class Clipped(RingRelative, DrawableRelative):
+class Clipped(RingRelative):
     """c(Δ; q) = exp(scale · qᵀw_r) with the ring r = min(‖Δ‖₁ / ring_width, k), rounded to a whole number.
 
     Only k + 1 numbers a query are distinct, so the sum over keys is a weighted sum of k + 1 ring sums: O(L · k).
@@ -65,10 +155,8 @@ class Clipped(RingRelative, DrawableRelative):
     def rings_fit(self, grid: Grid) -> bool:
         """Whether cells are one ring width apart and no ring below k meets itself round a periodic axis."""
         axes = range(grid.num_axes)
-        apart = all(abs(grid.axis_spacing(axis) - self.ring_width) < 1e-9 * self.ring_width for axis in axes)
-        return apart and all(
-            2 * (self.max_distance - 1) < grid.shape[axis] for axis in axes if grid.axis_periodic(axis)
-        )
+        apart = all(abs(grid.spacing[axis] - self.ring_width) < 1e-9 * self.ring_width for axis in axes)
+        return apart and all(2 * (self.max_distance - 1) < grid.shape[axis] for axis in axes if grid.periodic[axis])
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
         """min(‖Δ‖₁ / ring_width, k), rounded."""
@@ -81,3 +169,53 @@ class Clipped(RingRelative, DrawableRelative):
     ) -> Float[Tensor, "batch heads queries rings"]:
         """scale · qᵀw_r for every ring."""
         return scale * (query @ self.distance_embedding.to(query).T)
+
+
+@dataclass(frozen=True)
+class ClippedFeatures(Clipped):
+    """c(Δ; q) = φ(q)ᵀφ(w_r), the random-feature estimate of `Clipped`, with positive features of the embeddings.
+
+    It costs more than the exact kernel and errs by the estimator's error, but it sees only the ring and so is
+    equivariant for every draw. Kept for parity with the paper, with the denominator that its text leaves out.
+
+    Source: Horn et al. 2021, §2.3 (strategy 2).
+
+    Args:
+        distance_embedding: w_0 … w_k, shape (k + 1, d).
+        ring_width: Distance between neighbouring rings in physical units.
+        projection: Draws of the random features, shape (m, d).
+
+    Raises:
+        ValueError: As `Clipped`, or no projection.
+    """
+
+    name: ClassVar[str] = "clipped_features"
+
+    projection: Float[Tensor, "features dim"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tensor("projection", self.projection, "features", self.distance_embedding.shape[-1])
+
+    @classmethod
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "ClippedFeatures":
+        """Embeddings ~ N(0, 1) up to the paper's distance, and an orthogonal projection."""
+        embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
+        return cls(embedding, projection=draw_projection(default_num_features(dim), dim, generator=generator))
+
+    def log_rings(
+        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
+    ) -> Float[Tensor, "batch heads queries rings"]:
+        """log φ(q)ᵀφ(w_r) for every ring."""
+        assert self.projection is not None
+        features = Positive(self.projection)
+        query_exponent = features.query_exponent(query, scale=scale)
+        ring_exponent = features.key_exponent(self.distance_embedding.to(query)[None, None], scale=scale)
+        query_peak = query_exponent.amax(dim=-1, keepdim=True)
+        ring_peak = ring_exponent.amax(dim=(-2, -1), keepdim=True)
+        query_features = torch.exp((query_exponent - query_peak).clamp_min(LOWEST_EXPONENT))
+        ring_features = torch.exp((ring_exponent - ring_peak).clamp_min(LOWEST_EXPONENT))
+        mean = query_features @ ring_features.transpose(-2, -1) / self.projection.shape[0]
+        return torch.log(mean) + query_peak + ring_peak

@@ -1,25 +1,73 @@
-"""The Fourier kernel: a non-negative sum of a few waves."""
+"""Kernels of a few waves, and the Fourier kernel: a non-negative sum of them."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
+from torch.nn.functional import pad
 
 from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_shape
-from teka.functional.kernel import Kernel
-from teka.functional.placement import Placement
-from teka.functional.relative.base import WaveRelative
-from teka.functional.relative.drawable import DrawableRelative
-from teka.functional.relative.phase import phases, precise
+from teka.functional.backend import Cost, Sums
+from teka.functional.backend.flex import PairTerm
+from teka.functional.backend.linear import DecodingState
+from teka.functional.kernel.base import Kernel, KeyWaves, Queries, QueryWaves, least_number
+from teka.functional.positions import Positions, phases
+from teka.functional.relative.base import Featured, Sizes, plain_costs, plain_step, plain_sums
+from teka.functional.relative.stationary import StationaryRelative
 
 NUM_FOURIER_WAVES = 4  # with the constant, 9 products of features: the layer stays near the cost of its projections
 
 
+class WaveRelative(StationaryRelative):
+    """A stationary kernel of a few waves: c(x_i − x_j) = Σ_w a_w(x_i) b_w(x_j), a product of features of positions."""
+
+    has_waves: ClassVar[bool] = True
+    decodes: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def num_waves(self) -> int:
+        """Number of terms of the sum."""
+
+    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm:
+        """From a table, or where the positions are on no lattice log Σ_w a_w(x_i) b_w(x_j)."""
+        term = super().pair_term(query, positions, scale=scale)
+        if term is not None:
+            return term
+        first, tiny, waves = positions.num_prefix_tokens, least_number(query), []
+        for of_tokens in self.waves(positions, query):
+            of_batch = of_tokens.expand(query.shape[0], *of_tokens.shape[-3:])
+            # A tensor for each wave: gradients reach a table that is read at one place only.
+            waves.append([wave.contiguous() for wave in pad(of_batch, (0, 0, first, 0), value=1.0).unbind(dim=-1)])
+        pairs = list(zip(*waves, strict=True))
+        summed: PairTerm = lambda b, h, i, j: torch.log(  # noqa: E731
+            torch.maximum(sum((a[b, h, i] * c[b, h, j] for a, c in pairs), tiny), tiny)
+        )
+        if not first:
+            return summed
+        return lambda b, h, i, j: torch.where((i < first) | (j < first), 0.0, summed(b, h, i, j))
+
+    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+        """Of products of features and waves too, at any positions."""
+        return {**plain_costs(sizes, self.num_waves), **super().costs(sizes, positions)}
+
+    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+        """By products of features and waves, or by transforms."""
+        if backend == "fft":
+            return super().sums(backend, tokens, positions)
+        return plain_sums(tokens, *self.waves(positions, tokens.value))
+
+    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+        """By the sums of products of features and waves so far."""
+        return plain_step(tokens, state, *self.waves(positions, tokens.value))
+
+
 @dataclass(frozen=True)
-class Fourier(WaveRelative, DrawableRelative):
+class Fourier(WaveRelative):
     """c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with a ≥ 0, and so c ≥ 0, for waves in any direction.
 
     cos(ω·(x_i − x_j) + θ) = cos(ω·x_i + θ) cos(ω·x_j) + sin(ω·x_i + θ) sin(ω·x_j), so that c is an inner product of
@@ -78,9 +126,9 @@ class Fourier(WaveRelative, DrawableRelative):
             expected = f"({heads}, waves, {num_axes}) for {heads} heads and positions of {num_axes} axes"
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
-    def on(self, placement: Placement) -> "Fourier":
+    def on(self, positions: Positions) -> "Fourier":
         """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
-        frequency = placement.torus_frequency(precise(self.frequency))
+        frequency = positions.torus_frequency(self.frequency)
         return Fourier(self.constant_weight, self.amplitude, frequency, self.phase)
 
     def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
@@ -91,20 +139,17 @@ class Fourier(WaveRelative, DrawableRelative):
         swell = torch.einsum("hw,hw...->h...", 2 * self.amplitude.to(offsets), torch.cos(angle / 2).square())
         return torch.log(swell + self.constant_weight.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1)))
 
-    def query_waves(
-        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
-    ) -> Float[Tensor, "*batch heads tokens waves"]:
-        """[a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)]."""
-        angle = phases(self.frequency, positions, dtype)
+    def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
+        """[a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] of queries, [1, cos ω_f·x, sin ω_f·x] of keys."""
+        angle = key_angle = phases(self.frequency, positions.places(like.device), like.dtype)
+        if positions.key is not None:
+            key_angle = phases(self.frequency, positions.key.places(like.device), like.dtype)
         angle = angle + self.phase.to(angle)[:, None]
         amplitude = self.amplitude.to(angle)[:, None]
         constant = self.constant_weight.to(angle)[:, None, None] + amplitude.sum(dim=-1, keepdim=True)
         constant = constant.expand(*angle.shape[:-1], 1)
-        return torch.cat([constant, amplitude * torch.cos(angle), amplitude * torch.sin(angle)], dim=-1)
-
-    def key_waves(
-        self, positions: Float[Tensor, "*batch tokens axes"], dtype: torch.dtype
-    ) -> Float[Tensor, "*batch heads tokens waves"]:
-        """[1, cos ω_f·x, sin ω_f·x]."""
-        angle = phases(self.frequency, positions, dtype)
-        return torch.cat([torch.ones_like(angle[..., :1]), torch.cos(angle), torch.sin(angle)], dim=-1)
+        waves = (
+            torch.cat([constant, amplitude * torch.cos(angle), amplitude * torch.sin(angle)], dim=-1),
+            torch.cat([torch.ones_like(key_angle[..., :1]), torch.cos(key_angle), torch.sin(key_angle)], dim=-1),
+        )
+        return tuple(one if one.ndim == 4 else one[None] for one in waves)

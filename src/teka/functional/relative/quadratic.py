@@ -1,4 +1,4 @@
-"""The quadratic kernel: attention about a point that is displaced from the query."""
+"""Attention about a displaced point, of any shape, and a learned number for every offset along every axis."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,16 +8,18 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from teka.checks import check_nonnegative, check_tensor
-from teka.errors import wrong_shape
-from teka.functional.kernel import Kernel
-from teka.functional.placement import Placement
-from teka.functional.relative.base import SeparableRelative
-from teka.functional.relative.drawable import DrawableRelative
-from teka.functional.relative.torus import wrap_axis
+from teka.errors import wrong_shape, wrong_value
+from teka.functional.kernel.base import Kernel
+from teka.functional.positions import Positions, wrap_axis
+from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
+from teka.grid import Grid
+
+# Share of a cell by which two grids may miss each other.
+MISALIGNMENT = 1e-6
 
 
 @dataclass(frozen=True)
-class Quadratic(SeparableRelative, DrawableRelative):
+class Quadratic(SeparableRelative):
     """log c = −α ‖(x_j − x_i) − Δ_h‖²: a Gaussian about the place Δ_h away from the query, one for each head.
 
     With offsets x_i − x_j, as everywhere here, that is −α ‖(x_i − x_j) + Δ_h‖². It is a sum over axes. On a periodic
@@ -57,9 +59,9 @@ class Quadratic(SeparableRelative, DrawableRelative):
             expected = f"({heads}, {num_axes}) for {heads} heads and positions of {num_axes} axes"
             raise wrong_shape("relative.center", self.center.shape, expected)
 
-    def on(self, placement: Placement) -> "Quadratic":
+    def on(self, positions: Positions) -> "Quadratic":
         """The kernel with the periods of the grid."""
-        return Quadratic(self.center, self.precision, placement.periods)
+        return Quadratic(self.center, self.precision, positions.periods)
 
     def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
         """−α (Δ + Δ_h)² at offsets Δ along one axis."""
@@ -68,3 +70,134 @@ class Quadratic(SeparableRelative, DrawableRelative):
         if self.periods is not None:
             away = wrap_axis(away, self.periods[axis])
         return -self.precision.to(offsets).reshape(per_head) * away.square()
+
+
+@dataclass(frozen=True)
+class GeneralizedQuadratic(StationaryRelative):
+    """log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h) with δ = x_j − x_i and Σ⁻¹ = LᵀL: a Gaussian of any shape for each head.
+
+    With offsets x_i − x_j, as everywhere here, that is −½ ‖L ((x_i − x_j) + Δ_h)‖². An oblique one is no sum over axes.
+    On a periodic axis the component along it of δ − Δ_h is the shorter one round the torus.
+
+    Source: Cordonnier et al. 2020, equation 16.
+
+    Args:
+        center: Δ_h, key minus query, in physical units, shape (heads, axes).
+        precision_factor: L in units of length^−1, any square matrix, shape (heads, axes, axes).
+        periods: Period of every axis in physical units, None where it is not periodic; `on` takes the grid's.
+
+    Raises:
+        ValueError: Shapes that do not fit each other.
+    """
+
+    name: ClassVar[str] = "generalized_quadratic"
+
+    center: Float[Tensor, "heads axes"]
+    precision_factor: Float[Tensor, "heads axes axes"]
+    periods: tuple[float | None, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_tensor("center", self.center, "heads", "axes")
+        heads, num_axes = self.center.shape
+        check_tensor("precision_factor", self.precision_factor, heads, num_axes, num_axes)
+
+    @classmethod
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "GeneralizedQuadratic":
+        """Centres within ±2 along every axis, factors ~ N(0, 0.4²)."""
+        center = 4 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64) - 2
+        factor = torch.randn(heads, num_axes, num_axes, generator=generator, dtype=torch.float64)
+        return cls(center, 0.4 * factor)
+
+    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+        """Check that there is a centre for each of the heads, in as many axes."""
+        if tuple(self.center.shape) != (heads, num_axes):
+            expected = f"({heads}, {num_axes}) for {heads} heads and positions of {num_axes} axes"
+            raise wrong_shape("relative.center", self.center.shape, expected)
+
+    def on(self, positions: Positions) -> "GeneralizedQuadratic":
+        """The kernel with the periods of the grid."""
+        return GeneralizedQuadratic(self.center, self.precision_factor, positions.periods)
+
+    def pair_passes(self, num_axes: int) -> int:
+        """A matrix times every offset, and an inner product."""
+        return 25 * num_axes
+
+    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
+        """−½ ‖L (Δ + Δ_h)‖² at offsets Δ."""
+        heads, num_axes = self.center.shape
+        away = offsets + self.center.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1), num_axes)
+        if self.periods is not None:
+            away = torch.stack([wrap_axis(away[..., axis], self.periods[axis]) for axis in range(num_axes)], dim=-1)
+        return torch.einsum("hmn,h...n->h...m", self.precision_factor.to(offsets), away).square().sum(dim=-1) / -2
+
+
+@dataclass(frozen=True)
+class Table(SeparableRelative):
+    """log c = Σ_axis t_axis[Δ_axis]: in two dimensions row[Δ_y] + column[Δ_x], with Δ = x_i − x_j counted in cells.
+
+    Beyond ±k cells the last entry holds. Offsets between cells have no entry, so it takes grids and no bare positions.
+
+    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; the clipping is Shaw et al. 2018.
+
+    Args:
+        tables: t, entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).
+        spacing: Width of a cell along every axis in physical units, 1 if None; `on` takes the grid's.
+
+    Raises:
+        ValueError: Tables of another shape.
+    """
+
+    name: ClassVar[str] = "table"
+
+    tables: Float[Tensor, "heads axes entries"]
+    spacing: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_tensor("tables", self.tables, "heads", "axes", "2 max_offset + 1")
+        if self.tables.shape[-1] % 2 == 0:
+            raise wrong_shape("tables", self.tables.shape, "(heads, axes, 2 max_offset + 1)")
+
+    @property
+    def max_offset(self) -> int:
+        """The last offset k in cells that has an entry of its own."""
+        return self.tables.shape[-1] // 2
+
+    @classmethod
+    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Table":
+        """Entries ~ N(0, 1) for up to 3 cells."""
+        return cls(torch.randn(heads, num_axes, 7, generator=generator, dtype=torch.float64))
+
+    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+        """Check that there is a table for each of the heads and axes."""
+        if tuple(self.tables.shape[:2]) != (heads, num_axes):
+            expected = f"({heads}, {num_axes}, entries) for {heads} heads and positions of {num_axes} axes"
+            raise wrong_shape("relative.tables", self.tables.shape, expected)
+
+    def on(self, positions: Positions) -> "Table":
+        """The kernel with cells as wide as the grid's, or as the finer one's of two."""
+        if positions.grids is None:
+            expected = "a grid, not bare positions, with relative='table', which counts cells"
+            raise wrong_value("grid" if positions.grid is None else "key_grid", None, expected)
+        query, key = positions.grids
+        return Table(self.tables, tuple(_cell_width(query, key, axis) for axis in range(query.num_axes)))
+
+    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
+        """The entries for offsets along one axis."""
+        spacing = 1.0 if self.spacing is None else self.spacing[axis]
+        entry = torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset).long() + self.max_offset
+        table = self.tables[:, axis].to(offsets)
+        return table.index_select(1, entry.reshape(-1)).reshape(-1, *offsets.shape)
+
+
+def _cell_width(query: Grid, key: Grid, axis: int) -> float:
+    """Width of which the offset of every query's cell from every key's is a multiple."""
+    # The spacing of a single cell separates nothing.
+    steps = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1] or [query.spacing[axis]]
+    width = min(steps)
+    for distance in (*steps, query.origin[axis] - key.origin[axis]):
+        if abs(distance / width - round(distance / width)) > MISALIGNMENT:
+            expected = f"cells that lie a whole number of cells from those of {query} with relative='table'"
+            raise wrong_value("key_grid", key, expected)
+    return width

@@ -10,11 +10,23 @@ from torch import Generator, Tensor
 
 from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel import FeatureKernel, Kernel, make_kernel
-from teka.functional.placement import Placement
-from teka.functional.relative.base import RotaryRelative
-from teka.functional.relative.drawable import DrawableRelative
-from teka.functional.relative.phase import phases, precise
+from teka.functional.backend import Cost, Sums, with_ones
+from teka.functional.backend.dense import fused_softmax, products_with_prefix
+from teka.functional.backend.linear import DecodingState, causal_chunk, causal_linear, left_by, linear
+from teka.functional.kernel import make_kernel
+from teka.functional.kernel.base import (
+    Kernel,
+    KeyMask,
+    Keys,
+    Outputs,
+    Queries,
+    Tokens,
+    Values,
+    apply_log_factor,
+    pair_mask,
+)
+from teka.functional.positions import Places, Positions, phases
+from teka.functional.relative.base import Featured, Relative, Sizes, plain_costs
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
 
@@ -24,9 +36,12 @@ LEAST_WEIGHT = 1e-3
 # λ of "mixed": outputs are at most 1/λ times the largest value.
 LENGTH_SHARE = 0.3
 
+# cos and sin of angles, as the complex numbers that turn pairs where no compiler fuses the two.
+Turn = Tensor | tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True)
-class Rotary(RotaryRelative, DrawableRelative):
+class Rotary(Relative):
     """⟨R(x_i) a, R(x_j) b⟩ = ⟨a, R(x_j − x_i) b⟩, with R(x) the turn of features 2p and 2p + 1 together by ω_p·x.
 
     ω_p is a vector for each head and pair ("mixed" frequencies): planes may turn along any direction. Features after
@@ -60,6 +75,7 @@ class Rotary(RotaryRelative, DrawableRelative):
     """
 
     name: ClassVar[str] = "rotary"
+    decodes: ClassVar[bool] = True
 
     frequency: Float[Tensor, "heads pairs axes"]
     normalizer: str = ROTARY_NORMALIZERS[0]
@@ -71,20 +87,12 @@ class Rotary(RotaryRelative, DrawableRelative):
 
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Rotary":
-        """Frequencies ~ N(0, 1) for every pair of features of the content kernel.
-
-        Raises:
-            ValueError: It has fewer than two.
-        """
+        """Frequencies ~ N(0, 1) for every pair of features of the content kernel, which has at least one."""
         num_pairs = num_turned_features(make_kernel(kernel, dim), dim) // 2
         return cls(torch.randn(heads, num_pairs, num_axes, generator=generator, dtype=torch.float64))
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that there are frequencies for each of the heads and axes, and features for each of the pairs.
-
-        Raises:
-            ValueError: There are not.
-        """
+        """Check that there are frequencies for each of the heads and axes, and features for each of the pairs."""
         if (self.frequency.shape[0], self.frequency.shape[2]) != (heads, num_axes):
             expected = f"({heads}, pairs, {num_axes}) for {heads} heads and positions of {num_axes} axes"
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
@@ -95,7 +103,7 @@ class Rotary(RotaryRelative, DrawableRelative):
 
     def for_kernel(self, kernel: Kernel) -> "Rotary":
         """With a kernel whose features may give negative weights "lengths": those have no place in a denominator."""
-        signed = isinstance(kernel, FeatureKernel) and not kernel.nonnegative
+        signed = kernel.features is not None and not kernel.features.nonnegative
         return replace(self, normalizer="lengths") if signed and self.normalizer == "mixed" else self
 
     def bound_with(self, kernel: Kernel) -> float | None:
@@ -104,39 +112,147 @@ class Rotary(RotaryRelative, DrawableRelative):
         A pair that is not turned counts with a weight that may be negative, unless the kernel's may not: of the others
         "nonnegative" alone has a bound.
         """
-        if not isinstance(kernel, FeatureKernel):
+        if kernel.features is None:
             return kernel.bound
         if self.sums_weights:
             return 1.0
-        if self.normalizer == "features" or not kernel.nonnegative:
+        if self.normalizer == "features" or not kernel.features.nonnegative:
             return None
         return 1 / self.length_share if self.normalizer == "mixed" else 1.0
 
-    def on(self, placement: Placement) -> "Rotary":
+    def on(self, positions: Positions) -> "Rotary":
         """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
-        return replace(self, frequency=placement.torus_frequency(precise(self.frequency)))
+        return replace(self, frequency=positions.torus_frequency(self.frequency))
 
-    def weighing(
+    def softmax_size(self, positions: Positions) -> int:
+        """0: they are turned."""
+        return 0
+
+    def softmax_vectors(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Turned queries and keys, where every token is somewhere."""
+        if positions.num_prefix_tokens:
+            return None
+        turn, key_turn = self._turns(positions, query)
+        return self.turned(scale * query, turn), self.turned(key, key_turn)
+
+    def dense_passes(self, num_axes: int) -> int:
+        """Over the weights and the terms of the denominator."""
+        return 6
+
+    def dense(
         self,
-        features: Float[Tensor, "batch heads tokens features"],
-        positions: Float[Tensor, "*batch tokens axes"] | None,
-    ) -> Float[Tensor, "batch heads tokens weighing"]:
-        """R(x) φ, or with "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2."""
-        turned = features if positions is None else self.turn(features, positions)
+        query: Queries,
+        key: Keys,
+        value: Values,
+        kernel: Kernel,
+        positions: Positions,
+        *,
+        scale: float,
+        key_mask: KeyMask | None,
+        is_causal: bool,
+    ) -> Outputs:
+        """Weights of turned vectors over a denominator of what no turn changes, or of the weights themselves.
+
+        Features are turned, and of softmax, which has none, the queries and keys.
+        """
+        first, features = positions.num_prefix_tokens, kernel.features
+        if kernel.is_softmax:
+            turned = self.softmax_vectors(query, key, positions, scale=scale)
+            if turned is not None:
+                return fused_softmax(*turned, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
+        vectors = kernel.dense_vectors if features is None else features.feature_maps
+        of_query, of_key, log_scale = vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+        turn, key_turn = self._turns(positions, query)
+        turned = self.turned if features is None else self.weighing
+        left, right = turned(of_query[:, :, first:], turn), turned(of_key[:, :, first:], key_turn)
+        products = left @ right.transpose(-2, -1)
+        if first:
+            left, right = of_query, of_key
+            if features is not None:
+                left, right = self.weighing(of_query, None), self.weighing(of_key, None)
+            products = products_with_prefix(left, right, products, first)
+        keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
+        empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
+        keep = keep if keep is None or empty is None else keep | empty
+        if features is None:
+            output = kernel.dense_weights(products, log_relative=None, log_scale=None, keep=keep) @ value
+            return output if empty is None else output.masked_fill(empty, 0.0)
+        totals = products
+        if not self.sums_weights:
+            left, right = (self.normalizing(one[:, :, first:], placed=True) for one in (of_query, of_key))
+            totals = left @ right.transpose(-2, -1)
+            if first:
+                left, right = (self.normalizing(one, placed=False) for one in (of_query, of_key))
+                totals = products_with_prefix(left, right, totals, first)
+        totals, weights = (apply_log_factor(part, None, log_scale, keep) for part in (totals, products))
+        total = totals.sum(dim=-1) if empty is None else totals.sum(dim=-1).masked_fill(empty[..., 0], 1.0)
+        output = Sums(weights @ value, total).divide(nonnegative=features.nonnegative)
+        return output if empty is None else output.masked_fill(empty, 0.0)
+
+    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+        """Those of features that are not turned."""
+        return plain_costs(sizes)
+
+    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+        """The numerator from turned features, the denominator from what no turn changes or from the same."""
+        turn, key_turn = self._turns(positions, tokens.value)
+        weighing = self.weighing(tokens.query_features, turn), self.weighing(tokens.key_features, key_turn)
+        return self._sums_of(tokens, *weighing, placed=True)
+
+    def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
+        """The same without a turn."""
+        tokens = Featured(query_features, query_features, key_features, value, None, None, 1.0)
+        weighing = self.weighing(query_features, None), self.weighing(key_features, None)
+        return self._sums_of(tokens, *weighing, placed=False)
+
+    def _sums_of(self, tokens: Featured, left: Tensor, right: Tensor, *, placed: bool) -> Sums:
+        """Σ_j w_ij v_j from the vectors of the weights, and D_i from its own, where these are others."""
+
+        def sums(left: Tensor, right: Tensor, values: Tensor) -> Sums:
+            if tokens.is_causal:
+                return causal_linear(left, right, tokens.log_scale, values)
+            return linear(left, right, values)
+
+        if self.sums_weights:
+            return sums(left, right, tokens.value)
+        numerator = sums(left, right, tokens.value).numerator
+        left, right = (self.normalizing(one, placed=placed) for one in (tokens.query_features, tokens.key_features))
+        return Sums(numerator, sums(left, right, tokens.value[..., :0]).denominator)
+
+    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+        """Turned features for the numerator; for the denominator, where it is not of the same, a state of its own."""
+        turn, _ = self._turns(positions, tokens.value)
+        left, right = self.weighing(tokens.query_features, turn), self.weighing(tokens.key_features, turn)
+        value = with_ones(tokens.value)
+        total = left_by(state, "total", right, tokens.value)
+        above, total = causal_chunk(left, right, tokens.log_scale, value, total)
+        if self.sums_weights:
+            return Sums.of_channels(above), DecodingState(0, total)
+        left, right = (self.normalizing(one, placed=True) for one in (tokens.query_features, tokens.key_features))
+        unturned = left_by(state, "unturned", right, tokens.value[..., :0])
+        totals, unturned = causal_chunk(left, right, tokens.log_scale, value[..., -1:], unturned)
+        return Sums(above[..., :-1], totals[..., -1]), DecodingState(0, total, unturned)
+
+    @property
+    def sums_weights(self) -> bool:
+        """Whether the denominator is the sum of the weights; else it is made of `normalizing`."""
+        return self.normalizer == "nonnegative"
+
+    def weighing(self, features: Tokens, turn: Turn | None) -> Float[Tensor, "batch heads tokens weighing"]:
+        """Vectors whose inner products are the weights: R(x) φ, or with "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2.
+
+        Without a turn they are those of tokens that are nowhere.
+        """
+        turned = features if turn is None else self.turned(features, turn)
         if not self.sums_weights:
             return turned
         lengths = self.lengths(features) * math.sqrt((1 + LEAST_WEIGHT) / 2)
         return torch.cat([lengths, turned * math.sqrt(0.5)], dim=-1)
 
-    @property
-    def sums_weights(self) -> bool:
-        """Whether the denominator is the sum of the weights."""
-        return self.normalizer == "nonnegative"
-
-    def normalizing(
-        self, features: Float[Tensor, "batch heads tokens features"], *, placed: bool
-    ) -> Float[Tensor, "batch heads tokens normalizing"]:
-        """The vectors of D: φ, or [√(1 − λ) φ, √λ ψ], which is ψ with λ = 1."""
+    def normalizing(self, features: Tokens, *, placed: bool) -> Float[Tensor, "batch heads tokens normalizing"]:
+        """Vectors of D, of pairs both somewhere or not: φ, or [√(1 − λ) φ, √λ ψ], which is ψ with λ = 1."""
         if not placed or self.normalizer == "features":
             return features
         share = self.length_share if self.normalizer == "mixed" else 1.0
@@ -145,19 +261,26 @@ class Rotary(RotaryRelative, DrawableRelative):
             return lengths
         return torch.cat([features * math.sqrt(1 - share), lengths * math.sqrt(share)], dim=-1)
 
-    def turn(
-        self, vectors: Float[Tensor, "batch heads tokens dim"], positions: Float[Tensor, "*batch tokens axes"]
-    ) -> Float[Tensor, "batch heads tokens dim"]:
+    def turn(self, vectors: Tokens, places: Places) -> Tokens:
         """(f_2p cos ω_p·x − f_2p+1 sin ω_p·x, f_2p sin ω_p·x + f_2p+1 cos ω_p·x) for every pair, then the others."""
+        return self.turned(vectors, turn_by(phases(self.frequency, places, vectors.dtype)))
+
+    def _turns(self, positions: Positions, like: Tensor) -> tuple[Turn, Turn]:
+        """The turns of queries and keys, which are the same where these are."""
+        turn = turn_by(phases(self.frequency, positions.places(like.device), like.dtype))
+        if positions.key is None:
+            return turn, turn
+        return turn, turn_by(phases(self.frequency, positions.key.places(like.device), like.dtype))
+
+    def turned(self, vectors: Tokens, turn: Turn) -> Tokens:
+        """Pairs of vectors after a turn, then the others."""
         num_turned = 2 * self.frequency.shape[1]
-        turned = turn_pairs(vectors[..., :num_turned], phases(self.frequency, positions, vectors.dtype))
+        turned = turn_pairs(vectors[..., :num_turned], turn)
         if num_turned == vectors.shape[-1]:
             return turned
         return torch.cat([turned, vectors[..., num_turned:]], dim=-1)
 
-    def lengths(
-        self, features: Float[Tensor, "batch heads tokens features"]
-    ) -> Float[Tensor, "batch heads tokens lengths"]:
+    def lengths(self, features: Tokens) -> Float[Tensor, "batch heads tokens lengths"]:
         """ψ: the lengths of the turned pairs, then |φ| of the others."""
         num_turned = 2 * self.frequency.shape[1]
         lengths = pair_lengths(features[..., :num_turned])
@@ -167,43 +290,32 @@ class Rotary(RotaryRelative, DrawableRelative):
 
 
 def check_normalizer(normalizer: str, length_share: float) -> None:
-    """Check that a denominator of `Rotary` is known, and λ a share.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Check that a denominator of `Rotary` is known, and λ a share."""
     check_name("normalizer", normalizer, ROTARY_NORMALIZERS)
     if not (is_number(length_share) and 0 < length_share <= 1):
         raise wrong_value("length_share", length_share, "above 0 and at most 1")
 
 
-def turn_pairs(
-    features: Float[Tensor, "batch heads tokens turned"], angle: Float[Tensor, "*shared heads tokens pairs"]
-) -> Float[Tensor, "batch heads tokens turned"]:
-    """Features 2p and 2p + 1 turned together by angle p.
-
-    Args:
-        features: As many as two for each pair.
-        angle: Angles in radians.
-    """
+def turn_by(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Turn:
+    """The turn by angles in radians."""
     cosine, sine = torch.cos(angle), torch.sin(angle)
-    if torch.compiler.is_compiling():
+    return (cosine, sine) if torch.compiler.is_compiling() else torch.complex(cosine, sine)
+
+
+def turn_pairs(features: Tokens, turn: Turn) -> Tokens:
+    """Features 2p and 2p + 1 turned together by angle p."""
+    if isinstance(turn, tuple):
+        cosine, sine = turn
         first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
         return torch.stack([first * cosine - second * sine, first * sine + second * cosine], dim=-1).flatten(-2)
     # The same as complex numbers: without a compiler to fuse the lines above, a third of their time. The copy has the
     # strides that complex numbers need, whatever those of the features.
     pairs = features.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format)
-    return torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cosine, sine)).flatten(-2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
 
 
-def pair_lengths(
-    features: Float[Tensor, "batch heads tokens turned"],
-) -> Float[Tensor, "batch heads tokens pairs"]:
-    """√(f_2p² + f_2p+1²) of every pair, with a gradient of 0 where it is 0.
-
-    Args:
-        features: As many as two for each pair.
-    """
+def pair_lengths(features: Tokens) -> Float[Tensor, "batch heads tokens pairs"]:
+    """√(f_2p² + f_2p+1²) of every pair, with a gradient of 0 where it is 0."""
     first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
     # The root has no gradient at 0, so that it is taken of 1 there. Squares of features might underflow.
     zero = (first == 0) & (second == 0)
@@ -211,16 +323,8 @@ def pair_lengths(
 
 
 def num_turned_features(kernel: Kernel, dim: int) -> int:
-    """Number of features that can be turned: those of a feature map, or the entries of a query.
-
-    Args:
-        kernel: The content kernel.
-        dim: Size of queries and keys.
-
-    Raises:
-        ValueError: Fewer than two.
-    """
-    size = kernel.num_features(dim) if isinstance(kernel, FeatureKernel) else dim
+    """Number of features that can be turned, at least two: those of a feature map, or the entries of a query."""
+    size = dim if kernel.features is None else kernel.features.num_features(dim)
     if size < 2:
         expected = "a kernel of at least 2 features with relative='rotary', which turns pairs of them"
         raise wrong_value("kernel", kernel.name, expected)

@@ -1,17 +1,19 @@
-"""The rotation kernel (strategy 1), exactly."""
+"""The rotation kernel (strategy 1), exactly and in the paper's joint form."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
+from torch.nn.functional import pad
 
 from teka.checks import check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel import Kernel
-from teka.functional.relative.base import SeparableRelative
-from teka.functional.relative.drawable import DrawableRelative
+from teka.functional.kernel.base import Kernel, Keys, Queries
+from teka.functional.positions import Places, Positions
+from teka.functional.relative.stationary import SeparableRelative
 
 NUM_FREQUENCIES = 4  # Horn et al. 2021, appendix A.2
 
@@ -27,7 +29,7 @@ def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
 
 
 @dataclass(frozen=True)
-class Rotation(SeparableRelative, DrawableRelative):
+class Rotation(SeparableRelative):
     """log c(Δ) = scale · Σ_{axis a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
 
     Lemma 1: with u(x) = [sin ωx, cos ωx], ⟨u(x) W, u(y)⟩ depends on x − y alone when W = [[α, β], [−β, α]], and then is
@@ -89,3 +91,89 @@ class Rotation(SeparableRelative, DrawableRelative):
         waves = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
         weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1).to(offsets)
         return self.scale * torch.einsum("hs,...s->h...", weight, waves)
+
+    def softmax_size(self, positions: Positions) -> int | None:
+        """2 · axes · scales, where no axis is periodic: on such a one c is a function of the wrapped offset."""
+        is_lemma = type(self).axis_log_kernel is Rotation.axis_log_kernel
+        return None if any(positions.periods) or not is_lemma else 2 * self.cosine_weight[0].numel()
+
+    def softmax_vectors(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Queries and keys with waves of their positions, by Lemma 1."""
+        return None if self.softmax_size(positions) is None else self.concatenate(query, key, positions, scale=scale)
+
+    def concatenate(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> tuple[Float[Tensor, "batch heads queries joint"], Float[Tensor, "batch heads keys joint"]]:
+        """√scale · q and √scale · k, each followed by its position's waves: their inner product is scale · qᵀk + log c.
+
+        The waves of a token without a position are 0, so that c = 1 for its pairs.
+        """
+        alpha, beta = (weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight))
+        sine, cosine = at_key = self._waves(positions.places(query.device), query.dtype)
+        if positions.key is not None:
+            at_key = self._waves(positions.key.places(key.device), key.dtype)
+        rotated = torch.cat([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dim=-1)
+        joined = []
+        for vectors, waves in ((query, rotated), (key, torch.cat(at_key, dim=-1))):
+            waves = pad(waves.flatten(-2) * math.sqrt(self.scale), (0, 0, positions.num_prefix_tokens, 0))
+            waves = waves.expand(*vectors.shape[:-1], waves.shape[-1])
+            joined.append(torch.cat([vectors * math.sqrt(scale), waves], dim=-1))
+        return joined[0], joined[1]
+
+    def _waves(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """sin ωx and cos ωx of every position, axis and scale, (B or 1, 1, L, axes, scales)."""
+        phase = places[..., None] * self.frequency.to(places)
+        phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
+        return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)
+
+
+@dataclass(frozen=True)
+class RotationJoint(Rotation):
+    """The rotation kernel by concatenation: random features of [q; u(x_i) W] and [k; u(x_j)] together.
+
+    In expectation over the draws it equals `Rotation` with the softmax kernel. For one draw w it does not: the product
+    exp(wᵀ[q; u(x_i)W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i)W + u(x_j) and not on x_i − x_j, so a shift changes the
+    output by as much as the estimator's error. Kept for parity with the paper.
+
+    Source: Horn et al. 2021, §2.3 (strategy 1).
+
+    Args:
+        frequency: ω in radians per unit of length, shape (scales,).
+        cosine_weight: α, shape (heads, axes, scales).
+        sine_weight: β, shape (heads, axes, scales).
+        scale: Factor of the positions' inner product, as in `Rotation`.
+    """
+
+    name: ClassVar[str] = "rotation_joint"
+    equivariance: ClassVar[Literal["exact", "in expectation"]] = "in expectation"
+    joins: ClassVar[bool] = True
+    decodes: ClassVar[bool] = True
+
+    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+        """Check that the weights fit and that the content kernel is softmax or an estimate of it.
+
+        Raises:
+            ValueError: They do not, or it is not: only exp turns a sum of inner products into a product of kernels.
+        """
+        super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+        if not kernel.estimates_softmax:
+            expected = "softmax or random features of it with relative='rotation_joint'; relative='rotation' takes all"
+            raise wrong_value("kernel", kernel.name, expected)
+
+    @property
+    def num_position_features(self) -> int:
+        """Length 2 · axes · scales of u."""
+        return 2 * self.cosine_weight[0].numel()
+
+    def on(self, positions: Positions) -> "RotationJoint":
+        """The kernel itself.
+
+        Raises:
+            ValueError: A periodic axis: these features see absolute positions, which there are none of on a torus.
+        """
+        if any(positions.periods):
+            came = positions.grid or positions.of_keys.grid
+            raise wrong_value("grid", came, "no periodic axis with relative='rotation_joint'")
+        return self

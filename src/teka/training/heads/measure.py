@@ -13,8 +13,9 @@ from torch import Tensor
 
 from teka import functional
 from teka.errors import wrong_value
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import GeneralizedQuadratic, Quadratic, Relative, StationaryRelative
+from teka.functional import GeneralizedQuadratic, Quadratic, Relative
+from teka.functional.positions import Positions
+from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
 from teka.models import SelfAttentionNetwork
 from teka.models.self_attention_network import make_gaussian_or_table
@@ -88,12 +89,12 @@ def look(relative: Relative, grid: Grid) -> Heads:
         raise wrong_value("grid", grid, "a grid of two axes")
     if not isinstance(relative, StationaryRelative):
         raise wrong_value("relative", relative.name, "a kernel of the offset alone, such as 'quadratic'")
-    sites = Sites(grid)
+    positions = Positions(grid)
     spacing = torch.tensor(grid.spacing, dtype=torch.float64)
     row, column = middle_query(grid)
     query = torch.tensor([row * grid.shape[1] + column])
-    offsets = Placement(sites, sites).offsets_like(spacing, query)[0]
-    placed = relative.on(Placement(sites, sites))
+    offsets = positions.offsets_like(spacing, query)[0]
+    placed = relative.on(positions)
     assert isinstance(placed, StationaryRelative)
     away = -offsets / spacing  # key less query, in tokens
     tensors = (value for value in vars(relative).values() if isinstance(value, Tensor))

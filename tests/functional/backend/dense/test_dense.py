@@ -1,20 +1,17 @@
-import sys
-
 import pytest
 import torch
 from tests.contracts.cases import build_relative, draw_inputs, draw_mask, relative_change, with_leaves
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Softmax, SquaredRelu
-from teka.functional.backend.dense.dense import dense
-from teka.functional.kernel import FeatureKernel, Kernel
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import SeparableRelative
+from teka.functional import FeatureKernel, Kernel, Softmax, SquaredRelu
+from teka.functional.plan import dense
+from teka.functional.positions import Positions
+from teka.functional.relative.stationary import SeparableRelative
 
 
-def placed(grid: Grid, num_prefix_tokens: int) -> Placement:
-    return Placement(Sites(grid), Sites(grid), num_prefix_tokens)
+def placed(grid: Grid, num_prefix_tokens: int) -> Positions:
+    return Positions(grid, num_prefix_tokens=num_prefix_tokens)
 
 
 @pytest.mark.parametrize("kernel", [SquaredRelu(), Softmax()], ids=lambda kernel: kernel.name)
@@ -29,14 +26,13 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
     query, key, value = draw_inputs(16)
     relative = build_relative(name, heads=3, dim=5, num_axes=2)
     assert isinstance(relative, SeparableRelative)
-    placement = placed(grid, 1)
-    output = dense(
+    positions = placed(grid, 1)
+    output = relative.on(positions).dense(
         query,
         key,
         value,
         kernel,
-        relative.on(placement),
-        placement,
+        positions,
         scale=0.4,
         key_mask=mask if masked else None,
         is_causal=is_causal,
@@ -66,8 +62,9 @@ def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor
     relative = build_relative("rotation", heads=3, dim=5, num_axes=grid.num_axes)
     assert relative is not None
     relative, leaves = with_leaves(relative)
-    placement = Placement(Sites(grid), Sites(key_grid), num_prefix_tokens)
-    output = dense(query, key, value, SquaredRelu(), relative, placement, scale=0.4, key_mask=None)
+    positions = Positions(grid, key=Positions(key_grid), num_prefix_tokens=num_prefix_tokens)
+    options = {"scale": 0.4, "key_mask": None, "is_causal": False}
+    output = relative.dense(query, key, value, SquaredRelu(), positions, **options)
     return [output, *torch.autograd.grad(output.sin().sum(), [query, key, value, *leaves.values()])]
 
 
@@ -78,7 +75,7 @@ def test_tiles_in_the_cache_change_neither_values_nor_gradients(
 ):
     grid = Grid(shape, periodic=(True, *[False] * (len(shape) - 1)))
     plain = gradients(grid, grid, num_prefix_tokens)
-    monkeypatch.setattr(sys.modules[dense.__module__], "LEAST_TILED_PAIRS", 1)
+    monkeypatch.setattr(dense, "LEAST_TILED_PAIRS", 1)
     for found, expected in zip(gradients(grid, grid, num_prefix_tokens), plain, strict=True):
         assert relative_change(found, expected) < 1e-12
 
@@ -86,7 +83,7 @@ def test_tiles_in_the_cache_change_neither_values_nor_gradients(
 def test_tiles_in_the_cache_between_two_grids(monkeypatch: pytest.MonkeyPatch):
     grids = Grid((5, 7)), Grid((3, 4), spacing=2.0, origin=0.5)
     plain = gradients(*grids, 0)
-    monkeypatch.setattr(sys.modules[dense.__module__], "LEAST_TILED_PAIRS", 1)
+    monkeypatch.setattr(dense, "LEAST_TILED_PAIRS", 1)
     for found, expected in zip(gradients(*grids, 0), plain, strict=True):
         assert relative_change(found, expected) < 1e-12
 
@@ -94,6 +91,6 @@ def test_tiles_in_the_cache_between_two_grids(monkeypatch: pytest.MonkeyPatch):
 def test_rows_at_a_time_change_neither_values_nor_gradients(monkeypatch: pytest.MonkeyPatch):
     grid = Grid((5, 7))
     whole = gradients(grid, grid, 1)
-    monkeypatch.setattr(sys.modules[dense.__module__], "TILE_ELEMENTS", 500)
+    monkeypatch.setattr(dense, "MATRIX_ELEMENTS", 500)
     for found, expected in zip(gradients(grid, grid, 1), whole, strict=True):
         assert relative_change(found, expected) < 1e-12

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,11 +9,11 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from teka import Grid
-from teka.functional.backend.dense.dense import dense
-from teka.functional.backend.dense.flex import flex, flex_fits, offset_numbers
-from teka.functional.kernel import KERNELS, FeatureKernel, make_kernel
-from teka.functional.placement import Placement, Sites
-from teka.functional.relative import RELATIVES, FactorRelative, Fourier, RotationJoint
+from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
+from teka.functional.backend.flex import flex, flex_fits, offset_numbers
+from teka.functional.kernel import make_kernel
+from teka.functional.positions import Positions
+from teka.functional.relative.base import FactorRelative
 
 # The joint form becomes part of queries and keys before it comes here.
 FACTORS = [
@@ -20,19 +22,13 @@ FACTORS = [
 BANDS = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 
-def within(grid: Grid, num_prefix_tokens: int = 0) -> Placement:
-    """Tokens that attend to themselves."""
-    sites = Sites(grid)
-    return Placement(sites, sites, num_prefix_tokens)
-
-
 PLACES = {
-    "line": within(Grid(13, spacing=0.5)),
-    "image with prefix": within(Grid((3, 5)), 2),
-    "periodic": within(Grid((5, 3), periodic=(True, False))),
-    "volume": within(Grid((2, 3, 2)), 1),
-    "finer keys": Placement(Sites(Grid((3, 2), spacing=2.0, origin=1.0)), Sites(Grid((5, 3)))),
-    "two to three": Placement(Sites(Grid(7, spacing=1.0)), Sites(Grid(5, spacing=1.5))),
+    "line": Positions(Grid(13, spacing=0.5)),
+    "image with prefix": Positions(Grid((3, 5)), num_prefix_tokens=2),
+    "periodic": Positions(Grid((5, 3), periodic=(True, False))),
+    "volume": Positions(Grid((2, 3, 2)), num_prefix_tokens=1),
+    "finer keys": Positions(Grid((3, 2), spacing=2.0, origin=1.0), key=Positions(Grid((5, 3)))),
+    "two to three": Positions(Grid(7, spacing=1.0), key=Positions(Grid(5, spacing=1.5))),
 }
 
 
@@ -45,16 +41,14 @@ def gradients_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
 def compare(
     kernel_name: str,
     relative_name: str,
-    placement: Placement,
+    placement: Positions,
     *,
     dtype: torch.dtype = torch.float64,
     masked: bool = False,
     is_causal: bool = False,
 ) -> None:
     """Values and all gradients of `flex` against those of `dense`."""
-    num_queries, num_keys = (
-        placement.num_prefix_tokens + (s.num_tokens or 0) for s in (placement.query, placement.key)
-    )
+    num_queries, num_keys = (placement.num_prefix_tokens + (s.num_placed or 0) for s in (placement, placement.of_keys))
     relative = build_relative(
         relative_name, heads=3, dim=5, num_axes=placement.num_axes, kernel=kernel_name, max_distance=3
     )
@@ -68,11 +62,16 @@ def compare(
         kernel = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=mask)
     placed = relative.on(placement)
     assert isinstance(placed, FactorRelative)
-    assert flex_fits(query, value, kernel, placed, placement)
+    assert flex_fits(query, value, kernel)
+    term = placed.pair_term(query, placement, scale=0.4)
+    assert term is not None
     inputs = [query, key, value, *leaves.values()]
     results: list[list[Tensor]] = []
-    for attend in (flex, dense):
-        output = attend(query, key, value, kernel, placed, placement, scale=0.4, key_mask=mask, is_causal=is_causal)
+    options = {"scale": 0.4, "key_mask": mask, "is_causal": is_causal}
+    for output in (
+        flex(query, key, value, kernel, term, **options),
+        placed.dense(query, key, value, kernel, placement, **options),
+    ):
         gradients = torch.autograd.grad(output.square().sum(), inputs, allow_unused=True, retain_graph=True)
         results.append([output, *(torch.zeros(1) if one is None else one for one in gradients)])
     assert max(relative_change(one, two) for one, two in zip(*results, strict=True)) <= BANDS[dtype]
@@ -110,8 +109,11 @@ def test_a_causal_query_without_keys_gets_zero():
     mask[0, :3] = False
     relative = build_relative("quadratic", heads=3, dim=5, num_axes=1)
     assert isinstance(relative, FactorRelative)
-    arguments = (query, key, value, make_kernel("softmax", 5), relative, PLACES["line"])
-    output, expected = (attend(*arguments, scale=0.4, key_mask=mask, is_causal=True) for attend in (flex, dense))
+    term = relative.pair_term(query, PLACES["line"], scale=0.4)
+    assert term is not None
+    arguments, options = (query, key, value, make_kernel("softmax", 5)), {"scale": 0.4, "key_mask": mask}
+    output = flex(*arguments, term, is_causal=True, **options)
+    expected = relative.dense(*arguments, PLACES["line"], is_causal=True, **options)
     assert torch.equal(output[0, :, :3], torch.zeros(3, 3, 4, dtype=torch.float64))
     assert relative_change(output, expected) <= BANDS[torch.float64]
 
@@ -123,33 +125,36 @@ def positions(num_tokens: int, seed: int, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(), (2,)], ids=["shared", "one a sample"])
 def test_waves_of_bare_positions_equal_dense(shape: tuple[int, ...]):
-    sites = Sites(positions=positions(11, 1, *shape))
-    compare("softmax", "fourier", Placement(sites, sites, 2))
-    compare("squared_relu", "fourier", Placement(sites, Sites(positions=positions(7, 2, *shape))), masked=True)
+    sites = Positions(points=positions(11, 1, *shape))
+    compare("softmax", "fourier", replace(sites, num_prefix_tokens=2))
+    compare("squared_relu", "fourier", replace(sites, key=Positions(points=positions(7, 2, *shape))), masked=True)
 
 
 def test_it_says_no_to_what_it_cannot_compute():
     query, _, value = draw_inputs(6)
-    here = Sites(Grid((2, 3)))
-    there = Sites(positions=positions(6, 1))
-    grid, bare = Placement(here, here), Placement(there, there)
-    odd = Placement(here, Sites(Grid((2, 3), spacing=0.5**0.5)))
-    softmax, fourier = make_kernel("softmax", 5), build_relative("fourier", heads=3, dim=5, num_axes=2)
-    quadratic = build_relative("quadratic", heads=3, dim=5, num_axes=2)
-    assert flex_fits(query, value, softmax, quadratic, grid)
-    assert isinstance(fourier, Fourier)
-    assert flex_fits(query, value, softmax, fourier, bare)
-    assert flex_fits(query, value, softmax, fourier, odd)
-    assert not flex_fits(query, value, softmax, quadratic, bare)
-    assert not flex_fits(query, value, softmax, quadratic, odd)
-    assert not flex_fits(query, value, softmax, None, grid)
-    assert not flex_fits(query[:0], value[:0], softmax, quadratic, grid)
-    assert not flex_fits(query, value, softmax, build_relative("rotary", heads=3, dim=5, num_axes=2), grid)
-    assert not flex_fits(query, value, make_kernel("trigonometric", 5), quadratic, grid)
-    assert not flex_fits(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax, quadratic, grid)
+    softmax = make_kernel("softmax", 5)
+    assert flex_fits(query, value, softmax)
+    assert not flex_fits(query[:0], value[:0], softmax)
+    assert not flex_fits(query, value, make_kernel("trigonometric", 5))
+    assert not flex_fits(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax)
     inside = []
-    torch.func.vmap(lambda one: inside.append(flex_fits(query, value, softmax, quadratic, grid)) or one)(query)
+    torch.func.vmap(lambda one: inside.append(flex_fits(query, value, softmax)) or one)(query)
     assert inside == [False]
+
+
+def test_tables_are_small_or_there_are_none():
+    query, _, _ = draw_inputs(6)
+    here = Positions(Grid((2, 3)))
+    bare, odd = Positions(points=positions(6, 1)), replace(here, key=Positions(Grid((2, 3), spacing=0.5**0.5)))
+    for name, found in (
+        ("fourier", [True] * 3),
+        ("quadratic", [True, False, False]),
+        ("clipped", [True, False, False]),
+    ):
+        relative = build_relative(name, heads=3, dim=5, num_axes=2)
+        assert isinstance(relative, FactorRelative)
+        terms = [relative.pair_term(query, place, scale=0.4) for place in (here, bare, odd)]
+        assert [term is not None for term in terms] == found
 
 
 @given(
@@ -161,8 +166,10 @@ def test_it_says_no_to_what_it_cannot_compute():
 def test_every_pair_of_cells_finds_its_own_offset(sides: tuple[int, int], periodic: tuple[bool, bool], coarse: int):
     query = Grid(sides, periodic=periodic, origin=0.25)
     key = query if any(periodic) else Grid(sides[::-1], spacing=float(coarse))
-    placement = Placement(Sites(query), Sites(key), 0)
+    placement = Positions(query, key=Positions(key))
     like = torch.zeros((), dtype=torch.float64)
-    offsets, query_code, key_code = offset_numbers(placement, like)
+    numbers = offset_numbers(placement, like)
+    assert numbers is not None
+    offsets, query_code, key_code = numbers
     found = offsets[query_code[:, None] - key_code[None, :]]
     assert torch.allclose(found, placement.offsets_like(like), atol=1e-12)

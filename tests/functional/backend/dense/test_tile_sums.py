@@ -7,9 +7,8 @@ from tests.functional.backend.toeplitz.test_axis_form import plain_tile
 from tests.functional.backend.toeplitz.test_axis_sums import SIDES, draw
 from torch import Tensor
 
-from teka.functional.backend.dense import tile_sums as module
-from teka.functional.backend.dense.tile_sums import tile_sums, tile_sums_gradients
-from teka.functional.backend.wanted import Wanted
+from teka.functional.backend.dense import tile_sums, tile_sums_gradients
+from teka.functional.plan import dense
 
 
 def check(inputs: list[Tensor]) -> None:
@@ -19,7 +18,7 @@ def check(inputs: list[Tensor]) -> None:
     truths = [expected, *torch.autograd.grad(expected, inputs, gradient)]
     query_features, key_features, value, *log_matrices = (tensor.detach() for tensor in inputs)
     arguments = (query_features, key_features, value, [torch.exp(one) for one in log_matrices])
-    found = [tile_sums(*arguments), *tile_sums_gradients(gradient, *arguments, Wanted())]
+    found = [tile_sums(*arguments), *tile_sums_gradients(gradient, *arguments, [True] * len(inputs))]
     for one, truth in zip(found, truths, strict=True):
         assert one is not None
         assert relative_change(one, truth) < 1e-13
@@ -30,8 +29,8 @@ def check(inputs: list[Tensor]) -> None:
 def test_values_and_gradients_are_those_of_the_plain_sums_whatever_the_tiles(
     sides: tuple[tuple[int, ...], tuple[int, ...]], elements: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "TILE_ELEMENTS", elements)
-    monkeypatch.setattr(module, "LEAST_ROWS", rows)
+    monkeypatch.setattr(dense, "TILE_ELEMENTS", elements)
+    monkeypatch.setattr(dense, "LEAST_ROWS", rows)
     check(draw(*sides))
 
 
@@ -52,7 +51,7 @@ def test_factors_that_underflow_give_finite_gradients():
     arguments = (query_features, key_features, value, matrices)
     assert any((matrix == 0).any() for matrix in matrices)
     gradient = torch.ones_like(tile_sums(*arguments))
-    for one in tile_sums_gradients(gradient, *arguments, Wanted()):
+    for one in tile_sums_gradients(gradient, *arguments, [True] * len(inputs)):
         assert one is not None
         assert torch.isfinite(one).all()
 
@@ -61,10 +60,10 @@ def test_only_the_gradients_asked_for_are_made():
     query_features, key_features, value, *log_matrices = (tensor.detach() for tensor in draw((5, 7), (3, 4)))
     arguments = (query_features, key_features, value, [torch.exp(one) for one in log_matrices])
     gradient = torch.ones_like(tile_sums(*arguments))
-    whole = tile_sums_gradients(gradient, *arguments, Wanted())
-    for place in range(4):
-        flags = [place == other for other in range(4)]
-        found = tile_sums_gradients(gradient, *arguments, Wanted(*flags))
-        for one, truth, asked in zip(found, whole, [*flags, flags[-1]], strict=True):
+    whole = tile_sums_gradients(gradient, *arguments, [True] * 5)
+    for place in range(5):
+        flags = [place == other for other in range(5)]
+        found = tile_sums_gradients(gradient, *arguments, flags)
+        for one, truth, asked in zip(found, whole, flags, strict=True):
             assert (one is not None) == asked
             assert one is None or (truth is not None and relative_change(one, truth) < 1e-13)

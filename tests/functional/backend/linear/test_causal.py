@@ -6,11 +6,12 @@ from torch.autograd import grad
 
 from teka import Grid
 from teka.functional import FeatureKernel, attention
-from teka.functional.backend.linear.causal import CHUNK_TOKENS, causal_chunk, causal_linear, empty_state
-from teka.functional.backend.linear.linear import product_features
-from teka.functional.backend.sums import with_ones
+from teka.functional.backend import with_ones
+from teka.functional.backend.linear import CHUNK_TOKENS, causal_chunk, causal_linear, empty_state, product_features
 from teka.functional.kernel import make_kernel
-from teka.functional.relative import WaveRelative, make_relative
+from teka.functional.positions import Positions
+from teka.functional.relative import make_relative
+from teka.functional.relative.fourier import WaveRelative
 
 KERNELS = ("squared_relu", "positive", "optimal", "hyperbolic", "elu", "taylor2", "constant")
 LENGTHS = (1, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 300)
@@ -126,7 +127,7 @@ def test_the_state_of_one_chunk_is_that_of_its_tokens_one_by_one(relative: str |
         waves = make_relative(relative, heads=3, dim=5, num_axes=1, kernel=kernel)
         places = Grid(9).positions(dtype=torch.float64)
         assert isinstance(waves, WaveRelative)
-        query_waves, key_waves = (of(places, places.dtype)[None] for of in (waves.query_waves, waves.key_waves))
+        query_waves, key_waves = waves.waves(Positions(points=places), places)
     channels = with_ones(value)
 
     def run(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 import torch
 from tests.contracts.cases import relative_change
 
-from teka.functional.backend.linear.linear import linear
+from teka.functional.backend.linear import linear
 
 
 def test_it_is_the_sum_over_keys_of_the_features_products():

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Clipped
-from teka.functional.backend.linear import causal
-from teka.functional.backend.rings.causal_rings import causal_rings
+from teka.functional.backend.linear import causal_rings, linear
 
 NUM_TOKENS = 23
 
@@ -27,14 +26,12 @@ def attend(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor
     if mask is not None:
         key_features = key_features.masked_fill(~mask[:, None, :, None], 0.0)
     return causal_rings(
-        query,
+        Clipped(embedding).log_rings(query, scale=0.4),
         query_features,
         key_features,
         log_scale if scaled else None,
         value,
-        Clipped(embedding),
         Grid(NUM_TOKENS),
-        scale=0.4,
         key_mask=mask,
     ).divide(nonnegative=True)
 
@@ -58,7 +55,7 @@ def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tens
 def test_values_and_gradients_are_those_of_all_pairs(
     num_features: int, max_distance: int, scaled: bool, masked: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(causal, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(linear, "CHUNK_TOKENS", chunk)
     mask = draw_mask(2, NUM_TOKENS) if masked else None
     inputs = [tensor.requires_grad_() for tensor in draw(num_features, max_distance)]
     outputs = [function(inputs, mask, scaled=scaled) for function in (by_pairs, attend)]
@@ -86,4 +83,4 @@ def test_scales_of_any_size_stay_finite():
 def test_more_axes_or_an_axis_that_wraps_have_no_order_of_time(grid: Grid):
     one = torch.ones(1, 1, 20, 3)
     with pytest.raises(ValueError, match="grid is Grid"):
-        causal_rings(one, one, one, None, one, Clipped(torch.ones(4, 3)), grid, scale=1.0, key_mask=None)
+        causal_rings(torch.ones(1, 1, 20, 4), one, one, None, one, grid, key_mask=None)

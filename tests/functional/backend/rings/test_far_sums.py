@@ -4,8 +4,8 @@ from tests.contracts.cases import relative_change
 from tests.functional.backend.rings.ring_cases import GRIDS, MAX_DISTANCE, distances, noise
 
 from teka import Grid
-from teka.functional.backend.rings import ring_sums
-from teka.functional.backend.rings.far_sums import far_sums
+from teka.functional.backend import ring_sums
+from teka.functional.backend.rings import far_sums
 
 
 @pytest.mark.parametrize("distance", [1, 2, MAX_DISTANCE])

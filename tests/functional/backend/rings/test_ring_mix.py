@@ -5,9 +5,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.experiments.bench.measure import Allocations
-from teka.functional.backend.rings.far_sums import far_sums
-from teka.functional.backend.rings.product_rings import product_rings
-from teka.functional.backend.rings.ring_mix import ring_mix, ring_read, ring_spread
+from teka.functional.backend.rings import far_sums, product_rings, ring_mix, ring_read, ring_spread
 
 GRID = Grid((2, 3), periodic=(False, True))
 

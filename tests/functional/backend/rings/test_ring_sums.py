@@ -4,8 +4,8 @@ from tests.contracts.cases import relative_change
 from tests.functional.backend.rings.ring_cases import GRIDS, MAX_DISTANCE, members, noise
 
 from teka import Grid
-from teka.functional.backend.rings import ring_sums
-from teka.functional.backend.rings.ring_sums import RingSums, mix_rings, read_rings, spread_rings
+from teka.functional.backend import ring_sums
+from teka.functional.backend.ring_sums import RingSums, mix_rings, read_rings, spread_rings
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Clipped, attention
-from teka.functional.backend.rings import product_rings
-from teka.functional.backend.rings.rings import rings_cost_terms
+from teka.functional.backend import Cost
+from teka.functional.backend.rings import rings, rings_cost
 
 
 def run(kernel: str) -> list[Tensor]:
@@ -30,7 +30,7 @@ def run(kernel: str) -> list[Tensor]:
 @pytest.mark.parametrize("elements", [1, 2000, 5000])
 def test_chunks_of_features_change_neither_values_nor_gradients(elements: int, monkeypatch: pytest.MonkeyPatch):
     whole = run("squared_relu")
-    monkeypatch.setattr(product_rings, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(rings, "CHUNK_ELEMENTS", elements)
     for found, expected in zip(run("squared_relu"), whole, strict=True):
         assert relative_change(found, expected) < 1e-12
 
@@ -57,7 +57,7 @@ def test_a_ring_without_kept_keys_cannot_push_the_others_out_of_range():
 
 @pytest.mark.parametrize("num_features", [1, 32])
 def test_the_cost_is_linear_in_tokens_and_grows_with_rings_and_axes(num_features: int):
-    work, moved = rings_cost_terms(Grid((8, 8)), num_features, 32, 6)
-    assert rings_cost_terms(Grid((16, 8)), num_features, 32, 6) == (2 * work, 2 * moved)
-    assert rings_cost_terms(Grid((8, 8)), num_features, 32, 7)[0] > work
-    assert rings_cost_terms(Grid((4, 4, 4)), num_features, 32, 6)[0] > work
+    cost = rings_cost(Grid((8, 8)), num_features, 32, 6)
+    assert rings_cost(Grid((16, 8)), num_features, 32, 6) == Cost(2 * cost.multiply_adds, 2 * cost.bytes)
+    assert rings_cost(Grid((8, 8)), num_features, 32, 7).multiply_adds > cost.multiply_adds
+    assert rings_cost(Grid((4, 4, 4)), num_features, 32, 6).multiply_adds > cost.multiply_adds

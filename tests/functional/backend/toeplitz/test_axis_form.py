@@ -4,9 +4,9 @@ from tests.functional.backend.toeplitz.test_axis_sums import draw
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from teka.functional.backend.dense.tile_form import TileForm
-from teka.functional.backend.sums import with_ones
-from teka.functional.backend.toeplitz.axis_form import AxisForm, plain_axis_sums
+from teka.functional.backend import with_ones
+from teka.functional.backend.dense import TileForm
+from teka.functional.backend.toeplitz import AxisForm, plain_axis_sums
 
 
 def plain_tile(query_features: Tensor, key_features: Tensor, value: Tensor, *log_matrices: Tensor) -> Tensor:

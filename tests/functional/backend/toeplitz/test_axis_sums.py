@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import torch
@@ -7,10 +8,8 @@ from hypothesis import strategies as st
 from tests.contracts.cases import relative_change
 from torch import Generator, Tensor
 
-from teka.functional.backend.toeplitz import axis_products
-from teka.functional.backend.toeplitz.axis_form import plain_axis_sums
-from teka.functional.backend.toeplitz.axis_sums import axis_sums, axis_sums_gradients
-from teka.functional.backend.wanted import Wanted
+from teka.functional.backend.axis_sums import axis_sums, axis_sums_gradients
+from teka.functional.backend.toeplitz import plain_axis_sums
 
 SIDES = [((11,), (7,)), ((5, 7), (3, 4)), ((2, 3, 5), (4, 2, 3)), ((1, 6), (5, 1))]
 
@@ -33,7 +32,7 @@ def check(inputs: list[Tensor]) -> None:
     truths = [expected, *torch.autograd.grad(expected, inputs, gradient)]
     query_features, key_features, value, *matrices = (tensor.detach() for tensor in inputs)
     arguments = (query_features, key_features, value, matrices)
-    found = [axis_sums(*arguments), *axis_sums_gradients(gradient, *arguments, Wanted())]
+    found = [axis_sums(*arguments), *axis_sums_gradients(gradient, *arguments, [True] * len(inputs))]
     for one, truth in zip(found, truths, strict=True):
         assert one is not None
         assert relative_change(one, truth) < 1e-13
@@ -44,7 +43,7 @@ def check(inputs: list[Tensor]) -> None:
 def test_values_and_gradients_are_those_of_the_plain_sums_whatever_the_chunks(
     sides: tuple[tuple[int, ...], tuple[int, ...]], elements: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(axis_products, "CACHED_ELEMENTS", elements)
+    monkeypatch.setattr(sys.modules[axis_sums.__module__], "CACHED_ELEMENTS", elements)
     check(draw(*sides))
 
 
@@ -62,11 +61,11 @@ def test_only_the_gradients_asked_for_are_made():
     query_features, key_features, value, *matrices = (tensor.detach() for tensor in draw((5, 7), (3, 4)))
     arguments = (query_features, key_features, value, matrices)
     gradient = torch.ones_like(axis_sums(*arguments))
-    whole = axis_sums_gradients(gradient, *arguments, Wanted())
-    for place in range(4):
-        flags = [place == other for other in range(4)]
-        found = axis_sums_gradients(gradient, *arguments, Wanted(*flags))
-        for one, truth, asked in zip(found, whole, [*flags, flags[-1]], strict=True):
+    whole = axis_sums_gradients(gradient, *arguments, [True] * 5)
+    for place in range(5):
+        flags = [place == other for other in range(5)]
+        found = axis_sums_gradients(gradient, *arguments, flags)
+        for one, truth, asked in zip(found, whole, flags, strict=True):
             assert (one is not None) == asked
             assert one is None or (truth is not None and relative_change(one, truth) < 1e-13)
 

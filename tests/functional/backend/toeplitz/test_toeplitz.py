@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from teka import Grid
 from teka.functional import Positive, Quadratic, Rotation, attention, draw_projection
-from teka.functional.backend.toeplitz.toeplitz import toeplitz
+from teka.functional.backend.toeplitz import toeplitz
 
 
 def run(shape: tuple[int, ...], name: str = "rotation") -> list[Tensor]:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import Function
 
+from teka.functional.backend.linear import linear
+from teka.functional.kernel.base import KeyMask, Keys, KeyWaves, Outputs, Queries, QueryWaves, Values
 from teka.functional.kernel.local import LocalKernel, times
 
 # Tokens of one head that are worked on at once: 256 KiB a tensor for heads of 32 in float32, of which a handful fit in
@@ -16,16 +17,16 @@ BLOCK_TOKENS = 2048
 
 
 def fused_linear(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch heads keys dim"],
-    value: Float[Tensor, "batch heads keys dim_value"],
-    query_waves: Float[Tensor, "#batch heads queries waves"] | None = None,
-    key_waves: Float[Tensor, "#batch heads keys waves"] | None = None,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    query_waves: QueryWaves | None = None,
+    key_waves: KeyWaves | None = None,
     *,
     kernel: LocalKernel,
     scale: float,
-    key_mask: Bool[Tensor, "batch keys"] | None,
-) -> Float[Tensor, "batch heads queries dim_value"]:
+    key_mask: KeyMask | None,
+) -> Outputs:
     """The weighted means that `linear` gives the sums of, with features made anew in the backward pass.
 
     Nothing of the size of the features is kept. With S = Σ_j φ(k_j) ⊗ b_j ⊗ v_j and z the same without v, and g the
@@ -109,7 +110,8 @@ class _FusedLinear(Function):
                     of_part, features, of_features, query_waves, of_query_waves, wave, samples, head, tokens
                 )
             pull(of_features, of_query[samples, head, tokens])
-            _scale(of_query[samples, head, tokens], unit)
+            if unit is not None:
+                of_query[samples, head, tokens].mul_(unit)
         for samples, head, tokens in _blocks(key):
             values = value[samples, head, tokens]
             unit = _of_head(key_unit, samples, head)
@@ -128,7 +130,8 @@ class _FusedLinear(Function):
             of_features = _masked(of_features, key_mask, samples, tokens)
             of_value[samples, head, tokens] = of_values
             pull(of_features, of_key[samples, head, tokens])
-            _scale(of_key[samples, head, tokens], unit)
+            if unit is not None:
+                of_key[samples, head, tokens].mul_(unit)
         waves = [
             one if one is None or given.shape[0] > 1 else one.sum(dim=0, keepdim=True)
             for one, given in ((of_query_waves, query_waves), (of_key_waves, key_waves))
@@ -138,8 +141,6 @@ class _FusedLinear(Function):
 
 def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     """Gradients that can be differentiated again, by way of the plain evaluation."""
-    from teka.functional.backend.linear.linear import linear
-
     # Views of their own: where one input is another, or depends on it, the gradient of each is still its own alone.
     inputs = [None if one is None else one.view_as(one) for one in ctx.saved_tensors[:5]]
     query, key, value, query_waves, key_waves = inputs
@@ -179,11 +180,6 @@ def _masked(features: Tensor, key_mask: Tensor | None, samples: slice, tokens: s
 
 def _of_head(unit: Tensor | None, samples: slice, head: int) -> Tensor | None:
     return None if unit is None else unit[samples, head]
-
-
-def _scale(gradient: Tensor, unit: Tensor | None) -> None:
-    if unit is not None:
-        gradient.mul_(unit)
 
 
 def _times_waves(

@@ -6,18 +6,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad
 
-from teka.functional.kernel import FeatureKernel, Kernel, Softmax, Taylor2
-from teka.functional.placement import Placement
-from teka.functional.relative import FactorRelative, Relative, RingRelative, StationaryRelative, WaveRelative
+from teka._compat import is_transformed
+from teka.functional.kernel.base import Kernel, KeyMask, Keys, LogScale, Outputs, Queries, Values
+from teka.functional.positions import Positions
 
-# log c of scalar indices (batch, head, query, key). What is called once for every pair is written as lambdas here: they
-# are traced, and a function that checks its annotations, as those of a test run do, is not to be traced.
+# log c of scalar indices (batch, head, query, key). What is called once for every pair is written as lambdas here and
+# where these are made: they are traced, and a function that checks its annotations, as in a test run, is not to be.
 PairTerm = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -29,45 +28,31 @@ PARTS = 8
 OFFSETS_PER_TOKEN = 32
 
 
-def flex_fits(
-    query: Float[Tensor, "batch heads queries dim"],
-    value: Float[Tensor, "batch heads keys dim_value"],
-    kernel: Kernel,
-    relative: Relative | None,
-    placement: Placement,
-) -> bool:
-    """Whether `flex` can compute this: log c from small tables, and log κ ≥ −∞ of the product of two short vectors.
+def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
+    """Whether `flex` can compute this, if it has log c: log κ ≥ −∞ of the product of two short vectors.
 
-    That is softmax or a feature kernel without negative weights, of at most 256 features; and c between grids whose
-    cells lie on one lattice, or c of waves anywhere; and at least one sample. FlexAttention knows no float64 on a GPU,
-    no torch.func transform and no forward-mode derivative, and adds up the gradients of tables in any order, so that it
-    gives way where torch is asked for deterministic algorithms.
+    That is softmax or a feature kernel without negative weights, of at most 256 features, and at least one sample.
+    FlexAttention knows no float64 on a GPU, no torch.func transform and no forward-mode derivative, and adds up the
+    gradients of tables in any order, so that it gives way where torch is asked for deterministic algorithms.
     """
-    if not isinstance(relative, FactorRelative):
-        return False
-    if not isinstance(kernel, Softmax) and not (isinstance(kernel, FeatureKernel) and kernel.nonnegative):
-        return False
     if query.shape[0] == 0 or max(kernel.dense_size(query.shape[-1]), value.shape[-1]) > LARGEST_SIZE:
         return False
     if query.is_cuda and (query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled()):
         return False
-    if torch._C._are_functorch_transforms_active() or forward_ad.unpack_dual(query).tangent is not None:
-        return False
-    return isinstance(relative, WaveRelative) or _lattice(placement) is not None
+    return not is_transformed(query) and kernel.log_content(query) is not None
 
 
 def flex(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch heads keys dim"],
-    value: Float[Tensor, "batch heads keys dim_value"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     kernel: Kernel,
-    relative: FactorRelative,
-    placement: Placement,
+    log_relative: PairTerm,
     *,
     scale: float,
-    key_mask: Bool[Tensor, "batch keys"] | None,
+    key_mask: KeyMask | None,
     is_causal: bool = False,
-) -> Float[Tensor, "batch heads queries dim_value"]:
+) -> Outputs:
     """softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, with log c read from tables of O(L) numbers.
 
     The logarithm turns a feature kernel into a softmax: κ = φ(q)ᵀφ(k) is its exponential. A stationary c is a table
@@ -82,9 +67,9 @@ def flex(
     Source: Dong et al. 2024 (FlexAttention).
     """
     left, right, log_scale = kernel.dense_vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
-    score = _pair_score(
-        _log_content(kernel, query), _pair_term(relative, query, placement, scale=scale), log_scale, key_mask
-    )
+    log_content = kernel.log_content(query)
+    assert log_content is not None
+    score = _pair_score(log_content, log_relative, log_scale, key_mask)
     block_mask = _causal_blocks(query.shape[2], query.device) if is_causal else None
     attend = _compiled() if query.is_cuda else flex_attention
     output = attend(
@@ -117,8 +102,8 @@ def _padded(vectors: Float[Tensor, "batch heads tokens size"]) -> Float[Tensor, 
 def _pair_score(
     log_content: Callable[[Tensor], Tensor],
     log_relative: PairTerm,
-    log_scale: Float[Tensor, "batch heads keys"] | None,
-    key_mask: Bool[Tensor, "batch keys"] | None,
+    log_scale: LogScale | None,
+    key_mask: KeyMask | None,
 ) -> PairScore:
     """log κ + log c + s of a pair, −∞ for a key that is dropped."""
     if log_scale is None:
@@ -128,21 +113,6 @@ def _pair_score(
     if key_mask is None:
         return plain
     return lambda product, b, h, i, j: torch.where(key_mask[b, j], plain(product, b, h, i, j), -math.inf)
-
-
-def _log_content(kernel: Kernel, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """log κ from the product of the vectors of `dense_vectors`."""
-    if isinstance(kernel, Softmax):
-        return lambda product: product
-    if isinstance(kernel, Taylor2):
-        return lambda product: torch.log(1 + product + product * product / 2)
-    tiny = _tiny(like)
-    return lambda product: torch.log(torch.maximum(product, tiny))
-
-
-def _tiny(like: Tensor) -> Float[Tensor, ""]:
-    """The least number whose logarithm has a finite gradient; a tensor, as a number would be traced as unknown."""
-    return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 
 
 class OffsetNumbers(NamedTuple):
@@ -156,14 +126,14 @@ class OffsetNumbers(NamedTuple):
     key_code: Int[Tensor, "keys"]
 
 
-def _lattice(placement: Placement) -> list[tuple[float, int, int]] | None:
+def lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
     """Of every axis the width of the lattice, and how many of it are between two cells of the queries and of the keys.
 
     None where there is no such lattice, or it has many more points than the grids have cells.
     """
-    if placement.grids is None:
+    if positions.grids is None:
         return None
-    query, key = placement.grids
+    query, key = positions.grids
     axes, num_offsets = [], 1
     for axis in range(query.num_axes):
         # The spacing of a single cell separates nothing.
@@ -182,17 +152,12 @@ def _lattice(placement: Placement) -> list[tuple[float, int, int]] | None:
     return axes if num_offsets <= OFFSETS_PER_TOKEN * (query.num_tokens + key.num_tokens) else None
 
 
-def offset_numbers(placement: Placement, like: Tensor) -> OffsetNumbers:
-    """The offsets of the lattice of two grids; row-major, each axis from the farthest key ahead to the one behind.
-
-    Args:
-        placement: The grids.
-        like: A tensor of the dtype and device.
-    """
-    axes = _lattice(placement)
-    assert axes is not None
-    assert placement.grids is not None
-    query, key = placement.grids
+def offset_numbers(positions: Positions, like: Tensor) -> OffsetNumbers | None:
+    """The offsets of the lattice of two grids; row-major, each axis from the farthest key ahead to the one behind."""
+    axes = lattice(positions)
+    if axes is None or positions.grids is None:
+        return None
+    query, key = positions.grids
     codes = [torch.zeros((), dtype=torch.int32, device=like.device) for _ in range(2)]
     offsets = []
     for axis, (width, query_step, key_step) in enumerate(axes):
@@ -203,51 +168,8 @@ def offset_numbers(placement: Placement, like: Tensor) -> OffsetNumbers:
         for place, (grid, step, first) in enumerate(((query, query_step, ahead), (key, key_step, 0))):
             cells = torch.arange(grid.shape[axis], dtype=torch.int32, device=like.device)
             codes[place] = codes[place][..., None] * size + (step * cells + first)
-    grid = torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1).flatten(0, -2)
-    prefix, beyond = placement.num_prefix_tokens, 2 * grid.shape[0]
+    every = torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1).flatten(0, -2)
+    prefix, beyond = positions.num_prefix_tokens, 2 * every.shape[0]
     return OffsetNumbers(
-        grid,
-        pad(codes[0].flatten(), (prefix, 0), value=beyond),
-        pad(codes[1].flatten(), (prefix, 0), value=-beyond),
+        every, pad(codes[0].flatten(), (prefix, 0), value=beyond), pad(codes[1].flatten(), (prefix, 0), value=-beyond)
     )
-
-
-def _pair_term(
-    relative: FactorRelative, query: Float[Tensor, "batch heads queries dim"], placement: Placement, *, scale: float
-) -> PairTerm:
-    """log c of a pair, 0 for one that holds a prefix token."""
-    if isinstance(relative, WaveRelative) and _lattice(placement) is None:
-        return _wave_term(relative, query, placement)
-    offsets, query_code, key_code = offset_numbers(placement, query)
-    last = len(offsets)
-    if isinstance(relative, RingRelative):
-        ring = pad(relative.ring(offsets).int(), (0, 1), value=relative.max_distance + 1)
-        log_rings = pad(relative.log_rings(query, scale=scale), (0, 1))
-        return lambda b, h, i, j: log_rings[b, h, i, ring[torch.clamp_max(query_code[i] - key_code[j], last)]]
-    assert isinstance(relative, StationaryRelative)
-    table = pad(relative.log_at(offsets), (0, 1))
-    return lambda b, h, i, j: table[h, torch.clamp_max(query_code[i] - key_code[j], last)]
-
-
-def _wave_term(
-    relative: WaveRelative, query: Float[Tensor, "batch heads queries dim"], placement: Placement
-) -> PairTerm:
-    """log Σ_w a_w(x_i) b_w(x_j), for positions that are on no lattice."""
-    first = placement.num_prefix_tokens
-    tiny = _tiny(query)
-    waves = []
-    for of_tokens in (
-        relative.query_waves(placement.query.places(query.device), query.dtype),
-        relative.key_waves(placement.key.places(query.device), query.dtype),
-    ):
-        of_batch = of_tokens.expand(query.shape[0], *of_tokens.shape[-3:])
-        # A tensor for each wave: gradients reach a table that is read at one place only.
-        waves.append([wave.contiguous() for wave in pad(of_batch, (0, 0, first, 0), value=1.0).unbind(dim=-1)])
-
-    query_waves, key_waves = waves
-    summed: PairTerm = lambda b, h, i, j: torch.log(  # noqa: E731
-        torch.maximum(sum((a[b, h, i] * c[b, h, j] for a, c in zip(query_waves, key_waves, strict=True)), tiny), tiny)
-    )
-    if not first:
-        return summed
-    return lambda b, h, i, j: torch.where((i < first) | (j < first), 0.0, summed(b, h, i, j))

@@ -1,1 +1,0 @@
-"""The dense backend: every pair of tokens. It is the truth for the others."""

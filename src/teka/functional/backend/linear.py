@@ -1,0 +1,264 @@
+"""The linear backend: sums over keys of products of features, alone or times a few waves of the positions.
+
+Where no query sees a later key, they are taken in chunks of tokens, or token by token; so are those of rings.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from teka.errors import wrong_value
+from teka.functional.backend import BYTES, Cost, Sums, checkpointed, with_ones
+from teka.functional.kernel.base import KeyFeatures, KeyMask, KeyWaves, LogScale, QueryFeatures, QueryWaves, Values
+from teka.grid import Grid
+
+# Numbers of one chunk of φ ⊗ waves: 4 MiB in float32, so that it stays in a processor's cache between its making and
+# its use. Chunks are made again in the backward pass.
+CHUNK_ELEMENTS = 2**20
+# Tokens of one chunk where attention is causal: within it every pair is computed, between chunks there is the state.
+CHUNK_TOKENS = 128
+# In place of s of a key that is dropped or not there: below every other, and finite, so that differences are no NaN.
+LOWEST_LOG_SCALE = -1e30
+
+
+def linear_cost(num_queries: int, num_keys: int, num_features: int, num_waves: int, dim_value: int) -> Cost:
+    """The state and its product with the queries' features; products with waves are made and read once."""
+    products = (num_queries + num_keys) * num_features * num_waves
+    made = products if num_waves > 1 else 0
+    return Cost(products * (dim_value + 1), made * 2 * BYTES)
+
+
+def causal_linear_cost(num_tokens: int, num_features: int, num_waves: int, dim_value: int) -> Cost:
+    """As `linear_cost`, and the weights of every pair within a chunk, in some passes over them."""
+    plain = linear_cost(num_tokens, num_tokens, num_features, num_waves, dim_value)
+    pairs = num_tokens * min(CHUNK_TOKENS, num_tokens)
+    multiply_adds = pairs * (num_features + num_waves + dim_value + 1)
+    return Cost(plain.multiply_adds + multiply_adds, plain.bytes + pairs * 3 * 2 * BYTES)
+
+
+def linear(
+    query_features: QueryFeatures,
+    key_features: KeyFeatures,
+    value: Values,
+    query_waves: QueryWaves | None = None,
+    key_waves: KeyWaves | None = None,
+) -> Sums:
+    """Σ_j φ(q_i)ᵀφ(k_j) c_ij v_j = φ(q_i)ᵀ (Σ_j φ(k_j) v_jᵀ) for c = 1, and the same without v.
+
+    With c_ij = a(x_i)ᵀb(x_j) the features are the products φ ⊗ a and φ ⊗ b. These are made for a chunk of tokens at a
+    time, so that memory grows with L · (m + waves + d) alone.
+
+    Source: Katharopoulos et al. 2020, equation 5.
+    """
+    if query_waves is None or key_waves is None:
+        state = key_features.transpose(-2, -1) @ value
+        total = key_features.sum(dim=-2)
+        return Sums(query_features @ state, (query_features @ total[..., None])[..., 0])
+    value = with_ones(value)
+    state = torch.zeros((), dtype=value.dtype, device=value.device)
+    for part in _chunks(key_features, key_waves, value):
+        state = state + checkpointed(_state, *part)
+    sums = [checkpointed(_read, *part, state) for part in _chunks(query_features, query_waves)]
+    return Sums.of_channels(torch.cat(sums, dim=2))
+
+
+def product_features(
+    features: Float[Tensor, "batch heads tokens features"], waves: Float[Tensor, "#batch heads tokens waves"] | None
+) -> Float[Tensor, "batch heads tokens products"]:
+    """φ ⊗ waves, or φ where there are no waves."""
+    return features if waves is None else (features[..., None, :] * waves[..., :, None]).flatten(-2)
+
+
+def _state(features: Tensor, waves: Tensor, value: Tensor) -> Tensor:
+    return product_features(features, waves).transpose(-2, -1) @ value
+
+
+def _read(features: Tensor, waves: Tensor, state: Tensor) -> Tensor:
+    return product_features(features, waves) @ state
+
+
+def _chunks(features: Tensor, waves: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Features, waves and others in chunks of tokens; split, for the gradient of a slice is as long as the whole."""
+    batch, heads, num_tokens, size = features.shape
+    chunk = max(1, min(num_tokens, CHUNK_ELEMENTS // max(1, batch * heads * size * waves.shape[-1])))
+    return zip(*(tensor.split(chunk, dim=2) for tensor in (features, waves, *others)), strict=True)
+
+
+@dataclass(frozen=True)
+class LinearState:
+    """What the keys so far have left: Σ_j φ(k_j) ⊗ b(x_j) ⊗ [v_j, 1], divided by exp(log_peak).
+
+    Args:
+        total: The sum, shape (B, H, m · waves, d_v + 1).
+        log_peak: Largest logarithm s_j of a factor so far, shape (B, H); −∞ before the first key.
+    """
+
+    total: Float[Tensor, "batch heads products channels"]
+    log_peak: Float[Tensor, "batch heads"]
+
+
+def empty_state(features: Float[Tensor, "batch heads tokens products"], value: Tensor) -> LinearState:
+    """The state before the first token, for features and values like these."""
+    batch, heads, _, num_products = features.shape
+    total = value.new_zeros(batch, heads, num_products, value.shape[-1] + 1)
+    return LinearState(total, value.new_full((batch, heads), -torch.inf))
+
+
+@dataclass(frozen=True)
+class DecodingState:
+    """What the tokens so far have left.
+
+    Args:
+        num_tokens: Their number.
+        total: Sums over the keys that are told apart by their features alone: all of them, or with rings those that are
+            at least k steps back.
+        unturned: With rotary features, the sums over what no turn changes, for the denominator.
+        recent: With rings, features, s, and values with a column of ones of the last keys, newest first.
+        kernels: Names of the content kernel and of the relative kernel that the tokens have met.
+    """
+
+    num_tokens: int
+    total: LinearState
+    unturned: LinearState | None = None
+    recent: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
+    kernels: tuple[str, str | None] | None = None
+
+
+def left_by(
+    state: DecodingState | None, part: Literal["total", "unturned"], features: Tensor, value: Tensor, num_waves: int = 1
+) -> LinearState:
+    """A sum of the state, or an empty one before the first token; it has the sizes and the dtype of this token's."""
+    batch, heads, _, num_features = features.shape
+    if state is None:
+        return empty_state(features.new_empty(batch, heads, 1, num_features * num_waves), value)
+    left = state.total if part == "total" else state.unturned
+    expected = ((batch, heads, num_features * num_waves, value.shape[-1] + 1), value.dtype)
+    came = None if left is None else (tuple(left.total.shape), left.total.dtype)
+    if left is None or came != expected:
+        raise wrong_value(f"state.{part}", came, f"{expected}, shape and dtype to fit the next token")
+    return left
+
+
+def causal_linear(
+    query_features: QueryFeatures,
+    key_features: KeyFeatures,
+    key_log_scale: LogScale | None,
+    value: Values,
+    query_waves: QueryWaves | None = None,
+    key_waves: KeyWaves | None = None,
+) -> Sums:
+    """Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j) c_ij [v_j, 1], chunk by chunk, from φ(q), φ(k) · exp(−s) and s.
+
+    Within a chunk every pair is computed; what lies before it is read from the state. Row i is divided by exp(M_i) with
+    M_i = max_{j ≤ i} s_j, the running maximum, so that nothing in it depends on a later key. Cost O(L · (C + m) · d)
+    for chunks of C tokens.
+    """
+    none_yet = product_features(key_features[:, :, :0], None if key_waves is None else key_waves[:, :, :0])
+    state = empty_state(none_yet, value[:, :, :0])
+    inputs = (query_features, key_features, key_log_scale, with_ones(value), query_waves, key_waves)
+    sums = []
+    # Split and not sliced: the gradients of slices would each be as long as the whole.
+    for query_part, key_part, log_scale, values, *waves in zip(*(_split(one, value) for one in inputs), strict=True):
+        assert query_part is not None
+        assert key_part is not None
+        assert values is not None
+        part, state = causal_chunk(query_part, key_part, log_scale, values, state, *waves)
+        sums.append(part)
+    return Sums.of_channels(torch.cat(sums, dim=2))
+
+
+def _split(tensor: Tensor | None, value: Tensor) -> Sequence[Tensor | None]:
+    """A tensor in chunks of tokens; None for each of them where there is none."""
+    if tensor is not None:
+        return tensor.split(CHUNK_TOKENS, dim=2)
+    return [None] * -(-value.shape[2] // CHUNK_TOKENS)
+
+
+def causal_chunk(
+    query_features: Float[Tensor, "batch heads tokens features"],
+    key_features: Float[Tensor, "batch heads tokens features"],
+    key_log_scale: Float[Tensor, "batch heads tokens"] | None,
+    value: Float[Tensor, "batch heads tokens channels"],
+    state: LinearState,
+    query_waves: Float[Tensor, "#batch heads tokens waves"] | None = None,
+    key_waves: Float[Tensor, "#batch heads tokens waves"] | None = None,
+) -> tuple[Float[Tensor, "batch heads tokens channels"], LinearState]:
+    """The sums of one chunk of tokens, or of one token, whose values have a column of ones, and the state after it."""
+    if key_log_scale is None:
+        key_log_scale = torch.zeros_like(value[..., 0])
+    peak = torch.cummax(torch.cat([state.log_peak[..., None], key_log_scale], dim=-1), dim=-1).values
+    before, running, last = peak[..., :1], peak[..., 1:], peak[..., -1:]
+    pairs = query_features @ key_features.transpose(-2, -1)
+    if query_waves is not None and key_waves is not None:
+        pairs = pairs * (query_waves @ key_waves.transpose(-2, -1))
+    # exp of a number that is at most 0 wherever it counts; clamped where it does not, against infinity times zero.
+    decay = torch.exp((key_log_scale[..., None, :] - running[..., :, None]).clamp_max(0.0))
+    within = (pairs * decay).tril() @ value
+    old = torch.exp(before - running)[..., None] * (product_features(query_features, query_waves) @ state.total)
+    weighted = product_features(key_features, key_waves) * torch.exp(key_log_scale - last)[..., None]
+    total = torch.exp(before - last)[..., None] * state.total + weighted.transpose(-2, -1) @ value
+    return within + old, LinearState(total, last[..., 0])
+
+
+def causal_rings(
+    log_rings: Float[Tensor, "batch heads tokens rings"],
+    query_features: QueryFeatures,
+    key_features: KeyFeatures,
+    key_log_scale: LogScale | None,
+    value: Values,
+    grid: Grid,
+    *,
+    key_mask: KeyMask | None,
+) -> Sums:
+    """Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j) c_ij [v_j, 1] on a sequence, whose ring r holds one key.
+
+        Σ_{r<k} c_ir φ(q_i)ᵀφ(k_{i−r}) exp(s_{i−r}) [v_{i−r}, 1] + c_ik φ(q_i)ᵀ Σ_{j ≤ i−k} φ(k_j) exp(s_j) [v_j, 1]
+
+    The near keys are taken one by one; the far ones are a prefix sum, chunk by chunk. Each row is divided by the
+    largest exp(s) c of what it sees, for the far ones with the largest s among them: nothing in it depends on a later
+    key.
+    """
+    if grid.num_axes != 1 or grid.periodic[0]:
+        raise wrong_value("grid", grid, "one axis that is not periodic where attention is causal")
+    log_scale = torch.zeros_like(value[..., 0]) if key_log_scale is None else key_log_scale
+    if key_mask is not None:
+        log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
+    distance, num_tokens = log_rings.shape[-1] - 1, value.shape[2]
+
+    # Rows 0 … k − 1 have no far keys: those of key j begin to count k tokens later.
+    far_scale = _later(log_scale, distance)
+    far_log_peak = far_scale.cummax(dim=-1).values
+    far = causal_linear(
+        query_features,
+        pad(key_features, (0, 0, distance, 0))[:, :, :num_tokens],
+        far_scale,
+        pad(value, (0, 0, distance, 0))[:, :, :num_tokens],
+    )
+    near_scale = torch.stack([_later(log_scale, ring) for ring in range(distance)], dim=-1)
+    every_scale = torch.cat([near_scale, far_log_peak[..., None]], dim=-1)
+    log_factor, filled = log_rings + every_scale, every_scale > 0.5 * LOWEST_LOG_SCALE
+    log_peak = log_factor.detach().masked_fill(~filled, -torch.inf).amax(dim=-1)
+    log_peak = log_peak.masked_fill(~filled.any(dim=-1), 0.0)
+    factor = torch.exp((log_factor - log_peak[..., None]).masked_fill(~filled, -torch.inf))
+
+    numerator = factor[..., -1:] * far.numerator
+    denominator = factor[..., -1] * far.denominator
+    # One copy of each, of which the rings are views.
+    keys, values = (pad(tensor, (0, 0, distance - 1, 0)) for tensor in (key_features, value))
+    for ring in range(distance):
+        first = distance - 1 - ring
+        product = (query_features * keys[:, :, first : first + num_tokens]).sum(dim=-1)
+        weight = factor[..., ring] * product
+        numerator = numerator + weight[..., None] * values[:, :, first : first + num_tokens]
+        denominator = denominator + weight
+    return Sums(numerator, denominator, log_peak)
+
+
+def _later(log_scale: Float[Tensor, "batch heads tokens"], steps: int) -> Float[Tensor, "batch heads tokens"]:
+    """s_{i − steps} at token i, the lowest where there is none."""
+    return pad(log_scale, (steps, 0), value=LOWEST_LOG_SCALE)[..., : log_scale.shape[-1]]

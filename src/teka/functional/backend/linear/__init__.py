@@ -1,1 +1,0 @@
-"""The linear backend: sums over keys of products of features."""

@@ -1,1 +1,0 @@
-"""The ring backend: sums over the cells at each Manhattan distance."""

@@ -1,1 +1,0 @@
-"""The Toeplitz backend: one small matrix an axis."""

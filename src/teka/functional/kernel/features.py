@@ -1,0 +1,288 @@
+"""The softmax kernel, and deterministic feature maps: its Taylor series, Hedgehog's learned maps, elu, the constant."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from teka.checks import check_name, check_tensor
+from teka.errors import wrong_shape, wrong_value
+from teka.functional.kernel.base import (
+    LOWEST_EXPONENT,
+    FeatureKernel,
+    Kernel,
+    KeyFeatures,
+    KeyMask,
+    Keys,
+    LogRelative,
+    LogScale,
+    PairMask,
+    Pairs,
+    Queries,
+    QueryFeatures,
+    QueryMask,
+    Tokens,
+    apply_log_factor,
+    kept_mean,
+    mask_features,
+    mask_scores,
+)
+from teka.functional.kernel.local import MapFeatures, PointwiseKernel, Vectors
+
+KeyShift = Literal["none", "mean"]
+
+
+@dataclass(frozen=True)
+class Softmax(Kernel):
+    """κ(q, k) = exp(scale · qᵀk): the reference, with no finite feature map, so that it costs O(L²).
+
+    Source: Vaswani et al. 2017, equation 1.
+    """
+
+    name: ClassVar[str] = "softmax"
+    estimates_softmax: ClassVar[bool] = True
+    is_softmax: ClassVar[bool] = True
+
+    @property
+    def bound(self) -> float:
+        """1: outputs are means of the values."""
+        return 1.0
+
+    def dense_vectors(
+        self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask | None, is_causal: bool
+    ) -> tuple[Queries, Keys, None]:
+        """scale · q and k."""
+        return scale * query, key, None
+
+    def dense_weights(
+        self, products: Pairs, *, log_relative: LogRelative | None, log_scale: LogScale | None, keep: PairMask | None
+    ) -> Pairs:
+        """Weights exp(scale · q_iᵀk_j + log c_ij), normalised over the keys."""
+        scores = products if log_relative is None else products + log_relative
+        return torch.softmax(mask_scores(scores, keep), dim=-1)
+
+    def dense_size(self, dim: int) -> int:
+        """Length d of queries and keys."""
+        return dim
+
+    def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """The product itself."""
+        return lambda product: product
+
+
+@dataclass(frozen=True)
+class Taylor2(FeatureKernel):
+    """κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk: finite, exact, deterministic.
+
+    φ(x) = [1, x, x_i²/√2, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. As
+    κ = ((1 + t)² + 1)/2 ≥ ½, it is always positive; it is within 0.22 of exp(t) for |t| ≤ 1, and about t²/2 for large t
+    of either sign.
+
+    Softmax does not change when one vector is subtracted from all keys; this kernel does. With key_shift "mean" the
+    mean of the kept keys is subtracted, which makes t smaller and κ nearer to softmax. Gradients pass through the mean.
+
+    Source: Keles et al. 2023; Arora et al. 2024 (Based).
+
+    Args:
+        key_shift: What is subtracted from the keys: "none" for nothing, "mean" for the mean of the kept keys of the
+            batch and head, where attention is not causal.
+        key_mean: That mean, which `fitted` takes.
+
+    Raises:
+        ValueError: An unknown shift.
+    """
+
+    name: ClassVar[str] = "taylor2"
+    nonnegative: ClassVar[bool] = True
+
+    key_shift: KeyShift = "none"
+    key_mean: Float[Tensor, "batch heads 1 dim"] | None = None
+
+    def __post_init__(self) -> None:
+        check_name("key_shift", self.key_shift, get_args(KeyShift))
+
+    def num_features(self, dim: int) -> int:
+        """Length 1 + d + d(d+1)/2 of φ."""
+        return 1 + dim + dim * (dim + 1) // 2
+
+    def dense_size(self, dim: int) -> int:
+        """Length d of queries and keys: `dense_vectors` are they."""
+        return dim
+
+    def fitted(
+        self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask | None, key_mask: KeyMask | None
+    ) -> "Taylor2":
+        """The kernel with the mean of the kept keys, if it is to be subtracted."""
+        return self if self.key_shift == "none" else Taylor2(self.key_shift, kept_mean(key, key_mask))
+
+    def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
+        """φ(q)."""
+        return second_order_features(query * math.sqrt(scale))
+
+    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
+        """φ(k), or φ(k − k̄) once the kernel is fitted."""
+        return mask_features(second_order_features(self._shifted(key) * math.sqrt(scale)), key_mask)
+
+    def causal_key_features(
+        self, key: Keys, *, scale: float, key_mask: KeyMask | None = None
+    ) -> tuple[KeyFeatures, None]:
+        """φ(k), and None: it needs no scale."""
+        self._check_causal()
+        return self.key_features(key, scale=scale, key_mask=key_mask), None
+
+    def dense_vectors(
+        self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask | None, is_causal: bool
+    ) -> tuple[Queries, Keys, None]:
+        """scale · q and k, or k − k̄, whose inner product is t."""
+        if is_causal:
+            self._check_causal()
+        return scale * query, self._shifted(key), None
+
+    def dense_weights(
+        self, products: Pairs, *, log_relative: LogRelative | None, log_scale: LogScale | None, keep: PairMask | None
+    ) -> Pairs:
+        """(1 + t_ij + t_ij²/2) · c_ij over the largest factor of the row."""
+        return apply_log_factor(1 + products + products.square() / 2, log_relative, log_scale, keep)
+
+    def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """log(1 + t + t²/2)."""
+        return lambda product: torch.log(1 + product + product * product / 2)
+
+    def _check_causal(self) -> None:
+        if self.key_shift != "none":
+            raise wrong_value("key_shift", self.key_shift, "'none' in causal attention: a mean would hold later keys")
+
+    def _shifted(self, key: Keys) -> Keys:
+        if self.key_shift == "none":
+            return key
+        if self.key_mean is None:
+            raise wrong_value("key_mean", None, "the mean of the keys with key_shift='mean': call `fitted` first")
+        return key - self.key_mean
+
+
+def second_order_features(vectors: Tokens) -> Float[Tensor, "batch heads tokens features"]:
+    """[1, x, x_i²/√2, x_i x_j (i < j)], whose inner product with that of y is 1 + xᵀy + (xᵀy)²/2."""
+    squares = vectors.square() / math.sqrt(2)
+    # Products of slices: gathering both factors by index takes three times as long.
+    products = [vectors[..., i : i + 1] * vectors[..., i + 1 :] for i in range(vectors.shape[-1] - 1)]
+    return torch.cat([torch.ones_like(vectors[..., :1]), vectors, squares, *products], dim=-1)
+
+
+@dataclass(frozen=True)
+class Hedgehog(FeatureKernel):
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = softmax([Wx + b, −(Wx + b)]) over the 2r features: learned, positive, at most 1.
+
+    Queries and keys have a W and b each, and so has every head. A vector's features depend on that vector alone and add
+    up to 1: for a query the sum cancels in the normaliser, for a key it does not, so that a key's length changes how it
+    shares its weight among queries and not how much it has.
+
+    x = √(scale · √d) · q (or k), which with the scale of 1/√d is q itself, as in the paper. Exponents stop at −40, so
+    that no feature is 0.
+
+    Source: Zhang et al. 2024 (The Hedgehog & the Porcupine), §4.
+
+    Args:
+        query_weight: W of the queries, shape (H, r, d), or (1, r, d) for all heads.
+        key_weight: W of the keys.
+        query_bias: b of the queries, shape (H, r), or (1, r).
+        key_bias: b of the keys.
+
+    Raises:
+        ValueError: Shapes that do not fit each other.
+    """
+
+    name: ClassVar[str] = "hedgehog"
+    nonnegative: ClassVar[bool] = True
+
+    query_weight: Float[Tensor, "#heads maps dim"]
+    key_weight: Float[Tensor, "#heads maps dim"]
+    query_bias: Float[Tensor, "#heads maps"]
+    key_bias: Float[Tensor, "#heads maps"]
+
+    def __post_init__(self) -> None:
+        check_tensor("query_weight", self.query_weight, "heads", "maps", "dim")
+        heads, maps, dim = self.query_weight.shape
+        check_tensor("key_weight", self.key_weight, heads, maps, dim)
+        check_tensor("query_bias", self.query_bias, heads, maps)
+        check_tensor("key_bias", self.key_bias, heads, maps)
+
+    @classmethod
+    def identity(cls, dim: int, heads: int = 1) -> "Hedgehog":
+        """W = identity and b = 0, with which the paper begins to learn; one head for the same in all."""
+        weight, bias = torch.eye(dim).repeat(heads, 1, 1), torch.zeros(heads, dim)
+        return cls(weight, weight.clone(), bias, bias.clone())
+
+    def num_features(self, dim: int) -> int:
+        """Length 2r of φ."""
+        return 2 * self.query_weight.shape[1]
+
+    def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
+        """φ(q)."""
+        return self._features(query, self.query_weight, self.query_bias, scale)
+
+    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
+        """φ(k)."""
+        return mask_features(self._features(key, self.key_weight, self.key_bias, scale), key_mask)
+
+    def _features(
+        self,
+        vectors: Tokens,
+        weight: Float[Tensor, "#heads maps dim"],
+        bias: Float[Tensor, "#heads maps"],
+        scale: float,
+    ) -> Float[Tensor, "batch heads tokens features"]:
+        heads, dim = vectors.shape[1], vectors.shape[-1]
+        if weight.shape[0] not in (1, heads) or weight.shape[-1] != dim:
+            raise wrong_shape("query_weight", weight.shape, f"({heads} or 1, maps, {dim}) for these vectors")
+        # The factor is 1 but for rounding where the scale is 1/√d; it meets W, which is small, and not the vectors.
+        factor = math.sqrt(scale * math.sqrt(dim))
+        mapped = vectors @ (factor * weight.to(vectors)).transpose(-2, -1) + bias.to(vectors)[:, None]
+        exponent = torch.log_softmax(torch.cat([mapped, -mapped], dim=-1), dim=-1)
+        return torch.exp(exponent.clamp_min(LOWEST_EXPONENT))
+
+
+@dataclass(frozen=True)
+class Elu(PointwiseKernel):
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = elu(x) + 1 with x = √scale · q (or k): d features, deterministic, positive.
+
+    elu(x) + 1 is 1 + x for x > 0 and exp(x) below, taken as such: 1 + expm1(x) would lose the digits of small
+    features. Exponents stop at −40, so that no feature is 0.
+
+    Source: Katharopoulos et al. 2020, equation 7.
+    """
+
+    name: ClassVar[str] = "elu"
+    nonnegative: ClassVar[bool] = True
+
+    def num_features(self, dim: int) -> int:
+        """Length d of φ."""
+        return dim
+
+    def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
+        """φ(x)."""
+        scaled = vectors * math.sqrt(scale)
+        return torch.where(scaled > 0, 1 + scaled, torch.exp(scaled.clamp(LOWEST_EXPONENT, 0.0)))
+
+
+@dataclass(frozen=True)
+class Constant(PointwiseKernel):
+    """κ(q, k) = 1, φ(x) = [1]: what a query attends to depends only on where the keys are.
+
+    Source: Cordonnier et al. 2020, §3 (content left out).
+    """
+
+    name: ClassVar[str] = "constant"
+    uses_content: ClassVar[bool] = False
+    nonnegative: ClassVar[bool] = True
+
+    def num_features(self, dim: int) -> int:
+        """Length 1 of φ."""
+        return 1
+
+    def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
+        """φ(x) = [1]."""
+        return torch.ones_like(vectors[..., :1])

@@ -1,0 +1,290 @@
+"""An attention in two steps: a plan, made of everything but the numbers, and its evaluation on query, key and value."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from teka._compat import has_numbers, is_plain_eager, is_plain_eager_on_cpu
+from teka.checks import POSITIVE, check_name, check_tensor, is_positive
+from teka.errors import wrong_value
+from teka.functional.backend import BACKENDS, Cost, add_prefix
+from teka.functional.backend.dense import dense_cost, fused_softmax, matrix_attention
+from teka.functional.backend.fused_linear import fused_linear
+from teka.functional.backend.linear import LOWEST_LOG_SCALE
+from teka.functional.backend.toeplitz import axis_matrices_bytes
+from teka.functional.kernel import make_kernel
+from teka.functional.kernel.base import Kernel, KeyMask, Keys, Outputs, Queries, QueryMask, Values, mask_features
+from teka.functional.kernel.local import LocalKernel
+from teka.functional.positions import Positions
+from teka.functional.relative import make_relative
+from teka.functional.relative.base import Featured, Relative, Sizes, plain_costs, plain_sums
+
+# Backends chosen so far, by all that a choice depends on.
+_choices: dict[tuple, str] = {}
+MOST_CHOICES = 1024
+PLAIN = (type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes of one attention.
+
+    Args:
+        kernel: The content kernel.
+        relative: The relative kernel, or None.
+        positions: Where the tokens are.
+        num_queries: Number of queries.
+        num_keys: Number of keys.
+        dim: Size of queries and keys.
+        dim_value: Size of values.
+        is_causal: Whether no query sees a later key.
+    """
+
+    kernel: Kernel
+    relative: Relative | None
+    positions: Positions
+    num_queries: int
+    num_keys: int
+    dim: int
+    dim_value: int
+    is_causal: bool = False
+
+
+def backend_costs(work: Workload) -> dict[str, Cost]:
+    """Cost of every backend that can compute this attention exactly as defined; "dense" always can."""
+    if work.relative is not None and work.relative.joins:
+        work = replace(work, relative=None, dim=work.dim + work.relative.num_position_features)
+    relative, features = work.relative, work.kernel.features
+    costs = {"dense": _dense_cost(work)}
+    if features is None or (work.is_causal and work.positions.num_prefix_tokens and relative is not None):
+        return costs
+    num_features = features.num_features(work.dim)
+    sizes = Sizes(work.num_queries, work.num_keys, num_features, work.dim_value, work.is_causal)
+    return costs | (plain_costs(sizes) if relative is None else relative.costs(sizes, work.positions))
+
+
+def _dense_cost(work: Workload) -> Cost:
+    """Cost of the dense backend by the way it takes: fused, in tiles with c by axes, or plain."""
+    kernel, relative, positions = work.kernel, work.relative, work.positions
+    size = kernel.dense_size(work.dim)
+    passes, more = 3 if relative is None else relative.dense_passes(positions.num_axes), 0
+    if kernel.is_softmax:
+        longer = 0 if relative is None else relative.softmax_size(positions)
+        if longer is not None:
+            passes, size = 1, size + longer
+    elif relative is not None and relative.separates(positions) and not work.is_causal:
+        assert positions.grids is not None
+        passes, more = 1, axis_matrices_bytes(*positions.grids)
+    cost = dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
+    return Cost(cost.multiply_adds, cost.bytes + more)
+
+
+def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
+    """The backend asked for, or for "auto" the cheapest, checked to be one that can compute this."""
+    check_name("backend", backend, BACKENDS)
+    if backend == "auto":
+        # Nor can vmap read numbers. In two steps, for torch.compile knows no `min` with a key.
+        names = [name for name in costs if name != "fft" or is_plain_eager()]
+        work = [costs[name].work(name, device_type) for name in names]
+        return names[work.index(min(work))]
+    if backend not in costs:
+        expected = f"one of {', '.join(map(repr, ('auto', *costs)))} for this kernel, relative kernel and placement"
+        raise wrong_value("backend", backend, expected)
+    return backend
+
+
+def _chosen(backend: str, work: Workload, device_type: str) -> str:
+    """The choice, which is remembered: that of a layer and a grid is made once."""
+    signature = None if torch.compiler.is_compiling() else _signature(work)
+    if signature is None:
+        return choose_backend(backend, backend_costs(work), device_type)
+    signature = (backend, device_type, is_plain_eager(), *signature)
+    if signature not in _choices:
+        if len(_choices) >= MOST_CHOICES:
+            _choices.clear()
+        _choices[signature] = choose_backend(backend, backend_costs(work), device_type)
+    return _choices[signature]
+
+
+def _signature(work: Workload) -> tuple | None:
+    """What costs depend on: sizes, and kinds and settings of kernels; None where a setting may be anything."""
+    positions = work.positions
+    if type(work.num_queries) is not int or type(work.num_keys) is not int:  # numbers that are recorded
+        return None
+    found: list[object] = [positions.grid, positions.of_keys.grid, positions.num_axes, positions.num_prefix_tokens]
+    found += [work.num_queries, work.num_keys, work.dim, work.dim_value, work.is_causal]
+    for kernel in (work.kernel, work.relative):
+        found.append(type(kernel))
+        for setting in () if kernel is None else vars(kernel).values():
+            if isinstance(setting, Tensor):
+                found.append(tuple(setting.shape))
+            elif isinstance(setting, PLAIN) or (isinstance(setting, tuple) and all(type(x) in PLAIN for x in setting)):
+                found.append(setting)
+            else:
+                return None
+    return tuple(found)
+
+
+def check_inputs(query: Tensor, key: Tensor, value: Tensor, *, num_tokens: int | str = "tokens") -> None:
+    """Check that queries, keys and values are floating tensors of shapes and dtypes that fit."""
+    check_tensor("query", query, "batch", "heads", num_tokens, "dim")
+    batch, heads, _, dim = query.shape
+    check_tensor("key", key, batch, heads, num_tokens, dim)
+    check_tensor("value", value, batch, heads, key.shape[2], "dim")
+    for argument, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype:
+            raise wrong_value(argument, tensor.dtype, f"{query.dtype}, as query is")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One attention with everything decided: kernels that fit each other and the positions, and the backend.
+
+    Args:
+        kernel: The content kernel.
+        relative: The relative kernel between the positions, or None.
+        positions: Where queries and keys are.
+        scale: Factor of qᵀk.
+        is_causal: Whether no query sees a later key.
+        backend: The backend that computes it.
+    """
+
+    kernel: Kernel
+    relative: Relative | None
+    positions: Positions
+    scale: float
+    is_causal: bool
+    backend: str = "dense"
+
+    @classmethod
+    def of_kernels(
+        cls,
+        kernel: str | Kernel,
+        relative: str | Relative | None,
+        positions: Positions,
+        *,
+        heads: int,
+        dim: int,
+        scale: float | None,
+        is_causal: bool,
+    ) -> "Plan":
+        """The plan of kernels, by name or made already, checked to fit; of no backend yet."""
+        longer = 0
+        if relative is not None:
+            relative = make_relative(relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
+            longer = relative.num_position_features if relative.joins else 0
+        kernel = make_kernel(kernel, dim + longer)
+        if relative is not None:
+            relative.check(heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
+            relative = relative.for_kernel(kernel).on(positions)
+        if scale is not None and not is_positive(scale):
+            raise wrong_value("scale", scale, POSITIVE)
+        scale = (dim + longer) ** -0.5 if scale is None else float(scale)
+        return cls(kernel, relative, positions, scale, is_causal)
+
+    def computed_by(
+        self, backend: str, *, num_queries: int, num_keys: int, dim: int, dim_value: int, device_type: str
+    ) -> "Plan":
+        """The plan with a backend, or with "auto" the cheapest."""
+        work = Workload(
+            self.kernel, self.relative, self.positions, num_queries, num_keys, dim, dim_value, self.is_causal
+        )
+        return replace(self, backend=_chosen(backend, work, device_type))
+
+    def joined(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
+        """The plan without a relative kernel that only lengthens queries and keys, and these."""
+        if self.relative is None or not self.relative.joins:
+            return self, query, key
+        vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
+        assert vectors is not None
+        return replace(self, relative=None, scale=1.0), *vectors
+
+    def evaluate(
+        self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask | None, query_mask: QueryMask | None
+    ) -> Outputs:
+        """The attention of these tokens, in float32 at least and returned in their own dtype."""
+        dtype = query.dtype
+        if dtype in (torch.float16, torch.bfloat16):
+            query, key, value = query.float(), key.float(), value.float()
+        # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
+        if query_mask is not None:
+            query = mask_features(query, query_mask)
+        broken = None
+        if key_mask is not None:
+            key, value = mask_features(key, key_mask), mask_features(value, key_mask)
+        if self.is_causal or key_mask is not None:
+            query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
+        with torch.autocast(query.device.type, enabled=False):
+            plan, query, key = self.joined(query, key)
+            if not plan.is_causal and plan.kernel.features is not None:
+                # Where there is a key for every query, a query whose key is dropped has no part in a statistic either.
+                counted = key_mask if query_mask is None and query.shape[2] == key.shape[2] else query_mask
+                features = plan.kernel.features
+                fitted = features.fitted(query, key, scale=plan.scale, query_mask=counted, key_mask=key_mask)
+                plan = plan if fitted is features else replace(plan, kernel=fitted)
+            attend = dense if plan.backend == "dense" else fast
+            output = attend(plan, query, key, value, key_mask=key_mask)
+        if broken is not None:
+            output = output.masked_fill(broken[..., None], torch.nan)
+        return (output if query_mask is None else mask_features(output, query_mask)).to(dtype)
+
+
+def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask | None) -> Outputs:
+    """A plan from every pair: the truth for the other backends."""
+    kernel, relative = plan.kernel, plan.relative
+    scale, is_causal = plan.scale, plan.is_causal
+    if relative is not None:
+        positions = plan.positions
+        return relative.dense(query, key, value, kernel, positions, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    if kernel.is_softmax:
+        return fused_softmax(query, key, value, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    return matrix_attention(query, key, value, kernel, None, scale=scale, key_mask=key_mask, is_causal=is_causal)
+
+
+def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask | None) -> Outputs:
+    """A plan by a backend other than dense, of a kernel with features."""
+    kernel, relative, first = plan.kernel.features, plan.relative, plan.positions.num_prefix_tokens
+    assert kernel is not None
+    simple = relative is None or (relative.has_waves and not first)
+    # The fused sums take a denominator to be positive.
+    if plan.backend == "linear" and simple and kernel.is_fused and kernel.nonnegative and not plan.is_causal:
+        waves = () if relative is None else relative.waves(plan.positions, query)
+        if is_plain_eager_on_cpu(query, key, value, *waves):
+            assert isinstance(kernel, LocalKernel)
+            return fused_linear(query, key, value, *waves, kernel=kernel, scale=plan.scale, key_mask=key_mask)
+    query_features, key_features, log_scale = kernel.feature_maps(
+        query, key, scale=plan.scale, key_mask=key_mask, is_causal=plan.is_causal
+    )
+    if log_scale is not None and key_mask is not None:
+        log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
+    tokens = Featured(query, query_features, key_features, value, log_scale, key_mask, plan.scale, plan.is_causal)
+    if relative is None:
+        sums = plain_sums(tokens)
+    else:
+        sums = relative.sums(plan.backend, tokens.after(first) if first else tokens, plan.positions)
+        if first:
+            sums = add_prefix(sums, query_features, key_features, value, first, relative.unplaced_sums)
+    return sums.divide(nonnegative=kernel.nonnegative)
+
+
+def _without_broken(
+    query: Queries, key: Keys, value: Values, *, is_causal: bool
+) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
+    """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None.
+
+    A product with 0 would carry a NaN of a later token to those before it, and one of a query whose output is not
+    looked at to the gradients of all keys.
+    """
+    sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))
+    of_query, of_key, of_value = (~size.isfinite() for size in sizes)
+    if not is_causal:
+        return query.masked_fill(of_query[..., None], 0.0), key, value, of_query
+    of_key = of_key | of_value
+    if query.is_cpu and has_numbers(query) and not (of_query | of_key).any():
+        return query, key, value, None
+    query, key, value = (
+        one.masked_fill(lost[..., None], 0.0) for one, lost in ((query, of_query), (key, of_key), (value, of_key))
+    )
+    return query, key, value, of_query | (of_key.cumsum(dim=-1) > 0)

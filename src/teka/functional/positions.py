@@ -1,0 +1,242 @@
+"""Where the tokens of two sequences are: those that ask and those that are asked."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from teka._compat import keeps_tensors
+from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
+from teka.errors import wrong_shape, wrong_value
+from teka.grid import SEAM, Grid
+
+Places = Float[Tensor, "*batch tokens axes"]  # in physical units
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where queries and keys are: cells of a grid, points, or nowhere; for self-attention, the same.
+
+    Both sequences begin with the tokens that have no position (a class token, say), if there are any: c = 1 for every
+    pair that holds one of them.
+
+    Args:
+        grid: The grid whose cells the queries are, in row-major order, or None.
+        points: Instead of a grid, positions in physical units, (L, n) or (B, L, n), or None.
+        key: Where the keys are, or None for where the queries are.
+        num_prefix_tokens: Tokens before the first position, 0 unless queries and keys are the same tokens.
+    """
+
+    grid: Grid | None = None
+    points: Places | None = None
+    key: "Positions | None" = None
+    num_prefix_tokens: int = 0
+
+    @property
+    def of_keys(self) -> "Positions":
+        """Where the keys are."""
+        return self if self.key is None else self.key
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the queries are anywhere."""
+        return self.grid is not None or self.points is not None
+
+    @property
+    def num_axes(self) -> int:
+        """Number of axes n, 0 for nowhere."""
+        if self.grid is not None:
+            return self.grid.num_axes
+        return 0 if self.points is None else self.points.shape[-1]
+
+    @property
+    def num_placed(self) -> int | None:
+        """Number of queries that are somewhere, or None for nowhere."""
+        if self.grid is not None:
+            return self.grid.num_tokens
+        return None if self.points is None else self.points.shape[-2]
+
+    def places(self, device: torch.device) -> Places:
+        """The queries' positions in float64, or in float32 on a device that has none: far from 0 they need digits."""
+        if self.grid is not None:
+            make = _kept_places if keeps_tensors(device) else _grid_places
+            return make(self.grid, device)
+        assert self.points is not None
+        return self.points.to(device=device, dtype=widest(device))
+
+    @property
+    def grids(self) -> tuple[Grid, Grid] | None:
+        """The grids of queries and keys, if both are on one."""
+        grid, key_grid = self.grid, self.of_keys.grid
+        return None if grid is None or key_grid is None else (grid, key_grid)
+
+    @property
+    def shared_grid(self) -> Grid | None:
+        """The grid of queries and keys, if it is the same."""
+        return self.grid if self.grid == self.of_keys.grid else None
+
+    @property
+    def periods(self) -> tuple[float | None, ...]:
+        """Period of every axis in physical units, None where it is not periodic."""
+        grid = self.grid or self.of_keys.grid
+        return (None,) * self.num_axes if grid is None else tuple(map(grid.axis_period, range(grid.num_axes)))
+
+    def offsets_like(
+        self, tensor: Tensor, rows: slice | Tensor | None = None
+    ) -> Float[Tensor, "*batch queries keys axes"]:
+        """Offset x_i − x_j of some or all queries from every key, wrapped where periodic, like a tensor."""
+        grid = self.grid or self.of_keys.grid
+        query, key = self.places(tensor.device), self.of_keys.places(tensor.device)
+        query = query if rows is None else query[..., rows, :]
+        if query.ndim != key.ndim:
+            query, key = (one if one.ndim == 3 else one[None] for one in (query, key))
+        # Rounded after the difference is taken, which has fewer digits than positions far from 0.
+        offsets = (query[..., :, None, :] - key[..., None, :, :]).to(tensor)
+        return offsets if grid is None else grid.wrap(offsets)
+
+    def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
+        """Offset of every row of the queries' grid from every row of the keys' along one axis, wrapped if periodic."""
+        assert self.grids is not None
+        query, key = (
+            grid.axis_positions(axis, dtype=widest(tensor.device), device=tensor.device) for grid in self.grids
+        )
+        return self.grids[0].wrap_axis(axis, (query[:, None] - key[None, :]).to(tensor))
+
+    def torus_frequency(self, frequency: Float[Tensor, "*waves axes"]) -> Float[Tensor, "*waves axes"]:
+        """Frequencies with their components along periodic axes rounded to multiples of 2π/P.
+
+        Only such waves have the torus' period. The gradient of a rounded component is 0, as the wave stays the same.
+        """
+        frequency = precise(frequency)
+        if not any(self.periods):
+            return frequency
+        steps = [None if period is None else 2 * math.pi / period for period in self.periods]
+        columns = zip(steps, frequency.unbind(dim=-1), strict=True)
+        return torch.stack([one if step is None else torch.round(one / step) * step for step, one in columns], dim=-1)
+
+    def check(self, *, batch: int, num_queries: int, num_keys: int) -> None:
+        """Check that the positions of queries and keys fit the sequences and each other."""
+        prefix = self.num_prefix_tokens
+        for argument, positions, num_tokens in (("", self, num_queries), ("key_", self.of_keys, num_keys)):
+            positions.check_tokens(argument, prefix, batch=batch, num_tokens=num_tokens)
+            points = positions.points
+            if points is not None and not torch.compiler.is_compiling() and not points.isfinite().all():
+                raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
+            if self.key is None and num_keys == num_queries:
+                return
+        if self.key is None:
+            return
+        if prefix:
+            raise wrong_value("num_prefix_tokens", prefix, "0 where the keys have places of their own")
+        if self.key.num_axes != self.num_axes:
+            came = f"{self.key.num_axes} axes for the keys"
+            raise wrong_value("key_grid or key_positions", came, f"{self.num_axes} axes, as the queries have")
+        if self.grids is not None:
+            periods = self.periods
+            if any(
+                (one is None) != (two is None) or abs((one or 0) - (two or 0)) > 1e-9
+                for one, two in zip(periods, self.key.periods, strict=True)
+            ):
+                raise wrong_value("key_grid", self.key.grid, f"periods {periods}, as grid has")
+
+    def check_tokens(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
+        """Check that the queries' positions fit a sequence.
+
+        Args:
+            argument: What the names of the two arguments begin with: nothing, or "key_" say.
+            prefix: Number of first tokens without a position.
+            batch: Number of samples.
+            num_tokens: Number of tokens of the sequence.
+
+        Raises:
+            ValueError: Both or neither of grid and points, or a length or a shape that does not fit.
+        """
+        grid, points = self.grid, self.points
+        if (grid is None) == (points is None):
+            came = "neither" if grid is None else "both"
+            raise wrong_value(f"{argument}grid and {argument}positions", came, "exactly one of the two")
+        if grid is not None:
+            if num_tokens != prefix + grid.num_tokens:
+                expected = f"{prefix} prefix + {grid.num_tokens} tokens of the {argument}grid {grid.shape}"
+                sequence = f"{argument.replace('_', ' ')}sequence"
+                raise ValueError(f"the {sequence} has {num_tokens} tokens, expected {expected}")
+            return
+        assert points is not None
+        length = num_tokens - prefix
+        fits = points.ndim in (2, 3) and points.shape[-2] == length and points.shape[-1] >= 1
+        if not fits or (points.ndim == 3 and points.shape[0] not in (1, batch)):
+            raise wrong_shape(f"{argument}positions", points.shape, f"({length}, axes) or ({batch}, {length}, axes)")
+
+
+def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes"]:
+    return grid.positions(dtype=widest(device), device=device)
+
+
+_kept_places = functools.lru_cache(maxsize=8)(_grid_places)
+
+
+def make_positions(argument: str, grid: Grid | None, points: Tensor | None) -> Positions:
+    """Where the tokens of one sequence are, by arguments, named with "key_" before say, of the right types."""
+    if grid is not None and not isinstance(grid, Grid):
+        raise wrong_value(f"{argument}grid", grid, "a teka.Grid")
+    if points is not None:
+        check_kind(f"{argument}positions", points)
+    return Positions(grid, points)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The floating dtype of most digits that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def precise(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The tensor in float64, or as it is on a device that has none."""
+    return tensor.to(widest(tensor.device))
+
+
+def phases(
+    frequency: Float[Tensor, "heads waves axes"], positions: Places, dtype: torch.dtype
+) -> Float[Tensor, "*batch heads tokens waves"]:
+    """ω·x without its whole turns, exact enough for coordinates of millions.
+
+    The difference of two such angles must depend on x_i − x_j alone. In float32 ω·x errs by 0.06 at 10⁶, for the 10⁶th
+    token of a sequence as for a first token that lies there. So it is computed in float64, where it errs by 10⁻¹⁰, and
+    whole turns are taken out before it is rounded.
+    """
+    places = precise(positions)
+    turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).transpose(-2, -1)
+    return turns.frac().to(dtype) * (2 * math.pi)
+
+
+def wrap_axis(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
+    """Offsets along one axis brought into [−P/2, P/2), as `Grid.wrap_axis` does; as they are if the period is None."""
+    return offset if period is None else offset - period * torch.floor(offset / period + (0.5 + SEAM))
+
+
+def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
+    """Check that a mask has one flag a token and keeps at least one token of every sample."""
+    check_tensor(argument, mask, batch, num_tokens, dtypes=BOOLEAN)
+    if not torch.compiler.is_compiling():
+        empty = torch.nonzero(~mask.any(dim=1)).flatten().tolist()
+        if empty:
+            raise ValueError(f"{argument} keeps no token of sample {empty[0]}, expected at least one True in every row")
+
+
+def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"]:
+    """Mask of a ragged batch: True for the first lengths[b] tokens of sample b; shape (B, num_tokens).
+
+    Args:
+        lengths: Number of tokens of every sample, whole numbers from 1 to num_tokens, shape (B,).
+        num_tokens: Length L to which the samples are padded.
+
+    Raises:
+        ValueError: Not a vector of whole numbers, or one out of range.
+    """
+    check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
+    check_sizes({"num_tokens": num_tokens})
+    if not torch.compiler.is_compiling() and not ((lengths >= 1) & (lengths <= num_tokens)).all():
+        raise wrong_value("lengths", lengths.tolist(), f"numbers from 1 to {num_tokens}")
+    return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

@@ -1,0 +1,143 @@
+"""Relative kernels of the offset alone: by transforms, or where c is a product over axes by a small matrix for each."""
+
+import math
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from teka.functional.backend import Cost, Sums, add_prefix
+from teka.functional.backend.dense import TileForm, tiles_fit
+from teka.functional.backend.fft import fft, fft_cost, fft_fits
+from teka.functional.backend.flex import PairTerm, offset_numbers
+from teka.functional.backend.toeplitz import toeplitz, toeplitz_cost
+from teka.functional.kernel.base import FeatureKernel, Keys, LogRelative, Queries, Values
+from teka.functional.positions import Positions, widest
+from teka.functional.relative.base import FactorRelative, Featured, LogRows, Offsets, Sizes
+
+
+class StationaryRelative(FactorRelative):
+    """A relative kernel that does not look at the query: a function of the offset alone for each head."""
+
+    @abstractmethod
+    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
+        """log c at offsets, for every head."""
+
+    def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
+        """log c for every pair; the query does not enter."""
+        log_relative = self.log_at(offsets)
+        return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
+
+    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
+        """From a table over the offsets of the lattice on which the cells of both grids lie."""
+        numbers = offset_numbers(positions, query)
+        if numbers is None:
+            return None
+        offsets, query_code, key_code = numbers
+        last, table = len(offsets), pad(self.log_at(offsets), (0, 1))
+        return lambda b, h, i, j: table[h, torch.clamp_max(query_code[i] - key_code[j], last)]
+
+    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+        """Of the transform, between grids of one spacing."""
+        # Which rows to compute again is read from the numbers, which a compiled graph cannot do.
+        grids = positions.grids
+        if sizes.is_causal or grids is None or not fft_fits(*grids) or torch.compiler.is_compiling():
+            return {}
+        return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
+
+    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+        """By transforms."""
+        assert positions.grids is not None
+        features = (tokens.query_features, tokens.key_features, tokens.value)
+        wide = tokens.value.new_empty(0, dtype=torch.float64)
+        return fft(
+            *features, positions.grids, self.log_at, lambda rows: self.log_at(positions.offsets_like(wide, rows))
+        )
+
+
+class SeparableRelative(StationaryRelative):
+    """A stationary kernel whose log is a sum over axes, so that c is a product."""
+
+    @abstractmethod
+    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
+        """One axis' term of log c, at offsets along that axis."""
+
+    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
+        """The sum over the axes."""
+        terms = [self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])]
+        return sum(terms[1:], terms[0])
+
+    def separates(self, positions: Positions) -> bool:
+        """Between two grids."""
+        return positions.grids is not None
+
+    def axis_log_matrix(
+        self, axis: int, positions: Positions, like: Tensor
+    ) -> Float[Tensor, "heads query_side key_side"]:
+        """log c_axis of every pair of rows, of as many sines as there are offsets where both grids have one spacing."""
+        assert positions.grids is not None
+        query, key = positions.grids
+        if query.spacing[axis] != key.spacing[axis]:
+            return self.axis_log_kernel(axis, positions.axis_offsets_like(axis, like))
+        side = key.shape[axis]
+        steps = torch.arange(1 - side, query.shape[axis], dtype=widest(like.device), device=like.device)
+        offsets = query.wrap_axis(axis, steps * query.spacing[axis] + (query.origin[axis] - key.origin[axis]))
+        # Entry (i, j) is that of step i − j.
+        return self.axis_log_kernel(axis, offsets.to(like)).unfold(-1, side, 1).flip(-1)
+
+    def axis_log_matrices(
+        self, positions: Positions, like: Tensor
+    ) -> tuple[list[Float[Tensor, "heads query_side key_side"]], Float[Tensor, "1 heads queries"]]:
+        """log c_axis for every axis less the largest entry of each row, and what was taken off each query in all."""
+        matrices, log_peak = [], torch.zeros((), dtype=like.dtype, device=like.device)
+        for axis in range(positions.num_axes):
+            log_matrix = self.axis_log_matrix(axis, positions, like)
+            row_peak = log_matrix.detach().amax(dim=-1)
+            log_matrix = log_matrix - row_peak[..., None]
+            # Numbers below the smallest normal one have lost their digits, and a CPU multiplies them many times slower.
+            matrices.append(log_matrix.masked_fill(log_matrix < math.log(torch.finfo(like.dtype).tiny), -math.inf))
+            log_peak = log_peak[..., None] + row_peak.reshape(-1, *[1] * axis, log_matrix.shape[-2])
+        return matrices, log_peak.flatten(1)[None]
+
+    def log_placed_rows(self, query: Queries, positions: Positions, rows: slice, *, scale: float) -> LogRows:
+        """log c of some rows from one small matrix an axis, so that sines are not taken of every pair."""
+        if positions.grids is None:
+            return super().log_placed_rows(query, positions, rows, scale=scale)
+        shape = positions.grids[0].shape
+        cells = torch.arange(rows.start, rows.stop, device=query.device)
+        log_relative = torch.zeros((), dtype=query.dtype, device=query.device)
+        for axis in reversed(range(len(shape))):
+            part = self.axis_log_matrix(axis, positions, query)[:, cells % shape[axis]]
+            cells = torch.div(cells, shape[axis], rounding_mode="floor")
+            # Keys in row-major order: each earlier axis stands before those that are done.
+            log_relative = (part[..., None] + log_relative[..., None, :]).flatten(-2) if log_relative.ndim else part
+        return log_relative[None]
+
+    def tiled_sums(
+        self, query: Queries, key: Keys, value: Values, kernel: FeatureKernel, positions: Positions, *, scale: float
+    ) -> Sums | None:
+        """From tiles that stay in a CPU's cache, with a backward pass of their own, where the pairs are many."""
+        if positions.grids is None or not tiles_fit(*positions.grids, query):
+            return None
+        features = kernel.query_features(query, scale=scale), kernel.key_features(key, scale=scale)
+        first = positions.num_prefix_tokens
+        log_matrices, log_peak = self.axis_log_matrices(positions, value)
+        sums = TileForm.apply(*(tensor[:, :, first:] for tensor in (*features, value)), *log_matrices)
+        return add_prefix(Sums.of_channels(sums, log_peak), *features, value, first, self.unplaced_sums)
+
+    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+        """Of one matrix an axis too, between any two grids."""
+        if sizes.is_causal or positions.grids is None:
+            return {}
+        cost = toeplitz_cost(*positions.grids, sizes.num_features, sizes.dim_value)
+        return {"toeplitz": cost, **super().costs(sizes, positions)}
+
+    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+        """By one matrix an axis, or by transforms."""
+        if backend == "fft":
+            return super().sums(backend, tokens, positions)
+        matrices = self.axis_log_matrices(positions, tokens.value)
+        features = (tokens.query_features, tokens.key_features, tokens.value)
+        return toeplitz(*features, *matrices, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows)))
