@@ -70,3 +70,13 @@ def test_the_table_has_every_number_as_it_is_written():
 def test_small_maps_have_their_numbers_written_in_them():
     heat_map = map_of("accuracy", {(down, right): 0.125 * down + 0.25 * right for down in (0, 1) for right in (0, 1)})
     assert ">37.5<" in heat_map_chart(heat_map, heat_scale([heat_map]), "A map.")
+
+
+def test_long_numbers_stay_within_their_cells():
+    heat_map = map_of("error", {(down, right): 1.2e-7 for down in range(8) for right in range(8)})
+    sizes = re.findall(
+        r'font-size="([\d.]+)"[^>]*>1\.2e−7<', heat_map_chart(heat_map, heat_scale([heat_map]), "A map.")
+    )
+    # A digit is about 0.6 of its size wide, and a cell 306 / 8.
+    assert len(sizes) == 64
+    assert all(0.6 * float(size) * len("1.2e−7") < 306 / 8 for size in sizes)

@@ -106,7 +106,8 @@ def _cells(heat_map: HeatMap, scale: Scale, left: float, side: float) -> str:
 
 
 def _written(heat_map: HeatMap, scale: Scale, left: float, side: float) -> list[str]:
-    size = min(12.0, side / 2.9)
+    longest = max(len(heat_map.write(pair)) for pair in heat_map.values)
+    size = min(12.0, side / 2.9, 1.5 * side / longest)  # so that it stays within its cell
     return [
         label(
             heat_map.write((down, right)),
