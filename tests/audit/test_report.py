@@ -8,7 +8,7 @@ from torch import Tensor
 
 from teka.audit import Movement, compare_responses, measure_responses
 from teka.audit.audit import audit
-from teka.audit.report import AuditReport
+from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings
 
 
@@ -77,6 +77,8 @@ def test_the_responses_of_a_report_are_those_that_were_measured(tmp_path):
     other = measure_responses(lambda batch: -sums(batch), images, found.shifts, Movement("zero"), labels=labels)
     kept, measured = (compare_responses(one, other).numbers["worst_shift_accuracy"] for one in (found, expected))
     assert kept == measured
+    huge = PackedResponses.pack(replace(expected, norm_squared=expected.norm_squared * 1e60)).unpack()
+    torch.testing.assert_close(huge.norm_squared, expected.norm_squared * 1e60, rtol=0, atol=0)
     with pytest.raises(ValueError, match="responses of the report are damaged"):
         replace(packed, tables=packed.tables[:40]).unpack()
 

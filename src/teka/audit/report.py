@@ -101,8 +101,11 @@ class PackedResponses:
 
 
 def _smallest(table: np.ndarray) -> np.ndarray:
+    """The table in single precision, if that holds its squares, or in the smallest integers that hold it."""
     if table.dtype.kind == "f":
-        return table.astype(np.float32)
+        with np.errstate(over="ignore"):
+            single = table.astype(np.float32)
+        return single if np.allclose(single, table, rtol=1e-6, atol=0) else table
     if table.dtype.kind == "b" or not table.size:
         return table
     return table.astype(np.promote_types(np.min_scalar_type(table.min()), np.min_scalar_type(table.max())))

@@ -10,9 +10,8 @@ from teka.audit.measure.measurement import OUTPUT_CHOICES
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS
 from teka.audit.shifts import square_shifts
-from teka.checks import check_name, check_sizes
 from teka.codec import encode
-from teka.errors import wrong_value
+from teka.errors import unknown_name, wrong_value
 
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
 Steps = int | float | Sequence[int | float]
@@ -76,8 +75,10 @@ class AuditSettings:
             ("output", (self.output,), OUTPUT_CHOICES),
         ):
             for name in names:
-                check_name(argument, name, known)
-        check_sizes({"batch_size": self.batch_size})
+                if name not in known:
+                    raise unknown_name(argument, name, known)
+        if self.batch_size < 1:
+            raise wrong_value("batch_size", self.batch_size, "at least 1")
         if self.budget_seconds is not None and self.budget_seconds <= 0:
             raise wrong_value("budget_seconds", self.budget_seconds, "a positive number of seconds, or None")
 
