@@ -24,23 +24,14 @@ from teka.errors import unknown_name, wrong_value
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of moving images.
-
-    Args:
-        words: What happens at the edge, in a sentence.
-        wraps: Whether what leaves at one side enters at the other, so that every cell came from inside.
-        takes_fractions: Whether it moves by any fraction of a cell.
-        keeps_content: Whether only background may leave.
-        has_background: Whether the value of the background matters.
-        size: The size that it needs: "canvas_size", "crop_size" or None.
-    """
+    """A way of moving images: what happens at the edge, in a sentence, and what follows from it."""
 
     words: str
-    wraps: bool = False
-    takes_fractions: bool = False
-    keeps_content: bool = False
-    has_background: bool = False
-    size: str | None = None
+    wraps: bool = False  # what leaves at one side enters at the other, so that every cell came from inside
+    takes_fractions: bool = False  # of a cell
+    keeps_content: bool = False  # only background may leave
+    has_background: bool = False  # whose value matters
+    size: str | None = None  # that it needs, "canvas_size" or "crop_size"
 
 
 _ELSEWHERE = "what leaves at one side enters at the other"
@@ -97,10 +88,10 @@ class Movement:
         if self.mode not in MODES:
             raise unknown_name("mode", self.mode, MODES)
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
-            owner = argument.removesuffix("_size")
-            if self.mode == owner and size is None:
+            owner, is_needed = argument.removesuffix("_size"), MODES[self.mode].size == argument
+            if is_needed and size is None:
                 raise wrong_value(argument, size, f"the size of the {owner} for mode {owner!r}")
-            if self.mode != owner and size is not None:
+            if not is_needed and size is not None:
                 raise wrong_value(argument, size, f"None, since mode {self.mode!r} has no {owner}")
 
     @property

@@ -217,11 +217,6 @@ def test_one_row_has_the_normal_quantile():
     assert simultaneous_critical_value(centred(1), MANY) == pytest.approx(NORMAL, abs=0.03)
 
 
-def test_rows_that_go_together_count_as_one():
-    rows = centred(1) * torch.tensor([[1.0], [2.0], [-0.5]], dtype=torch.float64)
-    assert simultaneous_critical_value(rows, MANY) == pytest.approx(NORMAL, abs=0.03)
-
-
 def test_independent_rows_count_as_many():
     basis = torch.linalg.qr(centred(30).T).Q.T.contiguous()
     assert simultaneous_critical_value(basis, MANY) == pytest.approx(sidak(30), abs=0.04)

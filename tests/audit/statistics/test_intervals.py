@@ -16,7 +16,6 @@ from teka.audit.statistics.intervals import (
     WILSON_IMAGES,
     estimate_magnitude,
     estimate_mean_share,
-    estimate_share,
     exact_interval,
     highest_of,
     lowest_of,
@@ -81,11 +80,6 @@ def test_tensors_are_taken_entry_by_entry_and_broadcast():
             assert (lower[row, column].item(), upper[row, column].item()) == wilson_interval(success, trial)
 
 
-def test_a_tensor_meets_an_int():
-    lower, upper = wilson_interval(torch.tensor([1, 2]), 7)
-    assert lower.shape == upper.shape == (2,)
-
-
 @pytest.mark.parametrize(
     ("successes", "trials", "confidence", "argument"),
     [
@@ -112,12 +106,6 @@ def test_it_is_that_of_scipy(trials, confidence):
     for row, count in enumerate(successes.tolist()):
         reference = stats.binomtest(count, trials).proportion_ci(confidence, method="exact")
         assert (lower[row].item(), upper[row].item()) == pytest.approx((reference.low, reference.high), abs=1e-9)
-
-
-def test_repeated_counts_keep_their_places():
-    lower, upper = exact_interval(torch.tensor([3, 0, 3, 5]), 5, 0.9)
-    assert lower[0] == lower[2] > lower[1] == 0
-    assert upper[0] == upper[2] < upper[3] == 1
 
 
 def test_it_covers_no_less_often_than_it_says():
@@ -251,12 +239,6 @@ def test_wilson_of_a_mean_is_that_of_a_whole_count_or_of_the_counts_around():
     assert wilson_of_mean(0.3, 10, 0.95) == wilson_interval(3, 10)
     assert wilson_of_mean(0.1 + 0.2, 10, 0.95) == wilson_interval(3, 10)
     assert wilson_of_mean(0.35, 10, 0.95) == (wilson_interval(3, 10)[0], wilson_interval(4, 10)[1])
-
-
-def test_one_share_has_wilson():
-    number = estimate_share(torch.tensor([True, True, False, True, False]), 0.9)
-    assert (number.lower, number.upper) == wilson_interval(3, 5, 0.9)
-    assert (number.value, number.method) == (0.6, "wilson")
 
 
 MANY = BootstrapSettings(num_resamples=4000)

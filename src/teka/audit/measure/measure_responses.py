@@ -22,15 +22,7 @@ SAME_MODEL = 1e-3
 
 
 class Deadline:
-    """The time of a measurement, from its making on: what it may take, and what is left.
-
-    Args:
-        budget_seconds: Time that the measurement may take, or None.
-        progress: Called with the entries done, their total and the seconds left, or None.
-
-    Raises:
-        ValueError: A budget that is no positive number.
-    """
+    """The time of a measurement, from its making on: what it may take, and what is left."""
 
     def __init__(
         self, budget_seconds: float | int | None = None, progress: Callable[[int, int, float], None] | None = None
@@ -201,10 +193,10 @@ def search_worst(
         function: The classifier, images (B, C, *S) to logits (B, K).
         images: Images (N, C, *S).
         labels: Their classes (N,), integers from 0 to K − 1.
-        shifts: The set of shifts, with the zero shift. Repeats count once.
-        movement: How the images are moved.
+        shifts: As of `measure_responses`.
+        movement: As of `measure_responses`.
         batch_size: Images for one call; batches are full until the images run out.
-        device: Where the images are moved and the classifier gets them; None leaves them where they are.
+        device: As of `measure_responses`.
         budget_seconds: Time after which no further call begins; the first one is always made. An image that was not
             shown at every shift by then is not correct at all of them in `correct`, so that its share is a lower bound.
         progress: Called after each call with the entries settled (images times shifts), their total and the seconds

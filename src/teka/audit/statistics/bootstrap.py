@@ -43,13 +43,10 @@ class ImageResamples:
 
 @dataclass(frozen=True, eq=False)
 class ImageAverage:
-    """Averages over images, one for each row; a row is a shift, or a number made of shifts.
+    """Averages over images, one for each row, and those of each resample; a row is a shift, or a number made of shifts.
 
-    Args:
-        values: The averages, (rows,).
-        influence: How an average moves with the weight of an image, (rows, N): to first order, weights w_i of mean 1
-            give value + Σ_i w_i influence_i / N. They sum to 0 over images.
-        draws: The averages of each resample, (R, rows).
+    Influence is how an average moves with the weight of an image: to first order, weights w_i of mean 1 give
+    value + Σ_i w_i influence_i / N. They sum to 0 over images.
     """
 
     values: Float[Tensor, " rows"]

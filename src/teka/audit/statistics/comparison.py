@@ -137,7 +137,9 @@ def compare_responses(
         whole = metric.over == "every" and first.is_decided and second.is_decided
         values, others = (metric.of_images(each)[0] for each in ((first, second) if whole else pair))
         if values.dtype == torch.bool:
-            numbers[name] = _compare_share(values, others, settings)
+            found = _compare_shares(values[None], others[None], settings, None)
+            ends = found.curve.values[0], found.curve.lower[0], found.curve.upper[0]
+            numbers[name] = Difference(*ends, confidence, found.p_values[0], BONETT_PRICE, MCNEMAR)
         else:
             means[name] = average((values - others)[None], resamples), values - others
     if means:
@@ -185,16 +187,6 @@ def _compare_mean(
         found = estimate_magnitude(mean, settings.confidence)
         lower, upper, method = found.lower, found.upper, found.method
     return Difference(value, lower, upper, settings.confidence, p_value, method, SIGN_FLIPS)
-
-
-def _compare_share(
-    first: Bool[Tensor, " images"], second: Bool[Tensor, " images"], settings: BootstrapSettings
-) -> Difference:
-    sides = (first & ~second).sum()[None], (second & ~first).sum()[None]
-    value = (sides[0] - sides[1]).item() / len(first)
-    lower, upper = (end.item() for end in paired_interval(*sides, len(first), settings.normal_quantile))
-    p_value = mcnemar_test(*sides).item()
-    return Difference(value, lower, upper, settings.confidence, p_value, BONETT_PRICE, MCNEMAR)
 
 
 def _compare_shares(

@@ -18,17 +18,11 @@ Table = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class CurveMetric:
-    """A number at every shift: a mean over images, or a ratio of sums over images.
+    """A number at every shift: a mean over images, or the root of a ratio of sums over images.
 
-    Args:
-        label: What to call it.
-        unit: "%" of a share, "nats", or "".
-        better: "higher" or "lower".
-        meaning: What it is, in words.
-        of: The value of each image at each shift, (S, N), or None where the responses do not define it.
-        is_ratio: Whether `of` gives two tables, of ‖·‖² and of what it is divided by, whose ratio's root is meant.
-        known_at_zero: Whether it is 1 at the zero shift by definition.
-        largest: What it cannot exceed.
+    What to call it, its unit ("%" of a share), whether "higher" or "lower" is better, and what it is in words; `of` has
+    the value of each image at each shift, (S, N), or both tables of a ratio, or None where it is not defined. At the
+    zero shift it may be known to be 1 by definition, and it cannot exceed `largest`.
     """
 
     label: str
@@ -66,17 +60,11 @@ class CurveMetric:
 
 @dataclass(frozen=True)
 class NumberMetric:
-    """A number made of a curve.
+    """A number made of a curve, named, explained and judged as one, and whether two models are compared in it.
 
-    Args:
-        label: What to call it.
-        better: "higher" or "lower".
-        meaning: What it is, in words.
-        curve: Name of the curve.
-        over: What of the curve it is: at the shift "zero"; the "lowest" or the "highest"; the share of images that
-            succeed at "every" shift; the "mean" over all shifts but zero, or one less the mean, "rest"; or the "mean of
-            correct", of the images that are answered correctly unshifted.
-        is_compared: Whether two models are compared in it.
+    `over` says what of the curve it is: at the shift "zero"; the "lowest" or the "highest"; the share of images that
+    succeed at "every" shift; the "mean" over all shifts but zero, or one less the mean, "rest"; or the "mean of
+    correct", of the images that are answered correctly unshifted.
     """
 
     label: str
