@@ -3,7 +3,7 @@ from torch import Tensor
 
 from teka.audit import Metrics, Movement, error_by_phase, measure_responses, square_shifts, summarize
 from teka.audit.caveats import Caveat
-from teka.audit.layers import LayerBreak, LayerFindings
+from teka.audit.layers.findings import LayerBreak, LayerFindings
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.responses import Responses
 from teka.audit.verdict import verdict

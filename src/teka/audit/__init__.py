@@ -4,7 +4,8 @@ from teka.audit.audit import audit
 from teka.audit.equivariance import EquivarianceError, assert_translation_equivariant, equivariance_error
 from teka.audit.function import ModelError
 from teka.audit.images import blank_margins, paste_on_canvas
-from teka.audit.layers import LayerFindings, blame_layers
+from teka.audit.layers.blame import blame_layers
+from teka.audit.layers.findings import LayerFindings
 from teka.audit.measure.distances import noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import lie_derivative
 from teka.audit.measure.measure_responses import measure_responses, search_worst

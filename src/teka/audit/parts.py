@@ -25,7 +25,8 @@ from teka.audit.caveats import (
 )
 from teka.audit.example import Example, make_examples, worst_images
 from teka.audit.function import ModelError, module_of
-from teka.audit.layers import LayerFindings, blame_layers
+from teka.audit.layers.blame import blame_layers
+from teka.audit.layers.findings import LayerFindings
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import measure_responses

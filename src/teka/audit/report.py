@@ -11,7 +11,7 @@ import torch
 
 from teka.audit.caveats import Caveat
 from teka.audit.example import Example
-from teka.audit.layers import LayerFindings
+from teka.audit.layers.findings import LayerFindings
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.measure.responses import Responses

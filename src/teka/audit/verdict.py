@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from teka.audit.caveats import Caveat
-from teka.audit.layers import LayerFindings
+from teka.audit.layers.findings import LayerFindings
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.procedures import PresetResult
 from teka.audit.statistics.estimate import Estimate

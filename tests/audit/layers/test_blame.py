@@ -7,7 +7,8 @@ from torch import nn
 
 from teka.audit import axis_shifts, square_shifts
 from teka.audit.function import ModelError
-from teka.audit.layers import LayerFindings, blame_layers
+from teka.audit.layers.blame import blame_layers
+from teka.audit.layers.findings import LayerFindings
 from teka.audit.movement import Movement
 from teka.codec import decode, encode
 from teka.models import Performer

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from teka.audit import axis_shifts
-from teka.audit.layers import blame_layers
+from teka.audit.layers.blame import blame_layers
 from teka.audit.movement import Movement
 
 CIRCULAR = Movement("circular")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from teka.audit.layers import LayerFinding, LayerFindings
+from teka.audit.layers.findings import LayerFinding, LayerFindings
 from teka.audit.page.notation import listed, write_size
 from teka.audit.page.style import INK, SOFT, LineStyle
 from teka.audit.page.svg import (
