@@ -5,10 +5,8 @@ import contextlib
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from tqdm import tqdm
 
 from teka.audit.adapters import FORMS, load
 from teka.audit.adapters.case import AuditCase, make_case
@@ -23,6 +21,7 @@ from teka.audit.shifts import axis_shifts, square_shifts
 from teka.audit.statistics.metrics import NUMBERS
 from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Parser
+from teka.cli.terminal import progress_bar
 from teka.errors import require, unknown_name, wrong_value
 from teka.files import check_output, make_directory, write_json
 
@@ -267,47 +266,29 @@ def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) 
 
 
 def run_audit(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
-    """Audit, with a bar that shows the part, how far it is and the time left; the state is kept in a folder, if any.
+    """Audit, with a bar that shows the part and how far it is; the state is kept in a folder, if any.
 
     Raises:
         ValueError: No mode could be measured; the traceback is printed for debugging.
     """
+    name = case.subject.name
     try:
-        with _bar(case.subject.name) as show:
+        with progress_bar() as show:
             return audit(
                 case.function,
                 case.images,
                 case.labels,
                 settings=case.settings,
-                name=case.subject.name,
+                name=name,
                 class_names=case.class_names,
                 model_facts=case.model_facts,
                 data_facts=case.data_facts,
                 caveats=case.caveats,
                 checkpoint=state,
-                progress=show,
+                progress=lambda part, done, total, left: show(f"{name}, {part}", done, total, f"{left:.0f} s left"),
                 command=command,
             )
     except ValueError:
         if debug:
             traceback.print_exc()
         raise
-
-
-@contextlib.contextmanager
-def _bar(name: str) -> Iterator[Callable[[str, int, int, float], None]]:
-    with contextlib.ExitStack() as shown:
-        bars: dict[str, tqdm] = {}
-
-        def show(part: str, done: int, total: int, seconds_left: float) -> None:
-            if next(reversed(bars), None) != part:
-                shown.close()
-                bars.pop(part, None)
-                bar = tqdm(
-                    desc=f"{name}, {part}", total=total, unit="image", leave=False, file=sys.stderr, disable=None
-                )
-                bars[part] = shown.enter_context(bar)
-            bars[part].set_postfix_str(f"{seconds_left:.0f} s left", refresh=False)
-            bars[part].update(done - bars[part].n)
-
-        yield show
