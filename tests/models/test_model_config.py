@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from teka.codec import decode, encode
-from teka.models import ModelConfig, SelfAttentionNetwork
+from teka.models import MODELS, ModelConfig, SelfAttentionNetwork
+from teka.models.model_config import options_class, read_options
 
 PERFORMER: dict[str, Any] = {
     "model": "performer",
@@ -29,6 +30,22 @@ def test_numbers_of_heads_for_every_block_are_read_back():
     assert isinstance(model, SelfAttentionNetwork)
     assert model.heads == (3, 1)
     assert options["heads"] == (3, 1)
+
+
+def test_the_position_of_an_older_file_was_called_its_encoding():
+    config = ModelConfig("self_attention", (6, 10), 2, 3, {"dim": 8, "depth": 1, "heads": 2, "encoding": "table"})
+    assert config.options["position"] == "table"
+    assert read_options("self_attention", {"encoding": "table"}).position == "table"
+    with pytest.raises(ValueError, match="option of performer is 'encoding'"):
+        read_options("performer", {"encoding": "table", "dim": 8, "depth": 2, "heads": 2})
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_options_of_every_model_are_one_dataclass_that_is_encoded(model: str):
+    required = {"dim": 8, "depth": 2, "heads": 2} if model == "performer" else {}
+    options = read_options(model, required)
+    assert read_options(model, encode(options)) == options
+    assert options_class(model).__doc__ == MODELS[model].__doc__
 
 
 def test_a_model_is_made_without_a_trace_in_torchs_random_state():

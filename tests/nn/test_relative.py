@@ -12,6 +12,7 @@ from teka import functional
 from teka.functional import RELATIVES, Softmax, default_num_features
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.nn import (
+    AttentionOptions,
     Clipped,
     ClippedFeatures,
     EmbeddedTable,
@@ -27,9 +28,8 @@ from teka.nn.relative import RELATIVE_MODULES, make_relative_module, relative_cl
 
 
 def make(relative: Any, kernel_features: int = 5, num_waves: int | None = None) -> Any:
-    return make_relative_module(
-        relative, num_axes=2, heads=3, dim_head=5, kernel_features=kernel_features, num_waves=num_waves
-    )
+    options = AttentionOptions(relative=relative, num_waves=num_waves)
+    return make_relative_module(options, heads=3, dim_head=5, kernel_features=kernel_features)
 
 
 @pytest.mark.parametrize("name", RELATIVES)

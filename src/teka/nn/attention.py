@@ -83,29 +83,12 @@ class Attention(nn.Module):
         )
 
     def _make_kernels(self, chosen: AttentionOptions) -> None:
-        relative, num_features = chosen.relative, chosen.num_features
-        self.kernel = make_content_kernel(
-            chosen.kernel,
-            relative=relative,
-            content_heads=self.content_heads,
-            dim_head=self.dim_head,
-            num_features=num_features,
-            num_axes=chosen.num_axes,
-        )
+        self.kernel = make_content_kernel(chosen, self.content_heads, self.dim_head)
         present = self._present_kernel()
+        size = self.dim_head
         has_features = isinstance(present, FeatureKernel)
-        self.relative = make_relative_module(
-            relative,
-            num_axes=chosen.num_axes,
-            heads=self.position_heads or self.heads,
-            dim_head=self.dim_head,
-            kernel_features=present.num_features(self.dim_head)
-            if has_features and relative == "rotary"
-            else self.dim_head,
-            num_features=num_features,
-            num_waves=chosen.num_waves,
-            rotary_normalizer=chosen.rotary_normalizer,
-        )
+        features = present.num_features(size) if has_features and chosen.relative == "rotary" else size
+        self.relative = make_relative_module(chosen, self.position_heads or self.heads, size, features)
         if chosen.rotary_normalizer is not None and not has_features:
             expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
             raise wrong_value("rotary_normalizer", chosen.rotary_normalizer, expected)

@@ -17,6 +17,7 @@ from teka.functional.positions import Positions, make_positions
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
+from teka.nn.options import AttentionOptions
 from teka.nn.relative import ClippedFeatures, relative_class
 from teka.nn.tokens import Keys, Mixed, Queries, Scene, Values
 from teka.nn.waves import RelativeModule
@@ -180,32 +181,25 @@ def without_relative(backend: str) -> str:
     return backend if backend in ("dense", "linear") else "auto"
 
 
-def make_content_kernel(
-    kernel: str | ContentKernel,
-    *,
-    relative: str | RelativeModule | None,
-    content_heads: int,
-    dim_head: int,
-    num_features: int | None,
-    num_axes: int,
-) -> ContentKernel:
-    """The content kernel, or a new one of that name; the relative kernel beside it may lengthen queries and keys."""
+def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -> ContentKernel:
+    """The content kernel of so many heads, or a new one of that name; a relative kernel may lengthen its vectors."""
+    kernel, relative, num_features = options.kernel, options.relative, options.num_features
     random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
     for_positions = relative == "clipped_features" or isinstance(relative, ClippedFeatures)
     if num_features is not None and not random and not for_positions:
         raise wrong_value("num_features", num_features, f"None with kernel={kernel!r}, which has no random features")
-    if isinstance(kernel, LearnedFeatures) and (kernel.dim, kernel.heads) != (dim_head, content_heads):
-        expected = f"dim={dim_head} and heads={content_heads}, as many as attend by content"
+    if isinstance(kernel, LearnedFeatures) and (kernel.dim, kernel.heads) != (dim_head, heads):
+        expected = f"dim={dim_head} and heads={heads}, as many as attend by content"
         raise wrong_value("kernel", kernel, expected)
     if isinstance(kernel, Kernel | RandomFeatures | LearnedFeatures):
         return kernel
     if random:
-        joint = 2 * num_axes * NUM_FREQUENCIES if relative == "rotation_joint" else 0
+        joint = 2 * options.num_axes * NUM_FREQUENCIES if relative == "rotation_joint" else 0
         joint = relative.num_position_features if isinstance(relative, RelativeModule) else joint
         return RandomFeatures(kernel, dim_head + joint, num_features=num_features)
     check_name("kernel", kernel, KERNELS)
     if kernel in LEARNED_KERNELS:
-        return LearnedFeatures(kernel, dim_head, content_heads)
+        return LearnedFeatures(kernel, dim_head, heads)
     return DETERMINISTIC_KERNELS[kernel]()
 
 

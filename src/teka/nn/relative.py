@@ -14,6 +14,7 @@ from teka.errors import unknown_name, wrong_value
 from teka.functional.relative.clipped import MAX_DISTANCE
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.nn.features import RandomFeatures
+from teka.nn.options import AttentionOptions
 from teka.nn.waves import Fourier, RelativeModule, Rotary, Rotation, RotationJoint, inverse_softplus
 
 MAX_OFFSET = 7  # a window of 15 cells along every axis
@@ -217,24 +218,17 @@ def relative_class(relative: str | RelativeModule | None) -> type[RelativeModule
 
 
 def make_relative_module(
-    relative: str | RelativeModule | None,
-    *,
-    num_axes: int,
-    heads: int,
-    dim_head: int,
-    kernel_features: int,
-    num_features: int | None = None,
-    num_waves: int | None = None,
-    rotary_normalizer: str | None = None,
+    options: AttentionOptions, heads: int, dim_head: int, kernel_features: int
 ) -> RelativeModule | None:
-    """The relative kernel, or a new one of that name for `heads` heads; an option of another kernel is a ValueError.
+    """The relative kernel, or a new one of that name for so many heads; an option of another kernel is a ValueError.
 
     `kernel_features` is the number of features of the content kernel, `dim_head` for one without a feature map:
     "rotary" turns all pairs of them.
     """
+    relative, rotary_normalizer = options.relative, options.rotary_normalizer
     kind = relative_class(relative)
     for argument, given, name in (
-        ("num_waves", num_waves, "fourier"),
+        ("num_waves", options.num_waves, "fourier"),
         ("rotary_normalizer", rotary_normalizer, "rotary"),
     ):
         if given is not None and relative != name:
@@ -248,8 +242,8 @@ def make_relative_module(
         raise wrong_value("the number of features of kernel", kernel_features, expected)
     if rotary_normalizer is not None:
         check_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)
-    known: dict[str, Any] = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head}
-    known |= {"num_features": num_features, "num_waves": num_waves}
+    known: dict[str, Any] = {"num_axes": options.num_axes, "heads": heads, "dim_head": dim_head}
+    known |= {"num_features": options.num_features, "num_waves": options.num_waves}
     known |= {"normalizer": rotary_normalizer, "num_pairs": kernel_features // 2}
     taken = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in known.items() if name in taken and value is not None})

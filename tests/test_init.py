@@ -1,0 +1,21 @@
+"""What `import teka` offers, and what it loads for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+import teka
+
+
+def test_every_name_is_there_and_listed():
+    assert set(teka.__all__) <= set(dir(teka))
+    assert all(getattr(teka, name) is not None for name in teka.__all__)
+    with pytest.raises(AttributeError, match="module 'teka' has no attribute 'audits'"):
+        teka.audits  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_importing_teka_loads_no_part_before_it_is_asked_for():
+    script = "import sys, teka; print(*(name for name in sys.modules if name.startswith('teka.'))); teka.audit.audit"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
