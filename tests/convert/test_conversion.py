@@ -190,9 +190,8 @@ def test_a_precision_that_the_dtype_cannot_hold_is_refused():
 
 def build(**options: Any) -> Attention:
     torch.manual_seed(0)
-    return Attention(
-        6, 3, **{"kernel": "constant", "relative": "quadratic", "context_dim": 4, "num_axes": 2, **options}
-    ).double()
+    options = {"kernel": "constant", "relative": "quadratic", "context_dim": 4, "num_axes": 2, **options}
+    return Attention(6, 3, **options).double()
 
 
 def draw(*sizes: int) -> torch.Tensor:
@@ -252,7 +251,8 @@ def test_other_tokens_and_grids_are_refused(tokens: torch.Tensor, grid: Grid, me
 
 
 def build_by_position(relative: str | RelativeModule, heads: int = 2, **options: Any) -> Attention:
-    return Attention(6, heads, **{"kernel": "constant", "relative": relative, "num_axes": 2, **options})
+    options = {"kernel": "constant", "relative": relative, "num_axes": 2, **options}
+    return Attention(6, heads, **options)
 
 
 def quadratic(centers: list[list[float]], precision: float) -> Quadratic:

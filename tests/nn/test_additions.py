@@ -58,7 +58,8 @@ def draw(heads: int = 3, tokens: int = 7, dim: int = 5, seed: int = 1) -> Tensor
 
 def build(**options: Any) -> Attention:
     torch.manual_seed(0)
-    return Attention(12, 3, **{"relative": None, **options}).double().eval()
+    options = {"relative": None, **options}
+    return Attention(12, 3, **options).double().eval()
 
 
 @pytest.mark.parametrize("query_key", QUERY_KEYS)
@@ -256,8 +257,9 @@ def test_a_layer_adds_it_to_what_its_heads_give_before_the_output():
     ids=str,
 )
 def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: str):
+    options = {"relative": None, **options}
     with pytest.raises(ValueError, match=message):
-        Attention(12, 3, **{"relative": None, **options})
+        Attention(12, 3, **options)
 
 
 @pytest.mark.parametrize(

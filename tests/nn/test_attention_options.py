@@ -16,7 +16,8 @@ GRID = Grid((3, 5))
 
 def build(seed: int = 0, **options: Any) -> Attention:
     torch.manual_seed(seed)
-    return Attention(options.pop("dim", 8), options.pop("heads", 2), **{"relative": None, **options})
+    options = {"relative": None, **options}
+    return Attention(options.pop("dim", 8), options.pop("heads", 2), **options)
 
 
 def draw_tokens(num_tokens: int = 16, dim: int = 8) -> Tensor:

@@ -16,7 +16,8 @@ DIM, HEADS = 8, 3
 
 def build(**options: Any) -> Attention:
     torch.manual_seed(0)
-    return Attention(DIM, HEADS, **{"dim_head": DIM, **options}).double()
+    options = {"dim_head": DIM, **options}
+    return Attention(DIM, HEADS, **options).double()
 
 
 def draw_tokens() -> Tensor:

@@ -22,7 +22,8 @@ from teka.nn.diagnosis import MEASURED_TOKENS
 
 def build(seed: int = 0, **options: Any) -> Attention:
     torch.manual_seed(seed)
-    return Attention(options.pop("dim", 8), options.pop("heads", 2), **{"relative": None, **options}).eval()
+    options = {"relative": None, **options}
+    return Attention(options.pop("dim", 8), options.pop("heads", 2), **options).eval()
 
 
 def draw_tokens(num_tokens: int, dim: int = 8, scale: float = 1.0) -> Tensor:

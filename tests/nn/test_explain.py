@@ -13,7 +13,8 @@ from teka.nn.explain import LONGEST
 
 def build(**options: Any) -> Attention:
     torch.manual_seed(0)
-    return Attention(options.pop("dim", 32), options.pop("heads", 2), **{"relative": None, **options}).eval()
+    options = {"relative": None, **options}
+    return Attention(options.pop("dim", 32), options.pop("heads", 2), **options).eval()
 
 
 @across("pair", PAIRS, shape=[(3, 5), (29, 23)])

@@ -200,8 +200,9 @@ def test_learned_features_bad_input_is_an_error_that_names_it(arguments: dict[st
     ],
 )
 def test_a_layer_refuses_what_does_not_fit_it(arguments: dict[str, Any], message: str):
+    arguments = {"relative": None, **arguments}
     with pytest.raises(ValueError, match=message):
-        Attention(15, 3, **{"relative": None, **arguments})
+        Attention(15, 3, **arguments)
 
 
 def test_the_joint_form_is_refused_for_it_estimates_no_exponential():

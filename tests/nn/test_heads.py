@@ -16,7 +16,8 @@ BY_POSITION = [name for name in RELATIVES if name not in ("rotary", "rotation_jo
 def build(heads: int = 3, **options: Any) -> Attention:
     """A layer whose heads can be read off its output, in float64."""
     torch.manual_seed(0)
-    layer = Attention(4 * heads, heads, **{"relative": None, **options}).double().eval()
+    options = {"relative": None, **options}
+    layer = Attention(4 * heads, heads, **options).double().eval()
     layer.output = nn.Linear(4 * heads, 4 * heads, bias=False).double()
     nn.init.eye_(layer.output.weight)
     for name, parameter in layer.named_parameters():

@@ -21,7 +21,8 @@ DIM, HEADS, WIDTH = 8, 5, 4
 def build(**options: Any) -> Attention:
     """A layer none of whose parameters is what it begins as: these are often the same in all heads."""
     torch.manual_seed(0)
-    layer = Attention(DIM, HEADS, **{"dim_head": WIDTH, **options}).double()
+    options = {"dim_head": WIDTH, **options}
+    layer = Attention(DIM, HEADS, **options).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))

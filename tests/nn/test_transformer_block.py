@@ -14,7 +14,8 @@ GRID = Grid((3, 5))
 
 def build(**options: Any) -> TransformerBlock:
     torch.manual_seed(0)
-    return TransformerBlock(8, 2, **{"relative": None, **options})
+    options = {"relative": None, **options}
+    return TransformerBlock(8, 2, **options)
 
 
 def test_it_is_attention_then_an_mlp_each_normalised_before_and_added_after():
