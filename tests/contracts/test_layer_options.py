@@ -69,7 +69,8 @@ CAUSAL: list[Any] = [
 def build(**options: Any) -> Attention:
     """A layer in float64 whose every parameter matters."""
     torch.manual_seed(0)
-    layer = Attention(DIM, HEADS, **{"relative": None, **options}).double().eval()
+    options = {"relative": None, **options}
+    layer = Attention(DIM, HEADS, **options).double().eval()
     for name, parameter in layer.named_parameters():
         if name.endswith(("gain", "distance_embedding", "tables")) or name.startswith(("gate", "value_convolution")):
             nn.init.normal_(parameter)
@@ -170,7 +171,8 @@ def test_a_context_of_the_tokens_themselves_changes_nothing(options: dict[str, A
 def test_a_state_makes_the_same_layer(options: dict[str, Any]):
     layer = build(**options)
     torch.manual_seed(7)
-    other = Attention(DIM, HEADS, **{"relative": None, **options}).double().eval()
+    options = {"relative": None, **options}
+    other = Attention(DIM, HEADS, **options).double().eval()
     other.load_state_dict(layer.state_dict())
     tokens = draw_tokens(TORUS.num_tokens)
     assert torch.equal(other(tokens, TORUS), layer(tokens, TORUS))
