@@ -1,4 +1,3 @@
-import json
 import math
 
 import pytest
@@ -8,9 +7,7 @@ from torch import nn
 from teka.audit import axis_shifts, square_shifts
 from teka.audit.function import ModelError
 from teka.audit.layers.blame import blame_layers
-from teka.audit.layers.findings import LayerFindings
 from teka.audit.movement import Movement
-from teka.codec import decode, encode
 from teka.models import Performer
 
 CIRCULAR = Movement("circular")
@@ -284,17 +281,6 @@ def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_fo
     assert not rotation.breaks
     assert all(one.error is not None and one.error <= 1e-5 for one in rotation.findings)
     assert {one.prefix_tokens for one in rotation.findings if one.name.startswith("blocks.0")} == {1}
-
-
-def test_findings_of_a_model_come_back_from_json():
-    found = blame_layers(network(circular(2, 4), Ramp()), images(), SHIFTS, CIRCULAR)
-    assert decode(LayerFindings, json.loads(json.dumps(encode(found)))) == found
-
-
-def test_no_hook_is_left_on_the_model():
-    model = network(circular(2, 4))
-    blame_layers(model, images(), SHIFTS, CIRCULAR)
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 @pytest.mark.usefixtures("as_users_run_it")
