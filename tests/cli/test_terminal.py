@@ -7,8 +7,8 @@ def test_where_there_is_no_terminal_a_step_is_a_line_if_lines_are_asked_for_and_
             show("cells", 0, 2, "")
             show("cells", 1, 2, "softmax [0]")
         shown = capsys.readouterr()
-        assert shown.out == ""
-        assert shown.err == ("cells 0/2\ncells 1/2 softmax [0]\n" if lines else "")
+        assert shown.err == ""
+        assert shown.out == ("cells 0/2\ncells 1/2 softmax [0]\n" if lines else "")
 
 
 def test_a_table_is_as_wide_as_it_needs_with_numbers_to_the_right_and_brackets_as_they_are(capsys):

@@ -17,7 +17,7 @@ def progress_bar(*, lines: bool = False) -> Iterator[Show]:
     """A bar at standard error for as long as the block runs, and what moves it: a stage, steps of all, and a note.
 
     It appears with the first step, so that none stands above an error of what was asked for. Where there is no terminal
-    nothing is written, or a line for each step.
+    nothing is written, or a line for each step at standard output: standard error is for what is wrong.
     """
     console = Console(stderr=True, markup=False, highlight=False)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -29,7 +29,7 @@ def progress_bar(*, lines: bool = False) -> Iterator[Show]:
 
         def show(stage: str, done: int, total: int | None, text: str) -> None:
             if lines and not console.is_terminal:
-                sys.stderr.write(f"{stage} {done}/{total} {text}".rstrip() + "\n")
+                print(f"{stage} {done}/{total} {text}".rstrip(), flush=True)
             if stages[-1:] != [stage]:  # whose time counts from here
                 for task in bar.task_ids:
                     bar.remove_task(task)
