@@ -32,11 +32,6 @@ class Checkpoints(Callback):
 
     What has been best so far is part of the state. As the best is written first, a training that is killed between the
     two repeats that epoch and writes the same again. It must come after the callbacks whose state it is to keep.
-
-    Args:
-        folder: The run's folder.
-        run: The run, which is kept in the checkpoints.
-        start: The checkpoint that the training resumes from, None if it begins.
     """
 
     def __init__(self, folder: Path, run: Run, start: Path | None) -> None:

@@ -84,13 +84,7 @@ def _checkpoint(block: TransformerBlock) -> None:
 
 
 class Processes(NamedTuple):
-    """How many processes train together.
-
-    Args:
-        devices: Processes on a machine, each with a device of its own.
-        num_nodes: Machines.
-        launcher: What started them: "torchrun", "srun", or "" if they are to be started.
-    """
+    """How many processes train together on how many machines, and what started them: "torchrun", "srun" or ""."""
 
     devices: int
     num_nodes: int

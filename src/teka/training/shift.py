@@ -101,7 +101,7 @@ def measure(
 
     try:
         if isinstance(model, Performer):
-            model.resize(seen)
+            model.resize((seen[0], seen[1]))
         return measure_responses(
             model, split.images, settings.shifts, movement, labels=split.labels, output="logits",
             batch_size=settings.batch_size, progress=show,

@@ -12,15 +12,8 @@ from teka.audit.page.pages import data_uri, render_page
 from teka.errors import require
 from teka.files import write_bytes
 from teka.training.arrays import Layout, read_arrays
-from teka.training.shift_report import (
-    WILSON,
-    SeedGroup,
-    ShiftReport,
-    finding,
-    load_report,
-    table_note,
-    table_rows,
-)
+from teka.training.shift_report import WILSON, SeedGroup, ShiftReport, load_report
+from teka.training.shift_text import finding, table_note, table_rows
 
 if TYPE_CHECKING:
     import matplotlib.figure

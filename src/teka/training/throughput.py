@@ -25,12 +25,7 @@ SECONDS = 0.15
 
 
 class Peak(NamedTuple):
-    """The most operations a second that a device does.
-
-    Args:
-        flops: Operations a second, two for each multiply-add.
-        source: Where the number is from, in words.
-    """
+    """The most operations a second that a device does, two for each multiply-add, and where the number is from."""
 
     flops: float
     source: str
@@ -126,10 +121,6 @@ def training_flops_per_image(model: nn.Module, images: Float[Tensor, "2 channels
 
     They are counted on a copy of the model, on the CPU, so that weights, statistics and random state stay; a model that
     is to be compiled or to compute activations again is copied before it is prepared for that.
-
-    Args:
-        model: Images to logits.
-        images: Two images, as batch norm needs more than one; what they share is counted for both.
     """
     copied = copy.deepcopy(model).train()
     with torch.random.fork_rng(devices=[]), flop_counter() as counter:

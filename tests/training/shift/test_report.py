@@ -6,7 +6,8 @@ import pytest
 
 import teka
 from teka.audit.statistics.estimate import mean_over_seeds
-from teka.training.shift_report import WIDTH, finding, load_report, markdown_table, plain_table, table_rows
+from teka.training.shift_report import load_report
+from teka.training.shift_text import WIDTH, finding, markdown_table, plain_table, table_rows
 
 
 @pytest.fixture

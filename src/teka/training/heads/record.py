@@ -47,14 +47,7 @@ LEAST_PRECISION = 1e-6
 
 @dataclass(frozen=True)
 class Moment:
-    """The heads after some epochs of training.
-
-    Args:
-        epoch: Whole epochs trained, 0 before the first.
-        accuracy: Accuracies of that epoch by their name, those that were measured.
-        heads: The heads.
-        grids: How near those of each layer are to a grid.
-    """
+    """The heads after whole epochs of training, the accuracies of the last of them, and the grid of each layer."""
 
     epoch: int
     accuracy: Mapping[str, float]
@@ -112,7 +105,7 @@ class HeadRecorder(Callback):
 
     def _encode(self) -> bytes:
         grid, moments = self.model.grid, self.moments
-        arrays = {
+        arrays: dict[str, Any] = {
             "encoding": np.array(self.run.position),
             "content": np.array(self.run.content or ""),
             "grid": np.array(grid.shape),
@@ -140,25 +133,8 @@ def chance_of(run: Run, heads: Heads, model: SelfAttentionNetwork) -> list[HeadG
 class HeadRecord:
     """The heads of all layers, one after another, at some moments of a training.
 
-    Offsets are key less query, in tokens, downwards and to the right.
-
-    Args:
-        position: How the heads see positions; "encoding" in the file.
-        content: Their content kernel, or empty.
-        grid: Rows and columns of tokens.
-        query: Row and column of the token that was looked from.
-        layer: Layer of each head, from 0, shape (heads,).
-        epoch: Whole epochs before each moment, shape (moments,).
-        train_accuracy: Accuracy of each moment on the training images, NaN where not measured.
-        validation_accuracy: The same on held-out images.
-        center: Centers of Gaussians, shape (moments, heads, 2), NaN for other heads.
-        precision: Their Σ⁻¹, shape (moments, heads, 2, 2).
-        mean: Means of the attention, shape (moments, heads, 2).
-        covariance: Its covariances, shape (moments, heads, 2, 2).
-        offset: Offsets with the largest weight, shape (moments, heads, 2).
-        weight: Those weights, shape (moments, heads).
-        numbers: How near the heads of each layer are to a grid, by the name of what is counted, (moments, layers).
-        chance: The same for random initial parameters in the mean, (layers,).
+    The arrays are those of `Heads` with a first axis of moments, and those of `LAYOUT`; numbers and chance are those of
+    `HeadGrid` by name. Offsets are key less query, in tokens, downwards and to the right.
     """
 
     position: str
