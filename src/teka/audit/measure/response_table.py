@@ -151,10 +151,10 @@ class ResponseTable:
 
     def _note(self, entries: Tensor, output: Tensor) -> None:
         images = entries % self._moved.num_images
-        unmoved = int((entries < self._moved.num_images).sum())
-        if unmoved:
+        unshifted = int((entries < self._moved.num_images).sum())
+        if unshifted:
             device = self.references.device
-            self.references[images[:unmoved].to(device)] = output[:unmoved].to(device)
+            self.references[images[:unshifted].to(device)] = output[:unshifted].to(device)
         stride = self._stride
         noted = self._compare(images, output) if stride is None else self._compare_maps(entries, output, stride)
         for name, values in noted.items():
@@ -178,12 +178,12 @@ class ResponseTable:
         noted = {"error_squared": sum_of_squares(output, reference), "norm_squared": sum_of_squares(reference)}
         if self._output_name == "features":
             return noted
-        log_moved, log_unmoved = torch.stack([output, reference]).to(sum_dtype(output.device)).log_softmax(dim=2)
-        probability = log_unmoved.exp()
+        log_moved, log_unshifted = torch.stack([output, reference]).to(sum_dtype(output.device)).log_softmax(dim=2)
+        probability = log_unshifted.exp()
         top = reference.argmax(dim=1, keepdim=True)
         noted["probability_change"] = (log_moved.gather(1, top).exp() - probability.gather(1, top)).abs()[:, 0]
         # Rounding may bring it below zero.
-        noted["divergence"] = (probability * (log_unmoved - log_moved)).sum(dim=1).clamp(min=0)
+        noted["divergence"] = (probability * (log_unshifted - log_moved)).sum(dim=1).clamp(min=0)
         if self._labels is not None:
             truth = self._labels[images].to(output.device)[:, None]
             noted["loss"] = -log_moved.gather(1, truth)[:, 0]
