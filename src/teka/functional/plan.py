@@ -173,9 +173,10 @@ class Plan:
         """The plan of kernels, by name or made already, checked to fit; of no backend yet."""
         longer = 0
         if relative is not None:
-            relative = make_relative(relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
+            if not isinstance(relative, Relative):
+                relative = make_relative(relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
             longer = relative.num_position_features if relative.joins else 0
-        kernel = make_kernel(kernel, dim + longer)
+        kernel = kernel if isinstance(kernel, Kernel) else make_kernel(kernel, dim + longer)
         if relative is not None:
             relative.check(heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
             relative = relative.for_kernel(kernel).on(positions)

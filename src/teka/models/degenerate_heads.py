@@ -60,12 +60,12 @@ def degenerate_heads(
         λ_max(Σ⁻¹) < `largest_precision`        the head attends to everything alike
         λ_max / λ_min > `condition_number`      the head attends to a thin stripe
 
-    For the encoding "quadratic" Σ⁻¹ = 2α is the same along all axes, and the first rule alone can hold.
+    For the position "quadratic" Σ⁻¹ = 2α is the same along all axes, and the first rule alone can hold.
 
     Source: Cordonnier et al. 2020, A.1, with 10⁻⁵ and 10⁵; their code has 1,000 for the second.
 
     Args:
-        model: A network with encoding "quadratic" or "generalized_quadratic" and without content: what a head looks at
+        model: A network with position "quadratic" or "generalized_quadratic" and without content: what a head looks at
             is not known from its position kernel alone if content is a factor of its weights.
         largest_precision: The first rule's threshold, in units of length^−2.
         condition_number: The second rule's.
@@ -74,7 +74,7 @@ def degenerate_heads(
         What was found in each layer, from the first to the last.
 
     Raises:
-        ValueError: A network with another encoding or with content, or a threshold that cannot be.
+        ValueError: A network with another position or with content, or a threshold that cannot be.
     """
     if not largest_precision >= 0:
         raise wrong_value("largest_precision", largest_precision, "a number of at least 0")
