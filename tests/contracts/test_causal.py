@@ -27,7 +27,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, Kernel, Positive, Relative, RotationJoint, Taylor2, attention, decode
-from teka.functional.backend.linear import linear
+from teka.functional.backend import linear
 from teka.functional.kernel.base import mask_features
 from teka.functional.plan import Workload, backend_costs
 from teka.functional.positions import Positions

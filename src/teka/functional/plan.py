@@ -176,14 +176,16 @@ class Plan:
             if not isinstance(relative, Relative):
                 relative = make_relative(relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
             longer = relative.num_position_features if relative.joins else 0
-        kernel = kernel if isinstance(kernel, Kernel) else make_kernel(kernel, dim + longer)
+        if not isinstance(kernel, Kernel):
+            kernel = make_kernel(kernel, dim + longer)
         if relative is not None:
             relative.check(heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
             relative = relative.for_kernel(kernel).on(positions)
-        if scale is not None and not is_positive(scale):
+        if scale is None:
+            scale = (dim + longer) ** -0.5
+        elif not is_positive(scale):
             raise wrong_value("scale", scale, POSITIVE)
-        scale = (dim + longer) ** -0.5 if scale is None else float(scale)
-        return cls(kernel, relative, positions, scale, is_causal)
+        return cls(kernel, relative, positions, float(scale), is_causal)
 
     def computed_by(
         self, backend: str, *, num_queries: int, num_keys: int, dim: int, dim_value: int, device_type: str

@@ -1,6 +1,9 @@
 import torch
+from tests.contracts.cases import draw_inputs, relative_change
+from torch import Tensor
 
-from teka.functional.backend import Sums
+from teka.functional.backend import Sums, add_prefix, checkpointed
+from teka.functional.backend.linear import linear
 
 
 def sums(seed: int, log_peak: float | None) -> Sums:
@@ -28,3 +31,38 @@ def test_peaks_beyond_the_range_of_exp_add_without_overflow():
 def test_a_row_without_weight_is_zero_where_no_weight_is_negative():
     empty = Sums(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2))
     assert torch.equal(empty.divide(nonnegative=True), torch.zeros(1, 1, 2, 3))
+
+
+def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():
+    query, key, value = (tensor.abs() for tensor in draw_inputs(11))
+    placed = linear(query[:, :, 2:], key[:, :, 2:], value[:, :, 2:])
+    found, expected = add_prefix(placed, query, key, value, 2, linear), linear(query, key, value)
+    assert relative_change(found.divide(nonnegative=True), expected.divide(nonnegative=True)) < 1e-14
+
+
+def test_without_such_tokens_nothing_is_added():
+    query, key, value = draw_inputs(5)
+    placed = linear(query, key, value)
+    assert add_prefix(placed, query, key, value, 0, linear) is placed
+
+
+def test_it_runs_a_second_time_for_a_gradient_and_once_without():
+    calls = []
+
+    def square(numbers: Tensor) -> Tensor:
+        calls.append(len(numbers))
+        return numbers.square()
+
+    numbers = torch.arange(3.0, requires_grad=True)
+    checkpointed(square, numbers).sum().backward()
+    assert torch.equal(numbers.grad, 2 * numbers.detach())  # pyright: ignore[reportArgumentType]
+    assert len(calls) == 2
+    with torch.no_grad():
+        checkpointed(square, numbers)
+    assert len(calls) == 3
+
+
+def test_transforms_of_torch_func_go_through():
+    numbers = torch.arange(3.0)
+    gradient = torch.func.grad(lambda one: checkpointed(torch.square, one).sum())(numbers)
+    assert torch.equal(gradient, 2 * numbers)

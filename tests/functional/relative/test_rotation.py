@@ -1,14 +1,16 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import build_relative, draw_inputs, relative_change
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Rotation
+from teka.functional import Rotation, RotationJoint, attention
+from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.rotation import initial_frequency, rotation_scale
 
@@ -116,3 +118,128 @@ def test_shapes_that_do_not_fit_are_refused(
 ):
     with pytest.raises(ValueError, match=message):
         Rotation(torch.ones(frequency), torch.ones(cosine), torch.ones(sine))
+
+
+def build(num_axes: int = 2) -> RotationJoint:
+    relative = make_relative("rotation_joint", heads=3, dim=5, num_axes=num_axes, kernel="softmax")
+    assert isinstance(relative, RotationJoint)
+    return relative
+
+
+def build_exact(num_axes: int = 2) -> Rotation:
+    joint = build(num_axes)
+    return Rotation(joint.frequency, joint.cosine_weight, joint.sine_weight, joint.scale)
+
+
+def itself(sites: Positions, num_prefix_tokens: int = 0) -> Positions:
+    return replace(sites, num_prefix_tokens=num_prefix_tokens)
+
+
+def logits(query: Tensor, key: Tensor, placement: Positions, num_axes: int) -> Tensor:
+    joined_query, joined_key = build(num_axes).concatenate(query, key, placement, scale=0.4)
+    return joined_query @ joined_key.transpose(-2, -1)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
+def test_the_inner_product_of_the_concatenated_vectors_is_the_logit(shape: tuple[int, ...]):
+    grid = Grid(shape, 0.5)
+    query, key, _ = draw_inputs(grid.num_tokens)
+    expected = 0.4 * query @ key.transpose(-2, -1)
+    expected = expected + build_exact(len(shape)).log_kernel(query, grid.offsets(dtype=torch.float64), scale=0.4)
+    assert relative_change(logits(query, key, itself(Positions(grid)), len(shape)), expected) < 1e-12
+    by_positions = itself(Positions(points=grid.positions().expand(2, -1, -1)))
+    assert relative_change(logits(query, key, by_positions, len(shape)), expected) < 1e-12
+
+
+def test_queries_and_keys_may_lie_in_different_places():
+    places, other = torch.randn(7, 2, dtype=torch.float64), torch.randn(2, 5, 2, dtype=torch.float64)
+    query, key = draw_inputs(7)[0], draw_inputs(5)[1]
+    placement = Positions(points=places, key=Positions(points=other))
+    offsets = places[None, :, None] - other[:, None]
+    expected = 0.4 * query @ key.transpose(-2, -1) + build_exact().log_kernel(query, offsets, scale=0.4)
+    assert relative_change(logits(query, key, placement, 2), expected) < 1e-12
+
+
+def test_a_prefix_has_no_position_among_queries_or_keys():
+    grid = Grid((3, 5))
+    query, key, _ = draw_inputs(2 + 15)
+    found = logits(query, key, itself(Positions(grid), 2), 2)
+    content = 0.4 * query @ key.transpose(-2, -1)
+    assert relative_change(found[:, :, :2], content[:, :, :2]) < 1e-12
+    assert relative_change(found[:, :, :, :2], content[:, :, :, :2]) < 1e-12
+
+
+def test_with_the_softmax_kernel_it_is_the_rotation_kernel():
+    grid = Grid((3, 5))
+    query, key, value = draw_inputs(15)
+    joint = attention(query, key, value, relative=build(), grid=grid, scale=0.4)
+    exact = attention(query, key, value, relative=build_exact(), grid=grid, scale=0.4)
+    assert relative_change(joint, exact) < 1e-12
+
+
+def test_its_default_scale_is_that_of_the_concatenated_size():
+    grid = Grid((3, 5))
+    query, key, value = draw_inputs(15)
+    assert build().num_position_features == 16
+    by_default = attention(query, key, value, relative=build(), grid=grid)
+    assert torch.equal(by_default, attention(query, key, value, relative=build(), grid=grid, scale=21**-0.5))
+
+
+@pytest.mark.parametrize("kernel", ["squared_relu", "constant"])
+def test_a_kernel_that_does_not_estimate_softmax_is_refused(kernel: str):
+    query, key, value = draw_inputs(15)
+    with pytest.raises(ValueError, match=f"kernel is '{kernel}', expected softmax or random features of it"):
+        attention(query, key, value, kernel=kernel, relative="rotation_joint", grid=Grid((3, 5)))
+
+
+def test_a_periodic_axis_is_refused():
+    placement = itself(Positions(Grid((3, 5), periodic=(False, True))))
+    with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
+        build().on(placement)
+    assert isinstance(build().on(itself(Positions(Grid((3, 5))))), RotationJoint)
+
+
+def test_it_declares_that_it_is_equivariant_in_expectation_only():
+    assert RotationJoint.equivariance == "in expectation"
+    assert Rotation.equivariance == "exact"
+
+
+def rotation(num_axes: int) -> Rotation:
+    relative = build_relative("rotation", heads=3, dim=5, num_axes=num_axes)
+    assert isinstance(relative, Rotation)
+    return relative
+
+
+@pytest.mark.parametrize("shape", [(11,), (3, 5), (2, 3, 4)])
+def test_inner_products_are_logits_with_the_relative_kernel(shape: tuple[int, ...]):
+    sites = Positions(Grid(shape, spacing=0.7, origin=-3.0))
+    num_tokens = sites.num_placed
+    assert num_tokens is not None
+    query, key, _ = draw_inputs(num_tokens + 2)
+    placement = replace(sites, num_prefix_tokens=2)
+    relative = rotation(len(shape))
+    left, right = relative.concatenate(query, key, placement, scale=0.4)
+    expected = 0.4 * query @ key.mT
+    placed = query[:, :, 2:]
+    expected[:, :, 2:, 2:] += relative.log_kernel(placed, placement.offsets_like(placed), scale=0.4)
+    assert relative_change(left @ right.mT, expected) < 1e-13
+
+
+def test_positions_of_their_own_for_every_sample_of_queries_and_keys():
+    query, key, _ = draw_inputs(11)
+    key = key[:, :, :7]
+    at_query, at_key = (torch.randn(2, size, 3, dtype=torch.float64) for size in (11, 7))
+    placement = Positions(points=at_query, key=Positions(points=at_key))
+    relative = rotation(3)
+    left, right = relative.concatenate(query, key, placement, scale=0.4)
+    expected = 0.4 * query @ key.mT + relative.log_kernel(query, placement.offsets_like(query), scale=0.4)
+    assert relative_change(left @ right.mT, expected) < 1e-13
+
+
+def test_float32_places_far_away_are_no_less_exact():
+    sites = Positions(Grid((5, 7), origin=1e6))
+    query, key, _ = draw_inputs(35, dtype=torch.float32)
+    placement, relative = sites, rotation(2)
+    left, right = relative.concatenate(query, key, placement, scale=0.4)
+    expected = 0.4 * query @ key.mT + relative.log_kernel(query, placement.offsets_like(query), scale=0.4)
+    assert relative_change(left @ right.mT, expected) < 3e-6

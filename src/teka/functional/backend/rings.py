@@ -99,14 +99,16 @@ class RingForm(Function):
     def backward(ctx, *grad_outputs):  # noqa: D102  # as torch has it
         (gradient,) = grad_outputs
         first, second = ctx.saved_tensors
-        of_first = _partial(*ctx.options, 0, second, gradient) if ctx.needs_input_grad[3] else None
-        of_second = _partial(*ctx.options, 1, first, gradient) if ctx.needs_input_grad[4] else None
+        form, num_rings, grid = ctx.options
+        of_first = _partial(form, num_rings, grid, 0, second, gradient) if ctx.needs_input_grad[3] else None
+        of_second = _partial(form, num_rings, grid, 1, first, gradient) if ctx.needs_input_grad[4] else None
         return None, None, None, of_first, of_second
 
     @staticmethod
     def vmap(info, in_dims: Sequence[int | None], *args):  # noqa: D102  # as torch has it
-        folded = _fold_into_batch(info.batch_size, in_dims[3:], args[3:])
-        return apply_form(*args[:3], *folded).unflatten(0, (info.batch_size, -1)), 0
+        form, num_rings, grid, *tensors = args
+        first, second = _fold_into_batch(info.batch_size, in_dims[3:], tensors)
+        return apply_form(form, num_rings, grid, first, second).unflatten(0, (info.batch_size, -1)), 0
 
 
 class DualRingForm(RingForm):
@@ -119,8 +121,9 @@ class DualRingForm(RingForm):
 
     @staticmethod
     def jvp(ctx, *grad_inputs):  # noqa: D102  # as torch has it
+        form, num_rings, grid = ctx.options
         return _sum_of_terms(
-            lambda first, second: apply_form(*ctx.options, first, second), ctx.saved_tensors, grad_inputs[3:]
+            lambda first, second: apply_form(form, num_rings, grid, first, second), ctx.saved_tensors, grad_inputs[3:]
         )
 
 
@@ -275,8 +278,8 @@ class ProductRings(Function):
 
     @staticmethod
     def vmap(info, in_dims: Sequence[int | None], *args):  # noqa: D102  # as torch has it
-        folded = _fold_into_batch(info.batch_size, in_dims[1:], args[1:])
-        return product_rings(*folded, args[0]).unflatten(0, (info.batch_size, -1)), 0
+        weights, query, key, value = _fold_into_batch(info.batch_size, in_dims[1:], args[1:])
+        return product_rings(weights, query, key, value, args[0]).unflatten(0, (info.batch_size, -1)), 0
 
 
 class DualProductRings(ProductRings):
@@ -289,7 +292,11 @@ class DualProductRings(ProductRings):
 
     @staticmethod
     def jvp(ctx, *grad_inputs):  # noqa: D102  # as torch has it
-        return _sum_of_terms(lambda *inputs: product_rings(*inputs, ctx.grid), ctx.saved_tensors, grad_inputs[1:])
+        return _sum_of_terms(
+            lambda weights, query, key, value: product_rings(weights, query, key, value, ctx.grid),
+            ctx.saved_tensors,
+            grad_inputs[1:],
+        )
 
 
 def _near_and_last(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -148,8 +148,8 @@ class Fourier(WaveRelative):
         amplitude = self.amplitude.to(angle)[:, None]
         constant = self.constant_weight.to(angle)[:, None, None] + amplitude.sum(dim=-1, keepdim=True)
         constant = constant.expand(*angle.shape[:-1], 1)
-        waves = (
-            torch.cat([constant, amplitude * torch.cos(angle), amplitude * torch.sin(angle)], dim=-1),
-            torch.cat([torch.ones_like(key_angle[..., :1]), torch.cos(key_angle), torch.sin(key_angle)], dim=-1),
-        )
-        return tuple(one if one.ndim == 4 else one[None] for one in waves)
+        of_query = torch.cat([constant, amplitude * torch.cos(angle), amplitude * torch.sin(angle)], dim=-1)
+        ones = torch.ones_like(key_angle[..., :1])
+        of_key = torch.cat([ones, torch.cos(key_angle), torch.sin(key_angle)], dim=-1)
+        query_waves, key_waves = (one if one.ndim == 4 else one[None] for one in (of_query, of_key))
+        return query_waves, key_waves

@@ -1,10 +1,11 @@
+import math
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 from tests.functional.kernel.fitted_kernels import attention_matrix
 
 from teka.functional import Focused, Relu, SquaredRelu, attention
@@ -102,3 +103,99 @@ def test_the_gradient_by_hand_is_that_of_the_formula(kind: type[FlooredRelu]):
 def test_an_epsilon_that_is_not_positive_is_refused(kind: type[FlooredRelu], epsilon: float):
     with pytest.raises(ValueError, match="epsilon is"):
         kind(epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+def test_its_weights_are_the_formula_in_loops(epsilon: float):
+    query, key, _ = draw_inputs(6)
+    mask = draw_mask(2, 6)
+    weights = SquaredRelu(epsilon).weights(query, key, scale=0.4, log_relative=None, key_mask=mask)
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                for j in range(6):
+                    expected = 0.0
+                    x, y = query[batch, head, i], key[batch, head, j]
+                    floors = [epsilon * float(vector.norm()) / 5**0.5 for vector in (x, y)]
+                    pairs = zip(x.tolist(), y.tolist(), strict=True)
+                    for q, k in pairs if mask[batch, j] else ():
+                        expected += max(q, floors[0]) ** 2 * max(k, floors[1]) ** 2
+                    assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_features_of_squared_relu():
+    key = draw_inputs(6)[1]
+    query = -torch.ones(2, 3, 1, 5, dtype=torch.float64)
+    kernel = SquaredRelu()
+    weights = kernel.weights(query, key, scale=1.0, log_relative=None, key_mask=None)
+    sums = kernel.key_features(key, scale=1.0).sum(dim=-1)
+    assert relative_change(weights[:, :, 0] / weights.sum(dim=-1), sums / sums.sum(dim=-1, keepdim=True)) < 1e-12
+
+
+def test_it_has_as_many_features_as_the_vectors_have_numbers():
+    assert SquaredRelu().num_features(7) == 7
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan")])
+def test_an_epsilon_that_is_not_positive_is_refused_of_squared_relu(epsilon: float):
+    with pytest.raises(ValueError, match="epsilon is"):
+        SquaredRelu(epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+def test_its_weights_are_the_formula_in_loops_of_relu(epsilon: float):
+    query, key, _ = draw_inputs(6)
+    mask = draw_mask(2, 6)
+    weights = Relu(epsilon).weights(query, key, scale=0.4, key_mask=mask)
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                for j in range(6):
+                    x, y = query[batch, head, i], key[batch, head, j]
+                    floors = [epsilon * float(vector.norm()) / math.sqrt(5) for vector in (x, y)]
+                    terms = [max(a, floors[0]) * max(b, floors[1]) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+                    expected = sum(terms) if mask[batch, j] else 0.0
+                    assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)
+
+
+def features_in_loops(vector: torch.Tensor, epsilon: float) -> list[float]:
+    """‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d)."""
+    rectified = [max(x, epsilon * float(vector.norm()) / math.sqrt(len(vector))) for x in vector.tolist()]
+    cubed = [r**3 for r in rectified]
+    ratio = math.hypot(*rectified) / math.hypot(*cubed)
+    return [ratio * c for c in cubed]
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+def test_its_weights_are_the_formula_in_loops_of_focused(epsilon: float):
+    query, key, _ = draw_inputs(6)
+    mask = draw_mask(2, 6)
+    weights = Focused(epsilon).weights(query, key, scale=0.4, key_mask=mask)
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                for j in range(6):
+                    x, y = query[batch, head, i], key[batch, head, j]
+                    pairs = zip(features_in_loops(x, epsilon), features_in_loops(y, epsilon), strict=True)
+                    expected = sum(a * b for a, b in pairs) if mask[batch, j] else 0.0
+                    assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12, abs=1e-30)
+
+
+def test_features_have_the_length_of_the_rectified_vector():
+    query = draw_inputs(6)[0]
+    features = Focused().query_features(query, scale=0.4)
+    rectified = torch.relu(query)
+    assert relative_change(features.norm(dim=-1), rectified.norm(dim=-1)) < 1e-5
+
+
+def test_cubing_does_not_underflow():
+    query = draw_inputs(6, scale=1e-7, dtype=torch.float32)[0]
+    features = Focused().feature_map(query, scale=1.0)
+    rescaled = Focused().feature_map(query * 2.0**23, scale=1.0)
+    assert features.amax(dim=-1).min() > 0
+    assert relative_change(features * 2.0**23, rescaled) < 1e-6
+
+
+def test_its_gradient_is_that_of_the_formula_although_the_peak_is_detached():
+    query = draw_inputs(3)[0].requires_grad_()
+    assert torch.autograd.gradcheck(lambda query: Focused(0.1).query_features(query, scale=0.4), query)

@@ -1,0 +1,528 @@
+import math
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.functional.kernel.fitted_kernels import attention_matrix, draw, draw_vectors, fit, softmax_error
+from torch import Generator, Tensor
+
+from teka.functional import PROJECTIONS, Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
+from teka.functional.kernel.base import LOWEST_EXPONENT, kept_mean
+from teka.functional.kernel.random import optimal_coefficient
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@given(num_features=st.integers(1, 23), dim=st.integers(1, 7), seed=st.integers(0, 2**32))
+def test_a_projection_has_its_size_and_is_the_same_from_the_same_generator(
+    projection: str, num_features: int, dim: int, seed: int
+):
+    draws = [
+        draw_projection(num_features, dim, generator=Generator().manual_seed(seed), projection=projection)
+        for _ in range(2)
+    ]
+    assert draws[0].shape == (num_features, dim)
+    assert draws[0].dtype == torch.float64
+    assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize("projection", ["orthogonal", "fixed_norm"])
+@given(num_features=st.integers(1, 23), dim=st.integers(1, 7))
+def test_rows_of_one_block_are_orthogonal(projection: str, num_features: int, dim: int):
+    drawn = draw_projection(num_features, dim, generator=Generator().manual_seed(0), projection=projection)
+    for start in range(0, num_features, dim):
+        block = drawn[start : start + dim]
+        products = block @ block.T
+        assert (products - products.diagonal().diag()).abs().max() < 1e-12
+
+
+@given(num_features=st.integers(1, 23), dim=st.integers(1, 7), seed=st.integers(0, 2**32))
+def test_rows_of_fixed_norm_have_length_root_d(num_features: int, dim: int, seed: int):
+    generator = Generator().manual_seed(seed)
+    drawn = draw_projection(num_features, dim, generator=generator, projection="fixed_norm")
+    assert (drawn.norm(dim=-1) - math.sqrt(dim)).abs().max() < 1e-12
+
+
+def test_rows_of_fixed_norm_point_everywhere_alike():
+    generator = Generator().manual_seed(0)
+    drawn = torch.cat([draw_projection(7, 5, generator=generator, projection="fixed_norm") for _ in range(1500)])
+    assert drawn.mean(dim=0).abs().max() < 0.05
+    assert (drawn.T @ drawn / len(drawn) - torch.eye(5)).abs().max() < 0.06
+
+
+def test_features_of_fixed_norm_are_biased_downwards():
+    total = torch.tensor([0.9, -0.4, 1.3], dtype=torch.float64)
+    generator = Generator().manual_seed(0)
+    drawn = torch.cat([draw_projection(3, 3, generator=generator, projection="fixed_norm") for _ in range(3000)])
+    found = torch.exp(drawn @ total).mean()
+    # E exp(wᵀz) over directions in three dimensions is sinh(√3 ‖z‖) / (√3 ‖z‖), and for w ~ N(0, I) exp(‖z‖²/2).
+    length = math.sqrt(3) * float(total.norm())
+    assert float(found) == pytest.approx(math.sinh(length) / length, rel=0.05)
+    assert math.sinh(length) / length < math.exp(float(total @ total) / 2)
+
+
+@pytest.mark.parametrize("projection", ["orthogonal", "independent"])
+def test_every_row_is_standard_normal(projection: str):
+    generator = Generator().manual_seed(0)
+    drawn = torch.cat([draw_projection(7, 5, generator=generator, projection=projection) for _ in range(1500)])
+    # 52,500 numbers: standard errors of .004 for the mean, .006 for the variance and .02 for the fourth moment.
+    assert abs(drawn.mean()) < 0.02
+    assert drawn.square().mean() == pytest.approx(1, abs=0.03)
+    assert drawn.pow(4).mean() == pytest.approx(3, abs=0.2)
+    covariance = drawn.T @ drawn / len(drawn)
+    assert (covariance - torch.eye(5)).abs().max() < 0.06
+    # χ²(5): the lengths of orthogonal rows vary as those of independent ones do.
+    assert drawn.square().sum(dim=1).var() == pytest.approx(10, rel=0.08)
+
+
+def test_a_generator_moves_on_from_draw_to_draw():
+    generator = Generator().manual_seed(0)
+    assert not torch.equal(draw_projection(3, 4, generator=generator), draw_projection(3, 4, generator=generator))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 5, "orthogonal"), "num_features is 0, expected at least 1"),
+        ((5, 0, "independent"), "dim is 0, expected at least 1"),
+        ((5, 5, "ortogonal"), "projection is 'ortogonal', expected one of .*; did you mean 'orthogonal'"),
+    ],
+)
+def test_bad_input_is_an_error_that_names_it(arguments: tuple[int, int, str], message: str):
+    num_features, dim, projection = arguments
+    with pytest.raises(ValueError, match=message):
+        draw_projection(num_features, dim, generator=Generator(), projection=projection)
+
+
+def test_it_is_the_mean_of_each_batch_and_head_over_the_kept_tokens():
+    vectors, mask = draw_inputs(6)[0], draw_mask(2, 6)
+    mean = kept_mean(vectors, mask)
+    for batch in range(2):
+        expected = vectors[batch][:, mask[batch]].mean(dim=1, keepdim=True)
+        assert relative_change(mean[batch], expected) < 1e-12
+
+
+def test_without_a_mask_it_is_the_mean():
+    vectors = draw_inputs(6)[0]
+    assert relative_change(kept_mean(vectors, None), kept_mean(vectors, torch.ones(2, 6, dtype=torch.bool))) < 1e-12
+
+
+def test_what_is_dropped_may_be_nan_and_a_mean_of_nothing_is_zero():
+    vectors, mask = draw_inputs(6)[0], draw_mask(2, 6)
+    mask[1] = False
+    dropped = torch.where(mask[:, None, :, None], vectors, torch.nan)
+    assert torch.equal(kept_mean(dropped, mask), kept_mean(vectors, mask))
+    assert (kept_mean(dropped, mask)[1] == 0).all()
+
+
+def build(num_features: int = 7, dim: int = 5) -> Positive:
+    return Positive(draw_projection(num_features, dim, generator=Generator().manual_seed(0)))
+
+
+def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row():
+    query, key, _ = draw_inputs(6)
+    mask, kernel, scale = draw_mask(2, 6), build(), 0.4
+    weights = kernel.weights(query, key, scale=scale, key_mask=mask)
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                row = []
+                for j in range(6):
+                    x, y = query[batch, head, i] * scale**0.5, key[batch, head, j] * scale**0.5
+                    terms = [
+                        math.exp(float(w @ x) - float(x @ x) / 2) * math.exp(float(w @ y) - float(y @ y) / 2) / 7
+                        for w in kernel.projection
+                    ]
+                    row.append(sum(terms) if mask[batch, j] else 0.0)
+                expected = torch.tensor(row, dtype=torch.float64) / sum(row)
+                assert relative_change(weights[batch, head, i], expected) < 1e-12
+
+
+def test_no_feature_is_above_one_or_zero_but_where_masked():
+    query, key, _ = draw_inputs(6, scale=30.0)
+    mask, kernel = draw_mask(2, 6), build()
+    kept = kernel.key_features(key, scale=1.0, key_mask=mask).transpose(1, 2)[mask]
+    for features in (kernel.query_features(query, scale=1.0), kept):
+        assert features.min() >= math.exp(LOWEST_EXPONENT) * (1 - 1e-12)
+        assert features.max() == 1
+    dropped = kernel.key_features(key, scale=1.0, key_mask=mask).transpose(1, 2)[~mask]
+    assert (dropped == 0).all()
+
+
+def test_the_product_of_two_features_at_the_floor_is_a_normal_float32():
+    assert math.exp(2 * LOWEST_EXPONENT) > torch.finfo(torch.float32).tiny
+
+
+def test_causal_features_times_their_scale_are_the_features():
+    _, key, _ = draw_inputs(6)
+    kernel = build()
+    features, log_scale = kernel.causal_key_features(key, scale=0.4)
+    assert log_scale is not None
+    assert relative_change(features * log_scale.exp()[..., None], kernel.key_exponent(key, scale=0.4).exp()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("projection", "num_features", "expected"),
+    [
+        ("orthogonal", 64, 0.785),
+        ("orthogonal", 256, 0.615),
+        ("fixed_norm", 64, 0.59),
+        ("fixed_norm", 256, 0.435),
+    ],
+)
+def test_its_error_to_softmax_is_the_known_one(projection: str, num_features: int, expected: float):
+    query, key = (draw_vectors(1, 2, 256, 16, seed=seed) for seed in (1, 2))
+    generator = Generator().manual_seed(0)
+    kernels = [draw("positive", num_features, 16, generator, projection) for _ in range(8)]
+    errors = [softmax_error(kernel, query, key, scale=0.25) for kernel in kernels]
+    assert sum(errors) / len(errors) == pytest.approx(expected, rel=0.12)
+
+
+@pytest.mark.parametrize("size", [(7, 4), (7,), (1, 7, 5)])
+def test_a_projection_of_another_size_is_refused(size: tuple[int, ...], as_users_run_it: None):
+    with pytest.raises(ValueError, match="projection has shape"):
+        Positive(torch.zeros(size)).num_features(5)
+
+
+def build_of_hyperbolic(
+    num_features: int = 7, dim: int = 5, projection: str = "orthogonal", seed: int = 0
+) -> Hyperbolic:
+    generator = Generator().manual_seed(seed)
+    return Hyperbolic(draw_projection(num_features, dim, generator=generator, projection=projection))
+
+
+def estimate(kernel: Hyperbolic | Positive, query: Tensor, key: Tensor, *, scale: float) -> Tensor:
+    """φ(q)ᵀφ(k) with no factor left out."""
+    left, right = (kernel.query_exponent(vectors, scale=scale).exp() for vectors in (query, key))
+    return left @ right.transpose(-2, -1) / left.shape[-1]
+
+
+def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row_of_hyperbolic():
+    query, key, _ = draw_inputs(6)
+    mask, kernel, scale = draw_mask(2, 6), build_of_hyperbolic(), 0.4
+    weights = kernel.weights(query, key, scale=scale, key_mask=mask)
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                row = []
+                for j in range(6):
+                    x, y = query[batch, head, i] * scale**0.5, key[batch, head, j] * scale**0.5
+                    pairs = [math.exp(sign * float(w @ (x + y))) for w in kernel.projection for sign in (1, -1)]
+                    row.append(math.exp(-float(x @ x + y @ y) / 2) * sum(pairs) / 14 if mask[batch, j] else 0.0)
+                expected = torch.tensor(row, dtype=torch.float64) / sum(row)
+                assert relative_change(weights[batch, head, i], expected) < 1e-12
+
+
+def test_it_has_two_features_a_draw():
+    assert build_of_hyperbolic(7, 5).num_features(5) == 14
+
+
+def test_the_same_draws_turned_round_give_the_same_kernel():
+    query, key, _ = draw_inputs(6)
+    kernel = build_of_hyperbolic()
+    turned = Hyperbolic(-kernel.projection)
+    difference = kernel.weights(query, key, scale=0.4) - turned.weights(query, key, scale=0.4)
+    assert difference.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("projection", ["orthogonal", "independent"])
+def test_it_is_unbiased_and_its_error_falls_as_one_over_the_root_of_the_number_of_draws(projection: str):
+    query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.35) for seed in (1, 2))
+    truth = torch.exp(0.6 * query @ key.transpose(-2, -1))
+    errors = []
+    for num_features in (12, 192):
+        found = torch.stack(
+            [
+                estimate(build_of_hyperbolic(num_features, 6, projection, seed), query, key, scale=0.6)
+                for seed in range(150)
+            ]
+        )
+        standard_error = found.std(dim=0) / math.sqrt(len(found))
+        assert ((found.mean(dim=0) - truth) / standard_error).abs().max() < 5
+        errors.append(float((found - truth).square().mean().sqrt()))
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)
+
+
+def test_its_variance_is_the_stated_fraction_of_the_positive_features():
+    query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.4) for seed in (1, 2))
+    variances = []
+    for kind in (Hyperbolic, Positive):
+        kernel = kind(draw_projection(200_000, 3, generator=Generator().manual_seed(0), projection="independent"))
+        left, right = (kernel.query_exponent(vectors, scale=1.0).exp() for vectors in (query, key))
+        products = left[..., :, None, :] * right[..., None, :, :]
+        variances.append(products.unflatten(-1, (-1, 200_000)).mean(dim=-2).var(dim=-1))
+    square = (query[..., :, None, :] + key[..., None, :, :]).square().sum(dim=-1)
+    expected = (1 - torch.exp(-square)) / 2
+    assert relative_change(variances[0] / variances[1] / expected, torch.ones_like(expected)) < 0.1
+
+
+def test_orthogonal_draws_have_no_larger_variance_than_independent_ones():
+    query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.5) for seed in (1, 2))
+    spread = {}
+    for projection in ("orthogonal", "independent"):
+        found = [estimate(build_of_hyperbolic(6, 6, projection, seed), query, key, scale=0.6) for seed in range(400)]
+        spread[projection] = float(torch.stack(found).var(dim=0).mean())
+    assert spread["orthogonal"] <= spread["independent"]
+
+
+@pytest.mark.parametrize(("num_features", "expected"), [(64, 0.73), (256, 0.605)])
+def test_its_error_to_softmax_is_the_known_one_of_hyperbolic(num_features: int, expected: float):
+    query, key = (draw_vectors(1, 2, 256, 16, seed=seed) for seed in (1, 2))
+    errors = [
+        softmax_error(build_of_hyperbolic(num_features // 2, 16, seed=seed), query, key, scale=0.25)
+        for seed in range(8)
+    ]
+    assert sum(errors) / len(errors) == pytest.approx(expected, rel=0.12)
+
+
+@pytest.mark.parametrize("size", [(7, 4), (7,), (1, 7, 5)])
+def test_a_projection_of_another_size_is_refused_of_hyperbolic(size: tuple[int, ...], as_users_run_it: None):
+    with pytest.raises(ValueError, match="projection has shape"):
+        Hyperbolic(torch.zeros(size)).num_features(5)
+
+
+def build_of_optimal(num_features: int = 7, dim: int = 5, projection: str = "orthogonal", seed: int = 0) -> Optimal:
+    return Optimal(draw_projection(num_features, dim, generator=Generator().manual_seed(seed), projection=projection))
+
+
+def fitted(kernel: Optimal, query: Tensor, key: Tensor, *, scale: float) -> Optimal:
+    found = fit(kernel, query, key, scale=scale)
+    assert isinstance(found, Optimal)
+    return found
+
+
+def estimate_of_optimal(kernel: Optimal, query: Tensor, key: Tensor, *, scale: float) -> Tensor:
+    """φ(q)ᵀφ(k) with no factor left out."""
+    coefficient = optimal_coefficient(kernel.mean_square, query.shape[-1], scale=scale)
+    left = kernel.query_exponent(query, scale=scale).exp()
+    right = kernel.key_exponent(key, scale=scale).exp()
+    factor = (1 - 4 * coefficient) ** (query.shape[-1] / 2)
+    return factor * (left @ right.transpose(-2, -1)) / left.shape[-1]
+
+
+def second_moment(query: Tensor, key: Tensor, coefficient: float) -> float:
+    """Mean over the pairs of log(E[κ̂²] / κ²) for one draw, as the docstring gives it."""
+    dim = query.shape[-1]
+    ratio = 1 / (1 - 8 * coefficient)
+    square = (query[:, None] + key[None, :]).square().sum(dim=-1).mean()
+    return dim * math.log((1 + ratio) / 2) - dim / 2 * math.log(ratio) + ratio * float(square)
+
+
+def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row_of_optimal():
+    query, key, _ = draw_inputs(6)
+    mask, kernel, scale = draw_mask(2, 6), build_of_optimal(), 0.4
+    weights = kernel.weights(query, key, scale=scale, key_mask=mask)
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    s = 2 * 5 * scale
+    ratio = 10 / (math.sqrt((2 * s + 5) ** 2 + 40 * s) + 2 * s + 5)
+    a = (1 - 1 / ratio) / 8
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                row = []
+                for j in range(6):
+                    x, y = query[batch, head, i] * scale**0.5, key[batch, head, j] * scale**0.5
+                    terms = [
+                        math.exp(float(2 * a * w @ w + math.sqrt(1 - 4 * a) * w @ (x + y) - (x @ x + y @ y) / 2))
+                        for w in kernel.projection
+                    ]
+                    row.append(sum(terms) if mask[batch, j] else 0.0)
+                expected = torch.tensor(row, dtype=torch.float64) / sum(row)
+                assert relative_change(weights[batch, head, i], expected) < 1e-12
+
+
+@pytest.mark.parametrize("stage", ["unfitted", "fitted"])
+@pytest.mark.parametrize("projection", ["orthogonal", "independent"])
+def test_it_is_unbiased_and_its_error_falls_as_one_over_the_root_of_the_number_of_draws_of_optimal(
+    projection: str, stage: Literal["unfitted", "fitted"]
+):
+    query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.35, mean=0.2) for seed in (1, 2))
+    # A fitted kernel leaves out the factor exp(xᵀȳ) of the query.
+    left_out = key.mean(dim=-2, keepdim=True) if stage == "fitted" else torch.zeros(1, 1, 1, 6, dtype=torch.float64)
+    truth = torch.exp(0.6 * query @ (key - left_out).transpose(-2, -1))
+    errors = []
+    for num_features in (12, 192):
+        found = []
+        for seed in range(150):
+            kernel = build_of_optimal(num_features, 6, projection, seed)
+            if stage == "fitted":
+                kernel = fitted(kernel, query, key, scale=0.6)
+            found.append(estimate_of_optimal(kernel, query, key, scale=0.6))
+        found = torch.stack(found)
+        standard_error = found.std(dim=0) / math.sqrt(len(found))
+        assert ((found.mean(dim=0) - truth) / standard_error).abs().max() < 5
+        errors.append(float((found - truth).square().mean().sqrt()))
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)
+
+
+def test_its_second_moment_is_the_stated_one():
+    query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.5) for seed in (1, 2))
+    kernel = build_of_optimal(200_000, 3, "independent")
+    coefficient = optimal_coefficient(None, 3, scale=1.0)
+    assert isinstance(coefficient, float)
+    left, right = (kernel.query_exponent(vectors, scale=1.0).exp() for vectors in (query, key))
+    products = (1 - 4 * coefficient) ** 1.5 * left[..., :, None, :] * right[..., None, :, :]
+    found = (products.square().mean(dim=-1).log() - 2 * query @ key.transpose(-2, -1)).mean()
+    assert float(found) == pytest.approx(second_moment(query[0, 0], key[0, 0], coefficient), abs=0.02)
+
+
+@pytest.mark.parametrize(("deviation", "mean"), [(0.1, 0.0), (1.0, 0.0), (0.5, 0.7), (3.0, 1.0)])
+def test_the_coefficient_minimises_the_second_moment_and_the_shift_lowers_it(deviation: float, mean: float):
+    query, key = (draw_vectors(11, 7, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2))
+    square = (query[:, None] + key[None, :]).square().sum(dim=-1).mean()
+    best = float(optimal_coefficient(square.reshape(1, 1, 1, 1), 7, scale=1.0))
+    least = second_moment(query, key, best)
+    assert best <= 0
+    for other in (0.0, 0.9 * best, 1.1 * best, 2 * best):
+        assert least <= second_moment(query, key, other) + 1e-12
+    shift = query.mean(dim=0) + key.mean(dim=0)
+    centred = fitted(build_of_optimal(7, 7), query[None, None], key[None, None], scale=1.0)
+    assert centred.mean_square is not None
+    expected = (query[:, None] + (key - shift)[None, :]).square().sum(dim=-1).mean()
+    assert float(centred.mean_square) == pytest.approx(float(expected), rel=1e-12)
+    after = float(optimal_coefficient(centred.mean_square, 7, scale=1.0))
+    least_after = second_moment(query, key - shift, after)
+    assert least_after <= least
+    for factor in (0.9, 1.1):
+        assert least_after <= second_moment(query, key - factor * shift, after)
+
+
+def test_a_coefficient_of_zero_spread_is_zero():
+    nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    assert float(optimal_coefficient(nothing, 5, scale=1.0)) == 0
+
+
+def test_adding_one_vector_to_all_keys_and_one_to_all_queries_changes_the_draw_as_it_changes_softmax():
+    query, key, _ = draw_inputs(6)
+    kernel = build_of_optimal()
+    moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
+    assert relative_change(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
+
+
+def test_statistics_are_those_of_the_kept_and_take_no_gradient():
+    query, key, _ = (tensor.requires_grad_() for tensor in draw_inputs(6))
+    mask, query_mask = draw_mask(2, 6), draw_mask(2, 6, seed=1)
+    kernel = build_of_optimal().fitted(query, key, scale=0.4, query_mask=query_mask, key_mask=mask)
+    for statistic in (kernel.mean_square, kernel.query_mean, kernel.key_mean):
+        assert statistic is not None
+        assert not statistic.requires_grad
+    assert kernel.mean_square is not None
+    for batch in range(2):
+        for head in range(3):
+            x = query[batch, head, query_mask[batch]].detach() * math.sqrt(0.4)
+            y = key[batch, head, mask[batch]].detach() * math.sqrt(0.4)
+            spread = sum(float((z - z.mean(dim=0)).square().sum(dim=-1).mean()) for z in (x, y))
+            assert float(kernel.mean_square[batch, head]) == pytest.approx(spread, rel=1e-12)
+
+
+def test_the_gradient_is_unbiased_although_the_statistics_are_detached():
+    query, key, _ = draw_inputs(3, batch=1, heads=1, scale=0.4)
+    query.requires_grad_()
+    gradients = []
+    for seed in range(300):
+        kernel = fitted(build_of_optimal(8, 5, seed=seed), query, key, scale=0.6)
+        gradients.append(torch.autograd.grad(estimate_of_optimal(kernel, query, key, scale=0.6).sum(), query)[0])
+    truth = torch.exp(0.6 * query @ (key - key.mean(dim=-2, keepdim=True)).transpose(-2, -1)).sum()
+    expected = torch.autograd.grad(truth, query)[0]
+    found = torch.stack(gradients)
+    deviations = (found.mean(dim=0) - expected) / (found.std(dim=0) / math.sqrt(len(found)))
+    assert deviations.abs().max() < 4.5
+
+
+@pytest.mark.parametrize(("deviation", "mean"), [(0.7, 0.0), (1.0, 0.0), (0.7, 0.5)])
+def test_its_error_to_softmax_is_no_larger_than_that_of_positive_features(deviation: float, mean: float):
+    query, key = (draw_vectors(1, 2, 128, 16, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2))
+    errors = {Optimal: 0.0, Positive: 0.0}
+    for seed in range(10):
+        for kind in errors:
+            kernel = kind(build_of_optimal(128, 16, seed=seed).projection)
+            errors[kind] += softmax_error(kernel, query, key, scale=0.25)
+    assert errors[Optimal] < errors[Positive]
+
+
+def test_orthogonal_draws_have_no_larger_variance_than_independent_ones_of_optimal():
+    query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.5) for seed in (1, 2))
+    spread = {}
+    for projection in ("orthogonal", "independent"):
+        found = [
+            estimate_of_optimal(build_of_optimal(6, 6, projection, seed), query, key, scale=0.6) for seed in range(400)
+        ]
+        spread[projection] = float(torch.stack(found).var(dim=0).mean())
+    assert spread["orthogonal"] <= spread["independent"]
+
+
+@pytest.mark.parametrize(("num_features", "expected"), [(64, 0.74), (256, 0.515)])
+def test_its_error_to_softmax_is_the_known_one_of_optimal(num_features: int, expected: float):
+    query, key = (draw_vectors(1, 2, 256, 16, seed=seed) for seed in (1, 2))
+    errors = [softmax_error(build_of_optimal(num_features, 16, seed=seed), query, key, scale=0.25) for seed in range(8)]
+    assert sum(errors) / len(errors) == pytest.approx(expected, rel=0.12)
+
+
+def test_means_far_from_zero_do_not_spoil_the_estimate():
+    query, key = (draw_vectors(1, 2, 64, 16, seed=seed, mean=8.0, deviation=0.4) for seed in (1, 2))
+    kernel = build_of_optimal(256, 16)
+    assert softmax_error(kernel, query, key, scale=0.25) < 0.1
+    assert softmax_error(Positive(kernel.projection), query, key, scale=0.25) > 1
+
+
+@pytest.mark.parametrize("size", [(7, 4), (7,), (1, 7, 5)])
+def test_a_projection_of_another_size_is_refused_of_optimal(size: tuple[int, ...], as_users_run_it: None):
+    with pytest.raises(ValueError, match="projection has shape"):
+        Optimal(torch.zeros(size)).num_features(5)
+
+
+def build_of_trigonometric(num_features: int = 7, dim: int = 5) -> Trigonometric:
+    return Trigonometric(draw_projection(num_features, dim, generator=Generator().manual_seed(0)))
+
+
+def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row_of_trigonometric():
+    query, key, _ = draw_inputs(6)
+    mask, kernel, scale = draw_mask(2, 6), build_of_trigonometric(), 0.4
+    weights = kernel.weights(query, key, scale=scale, key_mask=mask)
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                row = []
+                for j in range(6):
+                    x, y = query[batch, head, i] * scale**0.5, key[batch, head, j] * scale**0.5
+                    waves = [
+                        math.sin(float(w @ x)) * math.sin(float(w @ y))
+                        + math.cos(float(w @ x)) * math.cos(float(w @ y))
+                        for w in kernel.projection
+                    ]
+                    factor = math.exp(float(x @ x) / 2 + float(y @ y) / 2) / 7
+                    row.append(factor * sum(waves) if mask[batch, j] else 0.0)
+                expected = torch.tensor(row, dtype=torch.float64) / sum(row)
+                assert relative_change(weights[batch, head, i], expected) < 1e-10
+
+
+def test_it_has_two_features_a_draw_and_both_signs():
+    query, _, _ = draw_inputs(6)
+    features = build_of_trigonometric().query_features(query, scale=1.0)
+    assert features.shape[-1] == build_of_trigonometric().num_features(5) == 14
+    assert features.min() < 0 < features.max()
+    assert not Trigonometric.nonnegative
+
+
+def test_causal_features_times_their_scale_are_the_features_of_trigonometric():
+    _, key, _ = draw_inputs(6)
+    mask, kernel = draw_mask(2, 6), build_of_trigonometric()
+    features, log_scale = kernel.causal_key_features(key, scale=0.4, key_mask=mask)
+    assert log_scale is not None
+    assert log_scale.isfinite().all()
+    scaled = math.sqrt(0.4) * key
+    assert relative_change(log_scale, scaled.square().sum(dim=-1) / 2) < 1e-12
+    peak = torch.where(mask[:, None], log_scale, -math.inf).amax(dim=-1, keepdim=True)
+    found = features * (log_scale - peak).exp()[..., None]
+    assert relative_change(found, kernel.key_features(key, scale=0.4, key_mask=mask)) < 1e-12
+
+
+@pytest.mark.parametrize("size", [(7, 4), (7,), (1, 7, 5)])
+def test_a_projection_of_another_size_is_refused_of_trigonometric(size: tuple[int, ...], as_users_run_it: None):
+    with pytest.raises(ValueError, match="projection has shape"):
+        Trigonometric(torch.zeros(size)).num_features(5)
