@@ -62,14 +62,11 @@ class ZeroBordered(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens context_dim"], grid: Grid
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Attend.
+        """Attend; the output has shape (B, L, dim).
 
         Args:
             tokens: Tokens of the grid, shape (B, L, context_dim).
             grid: The grid whose cells they are.
-
-        Returns:
-            Output, shape (B, L, dim).
 
         Raises:
             ValueError: Tokens of another size or number, or a grid of other axes or spacing, or a periodic one.
@@ -80,8 +77,9 @@ class ZeroBordered(nn.Module):
             abs(one - two) <= SPACING_TOLERANCE * two for one, two in zip(grid.spacing, self.spacing, strict=True)
         )
         if not fits or any(grid.periodic):
-            expected = f"a grid with edges and a spacing of {self.spacing}, one number for each axis"
-            raise wrong_value("grid", grid, expected)
+            raise wrong_value(
+                "grid", grid, f"a grid with edges and a spacing of {self.spacing}, a number for each axis"
+            )
         # Two grids from 0 on: only differences count, and they are rounded least there.
         outside = Grid(
             tuple(side + 2 * cells for side, cells in zip(grid.shape, self.border, strict=True)),
@@ -229,12 +227,9 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     away = Grid(sides, grid.spacing, origin=first).positions(dtype=torch.float64, device=device)
     with torch.no_grad():
         shares, places = torch.softmax(relative.log_at(-away), dim=-1).max(dim=-1)
-    found = []
-    for share, place in zip(shares.tolist(), places.tolist(), strict=True):
-        cells = torch.unravel_index(torch.tensor(place), sides)
-        offset = tuple(int(cell) - side for cell, side in zip(cells, grid.shape, strict=True))
-        found.append(HeadOffset(offset, share))
-    return tuple(found)
+    cells = zip(*(one.tolist() for one in torch.unravel_index(places, sides)), strict=True)
+    offsets = [tuple(cell - side for cell, side in zip(one, grid.shape, strict=True)) for one in cells]
+    return tuple(HeadOffset(*one) for one in zip(offsets, shares.tolist(), strict=True))
 
 
 def convolution_from_attention(
@@ -267,13 +262,9 @@ def convolution_from_attention(
         raise wrong_value("least_share", least_share, "above 0.5 and at most 1")
     if grid.num_axes not in CONVOLUTIONS:
         raise wrong_value("grid", grid, "one to three axes")
-    for argument, given in (
-        ("attention.causal", layer.causal),
-        ("attention.gate", layer.gate is not None),
-        ("attention.value_convolution", layer.value_convolution is not None),
-    ):
-        if given:
-            raise wrong_value(argument, given, "a layer without it")
+    for name in ("causal", "gate", "value_convolution"):
+        if getattr(layer, name):
+            raise wrong_value(f"attention.{name}", True, "a layer without it")
     found = head_offsets(layer, grid)
     for head, one in enumerate(found):
         if not one.share >= least_share:

@@ -43,7 +43,7 @@ class Attention(nn.Module):
     Where no bound of the outputs is promised (by a kernel with negative weights, or rotary with its denominator of
     features) a layer reads the size of every output, for which a GPU is waited for, until it has warned once, with
     `LargeOutputWarning`, of heads' outputs more than 1,000 times as large as the largest value. Other layers, the
-    default among them, spend no time on it. Compiled graphs are not looked at, nor `step`, which has no earlier values.
+    default among them, spend no time on it. Compiled graphs are not looked at, nor is `step`.
 
     Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
 
@@ -77,10 +77,8 @@ class Attention(nn.Module):
         self._make_maps(chosen)
         self.dropout = nn.Dropout(chosen.dropout)
         self.gate = Gate(dim, heads, self.dim_value) if chosen.gate else None
-        side = chosen.value_convolution
-        self.value_convolution = (
-            None if side is None else ValueConvolution(heads, self.dim_value, side, chosen.num_axes)
-        )
+        side, num_axes = chosen.value_convolution, chosen.num_axes
+        self.value_convolution = None if side is None else ValueConvolution(heads, self.dim_value, side, num_axes)
 
     def _make_kernels(self, chosen: AttentionOptions) -> None:
         self.kernel = make_content_kernel(chosen, self.content_heads, self.dim_head)
