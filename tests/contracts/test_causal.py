@@ -181,7 +181,7 @@ def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_pla
             kernel=kernel,
             relative=relative,
             grid=sites.grid,
-            positions=sites.positions,
+            positions=sites.points,
             key_mask=mask,
             is_causal=True,
             scale=SCALE,

@@ -181,11 +181,10 @@ class Plan:
         if relative is not None:
             relative.check(heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
             relative = relative.for_kernel(kernel).on(positions)
-        if scale is None:
-            scale = (dim + longer) ** -0.5
-        elif not is_positive(scale):
+        if scale is not None and not is_positive(scale):
             raise wrong_value("scale", scale, POSITIVE)
-        return cls(kernel, relative, positions, float(scale), is_causal)
+        factor = float((dim + longer) ** -0.5 if scale is None else scale)
+        return cls(kernel, relative, positions, factor, is_causal)
 
     def computed_by(
         self, backend: str, *, num_queries: int, num_keys: int, dim: int, dim_value: int, device_type: str

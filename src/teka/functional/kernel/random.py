@@ -143,7 +143,7 @@ class Exponential(RandomKernel):
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask | None = None
-    ) -> tuple[KeyFeatures, LogScale]:
+    ) -> tuple[KeyFeatures, LogScale | None]:
         """φ(k) divided by its own largest entry, and the logarithm of that."""
         features, log_scale = _raise_over_peak(self.key_exponent(key, scale=scale))
         return mask_features(features, key_mask), log_scale
