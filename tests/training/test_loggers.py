@@ -6,22 +6,13 @@ from typing import Any
 
 import pytest
 import yaml
-from lightning.pytorch import Callback
 from lightning.pytorch.loggers import mlflow as lightnings_mlflow
 from lightning.pytorch.loggers import wandb as lightnings_wandb
+from tests.training.interrupt import InterruptAt
 
 from teka.training import train
 
 NUMBERS = {"train_loss", "validation_accuracy", "images_per_second", "tflops_per_second", "flop_utilisation"}
-
-
-class InterruptAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 class WandbRun:

@@ -1,7 +1,7 @@
 import io
 
 import pytest
-from lightning.pytorch import Callback
+from tests.training.interrupt import InterruptAt
 
 from teka.training import train
 from teka.training.progress import COLUMNS, _number, _time
@@ -10,15 +10,6 @@ from teka.training.progress import COLUMNS, _number, _time
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class InterruptAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 def test_where_there_is_no_terminal_there_is_a_heading_and_a_plain_row_for_each_epoch(tiny, tmp_path, capsys):

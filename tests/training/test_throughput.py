@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from tests.training.interrupt import InterruptAt
 
 from teka.models import MODELS
 from teka.training import Execution, Run, train
@@ -32,15 +32,6 @@ def rows(folder):
 
 def column(folder, name):
     return [float(row[name]) for row in rows(folder) if row.get(name)]
-
-
-class InterruptAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from tests.training.interrupt import InterruptAt
 
 from teka.nn import RandomFeatures
 from teka.training import Run, restore, train
@@ -40,15 +40,6 @@ def test_another_seed_gives_other_weights(tiny, trained, tmp_path):
     train(tiny.replace(seed=1), tmp_path / "other")
     first, second = weights(trained.folder), weights(tmp_path / "other")
     assert not torch.equal(first["head.weight"], second["head.weight"])
-
-
-class InterruptAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("step", [1, 4, 7])

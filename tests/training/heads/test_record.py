@@ -4,8 +4,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
 from tests.training.heads.head_records import head_arrays
+from tests.training.interrupt import InterruptAt
 
 from teka.training import Run, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, callback_state, read_weights
@@ -150,15 +150,6 @@ def test_a_checkpoint_holds_the_moments(recorded):
     assert isinstance(kept, list)
     moments = [Moment.from_dict(one) for one in kept]
     np.testing.assert_array_equal(np.stack([moment.heads.mean.numpy() for moment in moments]), arrays(recorded)["mean"])
-
-
-class InterruptAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("step", [1, 7])
