@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -167,10 +167,22 @@ def across(name: str, cases: Sequence[Case], **factors: Iterable[object]) -> pyt
     return pytest.mark.parametrize((name, *factors), rows)
 
 
-def by_kernel(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    """Parametrise a quick test with the cases of each content kernel together."""
+def together(cases: Sequence[Case]) -> Callable[[Callable[[Case], None]], Callable[[list[Case]], None]]:
+    """Run a quick test on the cases of each content kernel together; a failure names its case."""
     kernels = {case.kernel: [one for one in cases if one.kernel == case.kernel] for case in cases}
-    return pytest.mark.parametrize("cases", kernels.values(), ids=kernels)
+
+    def decorate(test: Callable[[Case], None]) -> Callable[[list[Case]], None]:
+        def of_kernel(cases: list[Case]) -> None:
+            for case in cases:
+                try:
+                    test(case)
+                except Exception as error:
+                    raise AssertionError(f"{case}: {error}") from error
+
+        of_kernel.__name__, of_kernel.__module__ = test.__name__, test.__module__
+        return pytest.mark.parametrize("cases", kernels.values(), ids=kernels)(of_kernel)
+
+    return decorate
 
 
 def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> tuple[Parametrised, dict[str, Tensor]]:

@@ -12,9 +12,9 @@ from tests.contracts.cases import (
     Case,
     build_kernel,
     build_relative,
-    by_kernel,
     draw_inputs,
     pair_exists,
+    together,
     with_leaves,
 )
 from torch import Tensor, nn
@@ -56,22 +56,20 @@ def attend(case: Case, grid: Grid, *, first: int, is_causal: bool) -> None:
         assert gradient is None or (gradient.shape == one.shape and not gradient.any())
 
 
-@by_kernel(POSSIBLE)
-def test_attention_of_no_samples_has_no_outputs(cases: list[Case]):
-    for case in cases:
-        attend(case, Grid((3, 5)), first=1, is_causal=False)
+@together(POSSIBLE)
+def test_attention_of_no_samples_has_no_outputs(case: Case):
+    attend(case, Grid((3, 5)), first=1, is_causal=False)
 
 
-@by_kernel(CAUSAL)
-def test_causal_attention_of_no_samples_has_no_outputs(cases: list[Case]):
-    for case in cases:
-        attend(case, Grid(5), first=0, is_causal=True)
-        if case.kernel != "softmax" and case.relative in DECODABLE:
-            state = None
-            query, key, value = draw_inputs(1, batch=0)
-            for _ in range(3):
-                output, state = decode(query, key, value, state, kernel=case.kernel, relative=case.relative)
-                assert output.shape == (0, 3, 1, 4)
+@together(CAUSAL)
+def test_causal_attention_of_no_samples_has_no_outputs(case: Case):
+    attend(case, Grid(5), first=0, is_causal=True)
+    if case.kernel != "softmax" and case.relative in DECODABLE:
+        state = None
+        query, key, value = draw_inputs(1, batch=0)
+        for _ in range(3):
+            output, state = decode(query, key, value, state, kernel=case.kernel, relative=case.relative)
+            assert output.shape == (0, 3, 1, 4)
 
 
 def assert_learns_as_from_samples(model: nn.Module, inputs: Tensor, *others: object, size: tuple[int, ...]) -> None:
@@ -90,10 +88,10 @@ def assert_learns_as_from_samples(model: nn.Module, inputs: Tensor, *others: obj
     assert not any(one.grad.any() for one in model.parameters() if one.grad is not None)
 
 
-@by_kernel(PAIRS)
-def test_layers_take_no_samples(cases: list[Case]):
+@together(PAIRS)
+def test_layers_take_no_samples(pair: Case):
     tokens, mask = torch.randn(2, 15, 8), torch.ones(2, 15, dtype=torch.bool)
-    for pair, kind in itertools.product(cases, (Attention, TransformerBlock)):
+    for kind in (Attention, TransformerBlock):
         layer = kind(8, 2, kernel=pair.kernel, relative=pair.relative)
         assert_learns_as_from_samples(layer, tokens, Grid((3, 5)), mask, size=(15, 8))
 

@@ -21,6 +21,7 @@ from tests.contracts.cases import (
     explicit_attention,
     is_signed,
     relative_change,
+    together,
     with_leaves,
 )
 from torch import Tensor
@@ -123,7 +124,7 @@ def attend_with_gradients(
     return results
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@together(PAIRS)
 def test_the_backends_offered_are_the_documented_ones(pair: Case):
     def offered(sites: Positions, num_prefix_tokens: int = 0) -> set[str]:
         kernel, relative = build_pair(pair, sites.num_axes)

@@ -18,6 +18,7 @@ from tests.contracts.cases import (
     explicit_attention,
     relative_change,
     roll_tokens,
+    together,
     with_leaves,
 )
 from torch import Tensor
@@ -83,7 +84,7 @@ def attend(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, **pl
     return attention(*inputs, kernel=kernel, relative=relative, scale=SCALE, **places)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@together(PAIRS)
 def test_the_backends_offered_are_the_documented_ones(pair: Case):
     kernel, relative = build_pair(pair)
     for query, key in [*grids_for(pair).values(), ALIGNED]:
@@ -184,7 +185,7 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, da
         assert relative_change(fast[name], expected) <= TOLERANCE, name
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@together(PAIRS)
 def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
     query_grid, key_grid = next(iter(grids_for(pair).values()))
     query, key, value = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
@@ -218,7 +219,7 @@ def test_a_shift_of_queries_and_keys_together_changes_nothing(pair: Case, shift:
     assert relative_change(outputs[1], outputs[0]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.is_equivariant_for_every_draw], ids=str)
+@together([pair for pair in PAIRS if pair.is_equivariant_for_every_draw])
 def test_a_shift_of_the_queries_alone_is_seen(pair: Case):
     query_grid, key_grid = ALIGNED
     inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
@@ -246,7 +247,7 @@ def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
             assert relative_change(after, roll_tokens(query_grid, before, steps[query_grid])) <= TOLERANCE, backend
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@together(PAIRS)
 def test_a_layer_changes_the_resolution_down_and_up(pair: Case):
     coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5)
     torch.manual_seed(0)

@@ -1,24 +1,22 @@
 import pytest
-from tests.contracts.cases import FAST, IMPOSSIBLE, KERNEL_CLASSES, PAIRS, POSSIBLE, Case, by_kernel, draw_inputs
+from tests.contracts.cases import FAST, IMPOSSIBLE, KERNEL_CLASSES, PAIRS, POSSIBLE, Case, draw_inputs, together
 
 from teka import Grid
 from teka.functional import BACKENDS, KERNELS, RELATIVES, FeatureKernel, attention
 
 
-@by_kernel(IMPOSSIBLE)
-def test_what_cannot_be_computed_is_refused_by_name(cases: list[Case]):
-    for case in cases:
-        chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
-        with pytest.raises(ValueError, match=f"backend is '{case.backend}'|kernel is '{case.kernel}'"):
-            attention(*draw_inputs(15), **chosen, grid=Grid((3, 5)))
+@together(IMPOSSIBLE)
+def test_what_cannot_be_computed_is_refused_by_name(case: Case):
+    chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
+    with pytest.raises(ValueError, match=f"backend is '{case.backend}'|kernel is '{case.kernel}'"):
+        attention(*draw_inputs(15), **chosen, grid=Grid((3, 5)))
 
 
-@by_kernel([case for case in FAST if case.backend != "linear"])
-def test_a_backend_that_needs_a_grid_refuses_positions(cases: list[Case]):
-    for case in cases:
-        chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
-        with pytest.raises(ValueError, match=f"backend is '{case.backend}'|expected a grid"):
-            attention(*draw_inputs(15), **chosen, positions=Grid((3, 5)).positions())
+@together([case for case in FAST if case.backend != "linear"])
+def test_a_backend_that_needs_a_grid_refuses_positions(case: Case):
+    chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
+    with pytest.raises(ValueError, match=f"backend is '{case.backend}'|expected a grid"):
+        attention(*draw_inputs(15), **chosen, positions=Grid((3, 5)).positions())
 
 
 def test_no_kernel_relative_kernel_or_backend_is_left_out():

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, PLACEABLE_PAIRS, Case, across, relative_change
+from tests.contracts.cases import PAIRS, PLACEABLE_PAIRS, Case, across, relative_change, together
 from torch import Tensor
 
 from teka import Grid
@@ -54,7 +54,7 @@ def test_a_sequence_that_is_shorter_than_its_grid_is_as_on_a_grid_of_its_own(pai
         assert not together[sample, length:].any()
 
 
-@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
+@together(PLACEABLE_PAIRS)
 def test_no_gradient_comes_from_padding_and_none_is_broken_by_it(pair: Case):
     layer, (tokens, positions, lengths) = build(pair, causal=True), draw_ragged()
     places = {} if pair.relative is None else {"positions": positions}
@@ -66,7 +66,7 @@ def test_no_gradient_comes_from_padding_and_none_is_broken_by_it(pair: Case):
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
+@together(PLACEABLE_PAIRS)
 def test_lengths_are_a_mask_of_the_first_tokens(pair: Case):
     layer, (tokens, positions, lengths) = build(pair), draw_ragged()
     if pair.kernel == "optimal":

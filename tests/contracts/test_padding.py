@@ -17,6 +17,7 @@ from tests.contracts.cases import (
     draw_inputs,
     draw_mask,
     relative_change,
+    together,
 )
 from torch import Tensor
 
@@ -101,7 +102,7 @@ def test_a_statistic_of_the_queries_is_the_same_however_far_a_sample_is_padded()
     assert relative_change(outputs[2], outputs[0]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
+@together(PLACEABLE_PAIRS)
 def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
     # Positions and not a grid, so that tokens can be left out. The masked are the same in both samples.
     inputs, keep = draw_inputs(GRID.num_tokens), torch.rand(GRID.num_tokens, generator=torch.manual_seed(2)) < 0.6
@@ -118,7 +119,7 @@ def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
     assert relative_change(masked[:, :, keep], without) <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+@together(POSSIBLE)
 def test_masking_all_placed_keys_leaves_the_value_of_the_prefix(case: Case):
     inputs, mask = draw_inputs(NUM_TOKENS), torch.zeros(2, NUM_TOKENS, dtype=torch.bool)
     mask[:, 0] = True
@@ -126,7 +127,7 @@ def test_masking_all_placed_keys_leaves_the_value_of_the_prefix(case: Case):
     assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+@together(POSSIBLE)
 def test_a_sample_does_not_depend_on_its_batch_mates(case: Case):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
     for mates in (1.0, 100.0):
@@ -136,7 +137,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates(case: Case):
         assert relative_change(together[:1], alone) <= TOLERANCE
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@together(PAIRS)
 def test_evaluation_is_deterministic_to_the_bit(pair: Case):
     torch.manual_seed(0)
     layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, dropout=0.5).eval()

@@ -12,6 +12,7 @@ from tests.contracts.cases import (
     draw_inputs,
     draw_mask,
     relative_change,
+    together,
 )
 from torch import Generator
 
@@ -53,7 +54,7 @@ def test_permuting_tokens_with_their_positions_permutes_outputs(pair: Case, orde
     assert relative_change(after, before[:, :, order]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.relative is not None], ids=str)
+@together([pair for pair in PAIRS if pair.relative is not None])
 def test_with_position_the_order_of_the_tokens_counts(pair: Case):
     inputs = draw_inputs(15)
     before = attention(*inputs, kernel=pair.kernel, relative=pair.relative, grid=Grid((3, 5)))

@@ -1,6 +1,5 @@
 import math
 
-import pytest
 import torch
 from tests.contracts.cases import (
     PLACEABLE_PAIRS,
@@ -11,6 +10,7 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     relative_change,
+    together,
 )
 from torch import Tensor
 
@@ -51,7 +51,7 @@ def test_a_token_without_position_attends_as_without_a_relative_kernel(case: Cas
     assert relative_change(placed[:, :, num_prefix_tokens:], unplaced[:, :, num_prefix_tokens:]) > 1e-3
 
 
-@pytest.mark.parametrize("case", [case for case in EXACT if case.relative != "rotary"], ids=str)
+@together([case for case in EXACT if case.relative != "rotary"])
 def test_a_placed_query_sees_a_prefix_key_with_a_factor_of_one(case: Case):
     """out = (S + κ_0 v_0) / (s + κ_0), with S and s the sums over placed keys of the dense weights."""
     prefix_value = 3.0
@@ -72,7 +72,7 @@ def test_a_placed_query_sees_a_prefix_key_with_a_factor_of_one(case: Case):
     assert relative_change(output[:, :, 1:, 0], expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PLACEABLE_PAIRS if pair.relative is not None], ids=str)
+@together([pair for pair in PLACEABLE_PAIRS if pair.relative is not None])
 def test_a_class_token_placed_on_the_grid_is_caught(pair: Case):
     # As in earlier code: the class token at (side, 0), below the bottom-left corner.
     inputs = draw_inputs(1 + GRID.num_tokens)

@@ -18,6 +18,7 @@ from tests.contracts.cases import (
     met_relatives,
     relative_change,
     roll_tokens,
+    together,
 )
 from torch import Generator, Tensor
 
@@ -126,7 +127,7 @@ def test_a_kernel_equivariant_in_expectation_breaks_for_one_draw_and_mends_as_fe
     assert means[0] >= 2 * means[1] >= 4 * means[2]
 
 
-@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+@together(POSSIBLE)
 def test_content_on_a_masked_canvas_takes_its_outputs_along(case: Case):
     relative = build_relative(case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=2, max_distance=3)
     kernel = build_kernel(case.kernel, relative, DIM)

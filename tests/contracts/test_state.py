@@ -14,6 +14,7 @@ from tests.contracts.cases import (
     draw_inputs,
     is_signed,
     relative_change,
+    together,
 )
 from torch import Tensor, nn
 
@@ -48,7 +49,7 @@ def saved_and_loaded(model: nn.Module) -> dict[str, Tensor]:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@together(PAIRS)
 def test_a_layer_survives_its_state_dict_and_redraws_the_same_thereafter(pair: Case):
     source, target = build_layer(pair, seed=1), build_layer(pair, seed=2)
     tokens = torch.randn(2, GRID.num_tokens, 8)
@@ -186,7 +187,7 @@ def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
                 assert relative_change(output.float(), single) <= LAYER_BAND * HALF_BANDS[dtype]
 
 
-@pytest.mark.parametrize("case", POSSIBLE, ids=str)
+@together(POSSIBLE)
 def test_float64_goes_through_in_float64(case: Case):
     # A value of 1 + 1e-12 against one of 1: float32 anywhere on its way would lose the difference.
     query, key, _ = draw_inputs(GRID.num_tokens, scale=0.3)

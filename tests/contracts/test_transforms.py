@@ -18,6 +18,7 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     relative_change,
+    together,
     with_leaves,
 )
 from torch import Tensor
@@ -115,7 +116,7 @@ def test_vmap_over_one_more_axis_is_a_loop(case: Case):
     assert relative_change(together, alone) <= BAND
 
 
-@pytest.mark.parametrize("case", UNMAPPED, ids=str)
+@together(UNMAPPED)
 def test_vmap_says_that_it_cannot_choose_rows_by_their_numbers(case: Case):
     by, point, _ = build(case)
     with pytest.raises(RuntimeError, match=r"vmap.*dynamic shape"):
@@ -154,7 +155,7 @@ def test_second_derivatives_agree_backwards_and_forwards_and_with_dense(case: Ca
     assert largest_change(list(forwards), truth) <= BAND
 
 
-@pytest.mark.parametrize("case", TWICE, ids=str)
+@together(TWICE)
 def test_inputs_that_are_or_depend_on_one_another_have_each_gradient_once(case: Case):
     by, point, direction = build(case)
 
@@ -172,11 +173,7 @@ def test_inputs_that_are_or_depend_on_one_another_have_each_gradient_once(case: 
     assert largest_change(twice(case.backend), twice("dense")) <= BAND
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in TWICE if case.backend in ("dense", "linear", "rings")],
-    ids=str,
-)
+@together([case for case in TWICE if case.backend in ("dense", "linear", "rings")])
 def test_causal_attention_has_them_too(case: Case):
     by, point, direction = build(case, is_causal=True)
     backend = case.backend
@@ -194,7 +191,7 @@ def test_torch_says_that_its_fused_softmax_has_one_derivative(case: Case):
         second_derivative(weighted(by("dense")), point, direction)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@together(PAIRS)
 def test_layers_of_many_parameters_at_once_are_a_loop(pair: Case):
     torch.manual_seed(0)
     grid = GRIDS[False]
