@@ -51,8 +51,10 @@ def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
 
 @pytest.mark.parametrize("concept", CONCEPTS)
 def test_every_kernel_has_a_page_that_names_its_file(concept):
-    pages = [page for page in DERIVATIONS if f"functional/{concept}.py" in code_files(page)]
-    assert pages, f"no page says `Code: functional/{concept}.py`"
+    name = "".join(word.capitalize() for word in Path(concept).name.split("_"))
+    file = getattr(functional, name).__module__.removeprefix("teka.").replace(".", "/") + ".py"
+    pages = [page for page in DERIVATIONS if file in code_files(page)]
+    assert pages, f"no page says `Code: {file}`"
     namesake = DOCS / "maths" / f"{Path(concept).name}.md"
     assert namesake in pages or not namesake.exists()
     assert f"`{Path(concept).name}`" in TEXTS[DOCS / "index.md"]
