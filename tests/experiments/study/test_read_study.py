@@ -31,7 +31,7 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"colour": 1}, "study key is 'colour'", id="an unknown key"),
+        pytest.param({"colour": 1}, "no field 'colour'", id="an unknown key"),
         pytest.param({"factors": [1]}, "factors is \\[1\\], expected a mapping", id="factors that are a list"),
         pytest.param({"factors": {}}, "factors is {}, expected one factor or more", id="no factor"),
         pytest.param(
@@ -42,8 +42,8 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
             "cell of kernel 'a' is no run: run key is 'kernels'",
             id="a level with an unknown field",
         ),
-        pytest.param({"seeds": 3}, "seeds is 3, expected a list", id="seeds that are a number"),
-        pytest.param({"seeds": ["a"]}, "seeds is 'a', expected whole numbers", id="a seed that is a word"),
+        pytest.param({"seeds": 3}, "study.seeds is 3, expected a list", id="seeds that are a number"),
+        pytest.param({"seeds": ["a"]}, "seeds\\[0\\] is 'a', expected a whole number", id="a seed that is a word"),
         pytest.param({"seeds": [1, 1]}, "seeds is \\[1, 1\\], expected one seed or more, each once", id="a seed twice"),
         pytest.param({"reference": {"kernel": "elu"}}, "reference level of kernel is 'elu'", id="an unknown reference"),
         pytest.param(
@@ -54,13 +54,19 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
             "expected combinations that leave",
             id="nothing left",
         ),
-        pytest.param({"measure": {"shifts": [[1]]}}, "measure.shifts is \\[1\\], expected pairs", id="half a shift"),
+        pytest.param(
+            {"measure": {"shifts": [[1]]}}, "measure.shifts\\[1\\] is \\[1\\], expected a list of 2", id="half a shift"
+        ),
         pytest.param({"measure": {"mode": "canvas"}}, "measure.mode is 'canvas'", id="a mode that asks for a canvas"),
         pytest.param({"measure": {"images": 0}}, "measure.images is 0", id="no images"),
         pytest.param({"measure": {"weights": "first"}}, "measure.weights is 'first'", id="unknown weights"),
         pytest.param({"measure": {"classes": [-1]}}, "measure.classes is \\[-1\\]", id="a negative class"),
-        pytest.param({"measure": {"image": 3}}, "measure key is 'image'", id="an unknown key of measure"),
-        pytest.param({"tune": {"field": "learning_rate"}}, "expected the key 'values'", id="tune without values"),
+        pytest.param(
+            {"measure": {"image": 3}},
+            "study.measure is .* no field 'image'.*did you mean 'images'",
+            id="an unknown key of measure",
+        ),
+        pytest.param({"tune": {"field": "learning_rate"}}, "study.tune.values is missing", id="tune without values"),
         pytest.param(
             {"tune": {"field": "rate", "values": [1], "per": ["kernel"], "at": {"position": "none"}}},
             "tune.field is 'rate'",

@@ -90,7 +90,9 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
 
 def children_of(pid: int, named: str = "") -> list[int]:
     """The processes that a process started, or those with a word in their command line."""
-    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True
+    ).stdout
     return [int(line.split()[0]) for line in listed.splitlines() if named in line]
 
 

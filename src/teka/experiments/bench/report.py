@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from teka.audit.page.charts import dress_panel, spread
+from teka.audit.page.charts import add_legend, dress_panel, make_figure
 from teka.audit.page.style import BLACK, INK, PALE
 from teka.audit.page.tables import Table
-from teka.errors import require
 from teka.experiments.bench.layers import BASELINE, SDPA
 
 if TYPE_CHECKING:
@@ -34,12 +33,6 @@ MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "taylor2": "P",
 MARKERS |= {SDPA: "D", "performer_pytorch": "v", BASELINE: "X"}
 NOT_TEKA = (SDPA, "performer_pytorch")
 QUADRATIC = ("softmax", SDPA)
-LABEL_HEIGHT = 0.037
-"""Height of a label as a share of the panel's."""
-LABEL_PLACE = 1.05
-"""Where labels begin, as a share of the panel's width."""
-
-Lines = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 
 
 class Slope(NamedTuple):
@@ -194,29 +187,32 @@ def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
     """Draw what `bench` returned or `bench.json` holds: seconds a step above peak memory, both against tokens.
 
     The colour tells the position, the marker the content kernel, and dashes and hollow markers that all pairs of tokens
-    are computed.
+    are computed. The legend names the slowest first, and last those that are not timed at the last size.
     """
     lines = _lines(result["rows"])
-    require("matplotlib", "reports need", "teka[report]")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 12.5), dpi=150, facecolor="white")
-    times, memory = figure.subplots(2, 1, sharex=True)
-    figure.subplots_adjust(left=0.07, right=0.70, top=0.965, bottom=0.115, hspace=0.12)
-    sizes = sorted({row["tokens"] for row in result["rows"]})
+    figure = make_figure(12, 12, dpi=150)
+    times, memory = figure.subplots(2, 1)
     direction = result["settings"]["direction"].replace("_", " and ")
     for panel, quantity, factor, title in (
         (times, "seconds", 1e3, f"Milliseconds a step, {direction}"),
         (memory, "peak_bytes", 1e-6, "Peak memory of a step in MB, beyond tokens and parameters"),
     ):
-        _draw_lines(panel, lines, quantity, factor)
+        for (layer, backend), rows in lines.items():
+            _draw_line(panel, layer, backend, rows, quantity, factor)
         dress_panel(panel, title, "y")
-        _scale(panel, sizes)
-        _label(panel, lines, quantity, factor, sizes[-1])
-    memory.set_xlabel("tokens", color=INK, fontsize=10.5)
+        _scale(panel, sorted({row["tokens"] for row in result["rows"]}))
+    last = max(row["tokens"] for row in result["rows"])
+    ends = {place: rows[-1] for place, rows in lines.items()}
+    order = sorted(ends, key=lambda place: (-ends[place]["tokens"], -ends[place]["seconds"]))
+    names = [
+        place_name(*place) + ("" if ends[place]["tokens"] == last else f"\nup to {ends[place]['tokens']:,} tokens")
+        for place in order
+    ]
+    handles = dict(zip(lines, times.get_lines(), strict=True))
+    add_legend(figure, [handles[place] for place in order], names, place="outside right upper", handle_length=3.2)
     key = "Colour: position; marker: content kernel; black and grey: not teka; dashed and hollow: every pair of tokens."
-    caption = "\n".join([key, *textwrap.wrap(conditions(result), 140)])
-    figure.text(0.07, 0.02, caption, color=INK, fontsize=9.5, va="bottom", parse_math=False)
+    caption = "\n".join(["tokens", "", key, *textwrap.wrap(conditions(result), 110)])
+    memory.set_xlabel(caption, color=INK, fontsize=9.5, parse_math=False)
     return figure
 
 
@@ -226,16 +222,6 @@ class LineStyle(NamedTuple):
     colour: str
     marker: str
     is_hollow: bool
-
-    @property
-    def fill(self) -> str:
-        """Colour within the marker."""
-        return "white" if self.is_hollow else self.colour
-
-    @property
-    def edge(self) -> str:
-        """Colour of the marker's edge."""
-        return self.colour if self.is_hollow else "white"
 
 
 def line_style(layer: str, backend: str) -> LineStyle:
@@ -247,24 +233,28 @@ def line_style(layer: str, backend: str) -> LineStyle:
     return LineStyle(colour, MARKERS[kernel], backend == "dense" or kernel in QUADRATIC)
 
 
-def _draw_lines(panel: "matplotlib.axes.Axes", lines: Lines, quantity: str, factor: float) -> None:
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    for (layer, backend), rows in lines.items():
-        style, is_baseline = line_style(layer, backend), layer == BASELINE
-        panel.plot(
-            [row["tokens"] for row in rows],
-            [factor * row[quantity] for row in rows],
-            color=style.colour,
-            linestyle=(0, (4, 2)) if style.is_hollow else "-",
-            linewidth=3.0 if is_baseline else 1.6,
-            markersize=6.5,
-            zorder=1.5 if is_baseline else 2,
-            marker=style.marker,
-            markerfacecolor=style.fill,
-            markeredgecolor=style.edge,
-            markeredgewidth=1.4 if style.is_hollow else 0.6,
-        )
+def _draw_line(
+    panel: "matplotlib.axes.Axes",
+    layer: str,
+    backend: str,
+    rows: Sequence[Mapping[str, Any]],
+    quantity: str,
+    factor: float,
+) -> None:
+    style, is_baseline = line_style(layer, backend), layer == BASELINE
+    panel.loglog(
+        [row["tokens"] for row in rows],
+        [factor * row[quantity] for row in rows],
+        color=style.colour,
+        linestyle=(0, (4, 2)) if style.is_hollow else "-",
+        linewidth=3.0 if is_baseline else 1.6,
+        marker=style.marker,
+        markersize=6.5,
+        markerfacecolor="white" if style.is_hollow else style.colour,
+        markeredgecolor=style.colour if style.is_hollow else "white",
+        markeredgewidth=1.4 if style.is_hollow else 0.6,
+        zorder=1.5 if is_baseline else 2,
+    )
 
 
 def _scale(panel: "matplotlib.axes.Axes", sizes: Sequence[int]) -> None:
@@ -276,43 +266,3 @@ def _scale(panel: "matplotlib.axes.Axes", sizes: Sequence[int]) -> None:
     panel.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 3e3 else (1.0, 2.0, 5.0), numticks=20))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
-    panel.tick_params(labelbottom=True)
-
-
-def _label(panel: "matplotlib.axes.Axes", lines: Lines, quantity: str, factor: float, last: int) -> None:
-    """Write names to the right: those of lines that reach the last size at their ends, then those of the others."""
-    ends = [(*place, rows[-1]["tokens"], factor * rows[-1][quantity]) for place, rows in lines.items()]
-    full = [end for end in ends if end[2] == last]
-    early = sorted((end for end in ends if end[2] < last), key=lambda end: (-end[2], -end[3]))
-    to_fraction = panel.transData + panel.transAxes.inverted()
-    heights = [float(to_fraction.transform(end[2:])[1]) for end in full]
-    floor = LABEL_HEIGHT * (len(early) + 1.5) if early else 0.0
-    for (*place, tokens, value), height in zip(
-        full, spread(heights, [LABEL_HEIGHT] * len(full), floor, 1.02), strict=True
-    ):
-        arrow = {"arrowstyle": "-", "linewidth": 0.9, "alpha": 0.55, "shrinkA": 4, "shrinkB": 5}
-        arrow["color"] = _write_name(panel, *place, height).colour
-        panel.annotate(
-            "", xy=(tokens, value), xytext=(LABEL_PLACE, height), textcoords="axes fraction", annotation_clip=False,
-            arrowprops=arrow,
-        )  # fmt: skip
-    for at, (layer, backend, *_) in enumerate(early):
-        _write_name(panel, layer, backend, LABEL_HEIGHT * (len(early) - at - 0.5))
-    if early:
-        height = LABEL_HEIGHT * (len(early) + 0.5)
-        text = f"not timed at {last:,} tokens:"
-        panel.text(LABEL_PLACE - 0.01, height, text, transform=panel.transAxes, va="center", fontsize=10, color=INK)
-
-
-def _write_name(panel: "matplotlib.axes.Axes", layer: str, backend: str, height: float) -> LineStyle:
-    """A line's marker and name at some height to the right of the panel."""
-    style = line_style(layer, backend)
-    panel.scatter(
-        [LABEL_PLACE], [height], s=30, facecolor=style.fill, edgecolor=style.edge, marker=style.marker,
-        linewidths=1.4 if style.is_hollow else 0.0, transform=panel.transAxes, clip_on=False,
-    )  # fmt: skip
-    panel.text(
-        LABEL_PLACE + 0.013, height, place_name(layer, backend), transform=panel.transAxes, va="center", fontsize=10,
-        color=INK, parse_math=False,
-    )  # fmt: skip
-    return style

@@ -75,29 +75,10 @@ class ShiftedClass:
 class CellResult(SavedCell):
     """What one finished training run of a study measured.
 
-    Args:
-        parameters: Number of trainable parameters.
-        backend: How the attention was evaluated.
-        forward_flops: Floating-point operations of the model's matrix products for one image.
-        training_flops: The same of a training step, forward and backward, for one image.
-        steps: Optimizer steps.
-        epochs: Passes over the training images, where kept.
-        seconds: Wall seconds of the training steps alone.
-        process_seconds: Processor seconds of the training steps alone.
-        learning_curve: What was measured on held-out images on the way.
-        test_images: Number of test images.
-        accuracy: Share of these classified correctly.
-        mode: What happens at the edge of a shifted image.
-        shifts: The shifts (dy, dx).
-        shifted_images: Number of test images that were shifted.
-        accuracy_by_shift: Accuracy on these at each shift.
-        minimum_accuracy: Lowest accuracy at any shift, where images were shifted.
-        worst_shift_accuracy: Share of the shifted images correct at every shift, likewise.
-        classes: What is kept of single classes.
-        equivariance_error: How much the output changes under a shift, relative to its size, where measured.
-        repeat_floor: The same change between two calls with the same images, likewise.
-        noise_floor: The same change from rounding alone, likewise.
-        heads: What is kept of the heads of a self-attention network, see `measure_heads`.
+    Operations are those of matrix products, for one image; seconds those of the training steps alone, of the wall and
+    of the processor. Accuracy by shift is that of the shifted images, in the order of the shifts; then come the lowest,
+    and the share of images correct at every shift. The equivariance error is the largest change of the logits under
+    shifts relative to their size; the floors are the same change between two calls, and from rounding alone.
     """
 
     parameters: int
