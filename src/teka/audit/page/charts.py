@@ -34,7 +34,7 @@ LINE_HEIGHT, GAP = 0.062, 0.012
 """Height of a line of a label and the gap between labels, as shares of the height of a panel of usual size."""
 TOP = 1.03
 """Highest place for a label's upper edge, as a share of a panel's height."""
-LegendPlace = Literal["outside upper left", "outside lower left", "outside lower center"]
+LegendPlace = Literal["outside upper left", "outside lower left", "outside lower center", "outside right upper"]
 LAYOUTS = ("beside", "stacked")
 """Panels beside each other for a wide page, or stacked for a narrow one."""
 
