@@ -5,11 +5,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from teka import functional
 from teka._compat import is_plain_eager_on_cpu
 from teka.checks import check_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional import DecodingState, FeatureKernel, Kernel
+from teka.functional import DecodingState, Kernel
 from teka.functional.plan import choose_backend
 from teka.grid import Grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
@@ -84,10 +83,10 @@ class Attention(nn.Module):
         self.kernel = make_content_kernel(chosen, self.content_heads, self.dim_head)
         present = self._present_kernel()
         size = self.dim_head
-        has_features = isinstance(present, FeatureKernel)
-        features = present.num_features(size) if has_features and chosen.relative == "rotary" else size
-        self.relative = make_relative_module(chosen, self.position_heads or self.heads, size, features)
-        if chosen.rotary_normalizer is not None and not has_features:
+        turned = present.features if chosen.relative == "rotary" else None
+        num_features = size if turned is None else turned.num_features(size)
+        self.relative = make_relative_module(chosen, self.position_heads or self.heads, size, num_features)
+        if chosen.rotary_normalizer is not None and turned is None:
             expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
             raise wrong_value("rotary_normalizer", chosen.rotary_normalizer, expected)
 
@@ -100,7 +99,7 @@ class Attention(nn.Module):
         self.query_key = make_query_key(chosen.query_key, key_heads, width)
         # What is added to all keys cancels in the softmax, unless they are turned by their positions.
         is_turned = self.relative is not None and self.relative.turns
-        cancels = isinstance(present, functional.Softmax) and not is_turned
+        cancels = present.is_softmax and not is_turned
         if cancels and self.query_key.removes_bias:
             raise wrong_value("query_key", chosen.query_key, "'plain' or 'normalized': the mean cancels in the softmax")
         key_bias = chosen.qkv_bias and not self.query_key.removes_bias and (self.query_key.acts or not cancels)
