@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import functional
-from teka.functional import KERNELS, RELATIVES
+from teka.functional import RELATIVES
+from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -23,7 +24,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 NAV = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
 DERIVATIONS = [DOCS / name for name in NAV if name.startswith("maths/") or name in ("backends.md", "equivariance.md")]
-CONCEPTS = [f"kernel/{name}" for name in KERNELS] + [f"relative/{name}" for name in RELATIVES]
+CONCEPTS = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS, **RELATIVES}
 
 
 def name_of(page: Path) -> str:
@@ -51,13 +52,12 @@ def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
 
 @pytest.mark.parametrize("concept", CONCEPTS)
 def test_every_kernel_has_a_page_that_names_its_file(concept):
-    name = "".join(word.capitalize() for word in Path(concept).name.split("_"))
-    file = getattr(functional, name).__module__.removeprefix("teka.").replace(".", "/") + ".py"
+    file = CONCEPTS[concept].__module__.removeprefix("teka.").replace(".", "/") + ".py"
     pages = [page for page in DERIVATIONS if file in code_files(page)]
     assert pages, f"no page says `Code: {file}`"
-    namesake = DOCS / "maths" / f"{Path(concept).name}.md"
+    namesake = DOCS / "maths" / f"{concept}.md"
     assert namesake in pages or not namesake.exists()
-    assert f"`{Path(concept).name}`" in TEXTS[DOCS / "index.md"]
+    assert f"`{concept}`" in TEXTS[DOCS / "index.md"]
 
 
 @pytest.mark.parametrize("page", DERIVATIONS, ids=name_of)

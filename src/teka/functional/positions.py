@@ -143,17 +143,7 @@ class Positions:
                 raise wrong_value("key_grid", self.key.grid, f"periods {periods}, as grid has")
 
     def check_tokens(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
-        """Check that the queries' positions fit a sequence.
-
-        Args:
-            argument: What the names of the two arguments begin with: nothing, or "key_" say.
-            prefix: Number of first tokens without a position.
-            batch: Number of samples.
-            num_tokens: Number of tokens of the sequence.
-
-        Raises:
-            ValueError: Both or neither of grid and points, or a length or a shape that does not fit.
-        """
+        """Check that the queries' positions fit a sequence; names of arguments begin with nothing, or "key_" say."""
         grid, points = self.grid, self.points
         if (grid is None) == (points is None):
             came = "neither" if grid is None else "both"

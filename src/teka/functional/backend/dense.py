@@ -63,15 +63,7 @@ def matrix_attention(
 ) -> Outputs:
     """Attention from the matrix of weights κ(q_i, k_j) · c(x_i − x_j; q_i), some rows at a time.
 
-    Args:
-        query: Queries.
-        key: Keys.
-        value: Values.
-        kernel: The content kernel.
-        log_rows: log c of some rows of the matrix, from all queries; None for c = 1.
-        scale: Factor of qᵀk.
-        key_mask: True where a key is kept.
-        is_causal: Whether no query sees a later key.
+    `log_rows` gives log c of some rows of the matrix, from all queries; None is for c = 1.
     """
     left, right, log_scale = kernel.dense_vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
     keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)

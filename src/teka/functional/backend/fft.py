@@ -46,15 +46,7 @@ def fft(
     c is laid out at the offsets between the grids' cells, circularly along a periodic axis and padded by zeros along a
     bounded one, and multiplies the transform of T_j = φ(k_j) ⊗ [v_j, 1]. A transform errs by a share of the largest
     sum, and not of each: a row far from where c is large may have a sum of no more than that. Such rows are found by
-    their denominators and computed again from every pair.
-
-    Args:
-        query_features: φ(q).
-        key_features: φ(k).
-        value: Values.
-        grids: The grids of queries and keys.
-        log_at: log c at offsets.
-        log_rows: log c of some rows of all pairs, in float64.
+    their denominators and computed again from every pair, for which `log_rows` gives log c in float64.
     """
     dtype = value.dtype
     query_features, key_features, value = query_features.double(), key_features.double(), value.double()

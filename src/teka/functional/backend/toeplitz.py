@@ -60,14 +60,6 @@ def toeplitz(
     its largest entry, which cancels in the normaliser. Cost O(L · m · (d + 1) · Σ sides); the features are taken in
     chunks, so that memory does not grow with m. A row that underflows, since its largest c is that of a masked key, is
     computed again from every pair, unless a transform records the computation.
-
-    Args:
-        query_features: φ(q).
-        key_features: φ(k).
-        value: Values.
-        log_matrices: log c_axis less the largest entry of each row.
-        log_peak: The sum of what was taken off.
-        log_rows: log c of some rows of all pairs.
     """
     arguments = (query_features, key_features, with_ones(value), *(torch.exp(matrix) for matrix in log_matrices))
     # A single feature makes no more numbers of the values than they are, and nothing has to be kept in a cache.
