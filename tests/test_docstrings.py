@@ -12,7 +12,7 @@ from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
 from teka.functional.kernel import DETERMINISTIC_KERNELS
 from teka.functional.kernel.local import FlooredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
-from teka.models import MODELS
+from teka.models.model_config import MODELS
 from teka.models.performer import POOLS, POSITIONS, STEMS
 from teka.models.self_attention_network import POSITIONS as ENCODINGS
 from teka.nn.additions import QUERY_KEYS

@@ -11,13 +11,13 @@ from torch.nn.functional import pad
 
 from teka import Grid
 from teka.convert import (
-    ZeroBordered,
     attention_from_convolution,
     conversion_error_bound,
     convolution_from_attention,
     head_offsets,
     precision_for_tolerance,
 )
+from teka.convert.conversion import ZeroBordered
 from teka.nn import Attention, Quadratic, Table
 from teka.nn.waves import RelativeModule, inverse_softplus
 

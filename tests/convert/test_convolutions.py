@@ -15,13 +15,13 @@ from teka.convert import (
     conversion_error_bound,
     low_rank_convolution,
     precision_for_tolerance,
-    stray_weight,
 )
 from teka.convert.convolutions import (
     check_same_convolution,
     factor_matrices,
     hard_precision,
     offset_matrices,
+    stray_weight,
     window_reach,
 )
 

@@ -10,7 +10,9 @@ from tests.convert.convolutions import CLASSES
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.convert import ZeroBordered, attention_from_convolution, low_rank_convolution, stray_weight
+from teka.convert import attention_from_convolution, low_rank_convolution
+from teka.convert.conversion import ZeroBordered
+from teka.convert.convolutions import stray_weight
 
 PAGE = (Path(__file__).parents[2] / "docs" / "attention_as_convolution.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| .*\|$", PAGE, re.MULTILINE)]

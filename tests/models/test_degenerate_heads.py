@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from teka.models import DegenerateHeads, SelfAttentionNetwork, degenerate_heads
-from teka.models.degenerate_heads import heads_table
+from teka.models import SelfAttentionNetwork
+from teka.models.degenerate_heads import DegenerateHeads, degenerate_heads, heads_table
 from teka.nn import GeneralizedQuadratic, Quadratic
 from teka.nn.waves import inverse_softplus
 

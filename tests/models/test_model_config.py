@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from teka.codec import decode, encode
-from teka.models import MODELS, ModelConfig, SelfAttentionNetwork
-from teka.models.model_config import options_class, read_options
+from teka.models import ModelConfig, SelfAttentionNetwork
+from teka.models.model_config import MODELS, options_class, read_options
 
 PERFORMER: dict[str, Any] = {
     "model": "performer",

@@ -14,8 +14,9 @@ from torch import nn
 import teka.models
 from teka.errors import wrong_value
 from teka.files import read_json, write_json
-from teka.models import MODELS, PRETRAINED, ModelConfig, load, read_config, save
-from teka.models.model_file import CONFIG_FILE, WEIGHTS_FILE
+from teka.models import ModelConfig, load, read_config, save
+from teka.models.model_config import MODELS
+from teka.models.model_file import CONFIG_FILE, PRETRAINED, WEIGHTS_FILE
 from teka.models.performer import POSITIONS
 
 TINY = {"dim": 8, "depth": 2, "heads": 2}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from teka.models import MODELS
+from teka.models.model_config import MODELS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
 TRANSFORMER = {"dim": 8, "depth": 2, "heads": 2}

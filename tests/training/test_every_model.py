@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from teka.data import Dataset, Split
-from teka.models import MODELS
+from teka.models.model_config import MODELS
 from teka.training import Run, train
 
 # The sizes of the published data sets at the paper's resolution, and of digits.

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from teka.functional import SquaredRelu
-from teka.models import MODELS, Performer, ResNet18, SelfAttentionNetwork
+from teka.models import Performer, ResNet18, SelfAttentionNetwork
+from teka.models.model_config import MODELS
 from teka.training import Recipe, Run
 from teka.training.run import DataOptions, ModelOptions
 

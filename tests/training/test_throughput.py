@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.training.interrupt import InterruptAt
 
-from teka.models import MODELS
+from teka.models.model_config import MODELS
 from teka.training import Execution, Run, train
 from teka.training.throughput import MEASURED, WARMUP_STEPS, Peak, Throughput, peak, training_flops_per_image
 

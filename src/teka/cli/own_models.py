@@ -8,7 +8,8 @@ from teka.audit.adapters import Loader, Preprocessing, Subject
 from teka.audit.adapters.subject import Size, subject_of_module
 from teka.errors import wrong_value
 from teka.files import read_json
-from teka.models import PRETRAINED, load, read_config
+from teka.models import load, read_config
+from teka.models.model_file import PRETRAINED
 
 
 def load_run(path: str, input_size: Size, device: torch.device | str | None, data_dir: str | None) -> Subject:

@@ -10,7 +10,7 @@ from teka.cli.terminal import print_table
 from teka.data.catalogue import PUBLISHED_DATASETS
 from teka.data.load import published_dataset
 from teka.data.pictures import GROUNDS
-from teka.models import PRETRAINED
+from teka.models.model_file import PRETRAINED
 from teka.prediction.predict import DEFAULT_MODEL
 from teka.prediction.predict import predict as predict_classes
 

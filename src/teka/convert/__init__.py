@@ -1,7 +1,6 @@
 """Convolutions as attention, and attention as convolutions: Theorem 1 of Cordonnier et al. 2020 as functions."""
 
 from teka.convert.conversion import (
-    ZeroBordered,
     attention_from_convolution,
     convolution_from_attention,
     head_offsets,
@@ -10,16 +9,13 @@ from teka.convert.convolutions import (
     conversion_error_bound,
     low_rank_convolution,
     precision_for_tolerance,
-    stray_weight,
 )
 
 __all__ = [
-    "ZeroBordered",
     "attention_from_convolution",
     "conversion_error_bound",
     "convolution_from_attention",
     "head_offsets",
     "low_rank_convolution",
     "precision_for_tolerance",
-    "stray_weight",
 ]

@@ -1,27 +1,22 @@
 """Models made of teka's layers, the baselines that they are compared with, and files of trained ones."""
 
 from teka.models.convolutional import VGG16, AlexNet, ResNet18
-from teka.models.degenerate_heads import DegenerateHeads, degenerate_heads
 from teka.models.linformer import Linformer
-from teka.models.model_config import MODELS, ModelConfig
-from teka.models.model_file import PRETRAINED, load, read_config, save
+from teka.models.model_config import ModelConfig
+from teka.models.model_file import load, read_config, save
 from teka.models.performer import Performer
 from teka.models.routing_transformer import RoutingTransformer
 from teka.models.self_attention_network import SelfAttentionNetwork
 
 __all__ = [
-    "MODELS",
-    "PRETRAINED",
     "VGG16",
     "AlexNet",
-    "DegenerateHeads",
     "Linformer",
     "ModelConfig",
     "Performer",
     "ResNet18",
     "RoutingTransformer",
     "SelfAttentionNetwork",
-    "degenerate_heads",
     "load",
     "read_config",
     "save",

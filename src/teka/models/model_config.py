@@ -78,7 +78,7 @@ class ModelConfig:
     """A model by name, sizes and options, and what is known of it; all of it plain JSON, which `teka.codec` writes.
 
     Args:
-        model: A name of `teka.models.MODELS`.
+        model: A name of `teka.models.model_config.MODELS`.
         image_size: Height and width of its images in pixels.
         in_channels: Channels of its images.
         num_classes: Number of its logits.

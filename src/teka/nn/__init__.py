@@ -2,7 +2,7 @@
 
 from teka.nn.additions import Gate, ValueConvolution
 from teka.nn.attention import Attention
-from teka.nn.explain import Explanation, explain
+from teka.nn.explain import explain
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.layer_warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.options import AttentionOptions
@@ -21,7 +21,6 @@ __all__ = [
     "ClippedFeatures",
     "CollapseWarning",
     "EmbeddedTable",
-    "Explanation",
     "Fourier",
     "Gate",
     "GeneralizedQuadratic",

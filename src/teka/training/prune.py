@@ -17,8 +17,8 @@ from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import make_directory, write_json
 from teka.flops import flop_counter
-from teka.models import DegenerateHeads, SelfAttentionNetwork, degenerate_heads
-from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION
+from teka.models import SelfAttentionNetwork
+from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, DegenerateHeads, degenerate_heads
 from teka.provenance import provenance
 from teka.training.batches import batches
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights

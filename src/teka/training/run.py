@@ -14,8 +14,7 @@ from teka.checks import LARGEST, check_name, is_whole
 from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
-from teka.models import MODELS
-from teka.models.model_config import options_class
+from teka.models.model_config import MODELS, options_class
 from teka.training.recipe import Recipe
 
 RUN_FILE = "run.json"

@@ -21,7 +21,7 @@ from teka.experiments.study.cells import CELLS, TUNING, claimed, find_cell
 from teka.experiments.study.run_cell import run_cell, share_of_cores, torch_threads
 from teka.experiments.study.study import Cell, Measure, Study
 from teka.files import make_directory
-from teka.models import MODELS
+from teka.models.model_config import MODELS
 from teka.training import Run
 from teka.training.execution import without_launcher
 
