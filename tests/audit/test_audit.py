@@ -48,7 +48,7 @@ def test_an_argmax_over_position_changes_with_every_step_along_its_axis_and_with
     assert metrics.numbers["consistency"].value == pytest.approx(1 / 3)
     assert metrics.numbers["worst_shift_accuracy"].value == 0.0
     assert metrics.numbers["accuracy"].value == 1.0
-    assert report.verdict[0] == "Moving the image changes the answer in 66.7% of the cases."
+    assert report.verdict[0] == "Moving the image changes the answer in 66.7 % of the cases."
     assert "(dy, dx) = (0, +1)" in report.verdict[1]
 
 

@@ -73,7 +73,7 @@ def test_layers_that_are_equivariant_in_expectation_only_are_named():
 def test_images_are_few_if_the_interval_is_wider_than_five_points(images: int, found: int):
     caveats = list(few_images(images, 0.95))
     assert [one.severity for one in caveats] == ["limits"] * found
-    assert images != 50 or "from 78.6% to 95.7%" in caveats[0].message
+    assert images != 50 or "from 78.6 to 95.7 %" in caveats[0].message
 
 
 def normalised_over_batches(*, running: bool) -> nn.Module:
@@ -111,7 +111,7 @@ def test_normalised_images_filled_with_zero_are_found():
     images = normalised()
     (caveat,) = fill_value(images, Movement("zero"))
     assert caveat.severity == "limits"
-    assert "100% of the border's pixels are -0.424" in caveat.message
+    assert "100.0 % of the border's pixels are -0.424" in caveat.message
     assert "background=-0.4242" in caveat.message
     ground = float(images[0, 0, 0, 0])
     (caveat,) = fill_value(images, Movement("zero", background=(ground, 0.0)))
@@ -131,8 +131,8 @@ def test_natural_images_get_a_note_if_they_were_normalised():
 def test_a_constant_predictor_is_found(labels: Tensor | None):
     (caveat,) = collapse(responses(ONES.expand(4, -1), labels))
     assert (caveat.name, caveat.severity) == ("constant predictor", "invalidates")
-    right = "" if labels is None else ", and 33.3% of the images are of it"
-    assert f"100.0% of all answers are class 1{right}." in caveat.message
+    right = "" if labels is None else ", and 33.3 % of the images are of it"
+    assert f"100.0 % of all answers are class 1{right}." in caveat.message
 
 
 def test_nearly_all_answers_alike_are_a_collapse_and_answers_of_many_classes_are_not():
@@ -160,7 +160,7 @@ def test_a_model_at_chance_is_found_and_a_better_one_not():
     labels = torch.arange(300) % 3
     (caveat,) = chance(responses((labels * 0)[None].expand(2, -1), labels))
     assert caveat.severity == "invalidates"
-    assert "33.3% of the images are answered correctly" in caveat.message
+    assert "33.3 % of the images are answered correctly" in caveat.message
     assert not list(chance(responses(labels.expand(2, -1), labels)))
     assert not list(chance(responses(labels.expand(2, -1), None)))
 

@@ -37,7 +37,7 @@ def test_the_headline_is_of_the_mode_that_changes_most():
     flips = modes[0].numbers["flip_rate"].value
     assert flips > 0
     sentences = verdict(modes, None, None, {}, [], [])
-    assert sentences[0] == f"Moving the image changes the answer in {flips:.1%} of the cases."
+    assert sentences[0] == f"Moving the image changes the answer in {100 * flips:.1f} % of the cases."
     assert len(sentences) == 3
 
 
@@ -46,7 +46,7 @@ def test_an_output_that_changes_and_an_answer_that_does_not_are_told_apart():
         return totals(images) + 0.01 * images[:, 0, 0, :2]
 
     found = verdict([metrics(nearly)], None, None, {}, [], [])
-    assert found[0].startswith("Moving the image changes the output by up to 0.0")
+    assert found[0].startswith("Moving the image changes the output by up to 2.3e−4 of its size")
     assert found[0].endswith("and never the answer.")
 
 
@@ -70,7 +70,7 @@ def test_a_caveat_that_invalidates_is_the_headline_and_others_are_not():
 def test_a_grid_that_shows_is_named_with_its_phases():
     found = responses(every_other_pixel)
     (sentence,) = verdict([summarize(found)], None, None, {"circular": error_by_phase(found, 2)}, [], [])[2:]
-    assert sentence.startswith("In mode circular the answer stays in 100.0%")
+    assert sentence.startswith("In mode circular the answer stays in 100.0 %")
     assert "multiples of 2 × 2 pixels" in sentence
 
 
@@ -92,7 +92,7 @@ def test_the_layers_to_break_are_named_by_place():
 
 def test_layers_that_hold_are_said_to():
     assert verdict([], findings({}), None, {}, [], [])[-1] == (
-        "No layer breaks: every error is at most 1e-04 of its output."
+        "No layer breaks: every error is at most 1.0e−4 of its output."
     )
 
 

@@ -52,7 +52,7 @@ def audit(
             images before normalisation are better; put the normalisation into the model then.
         labels: Their classes (N,), integers from 0, or None.
         shifts: The set of shifts, ints along dx or (dy, dx); by default the square of ±8 pixels, less for small images.
-        modes: Modes of `teka.audit.translate`, each measured for itself; by default "circular".
+        modes: Modes of the function `teka.audit.translate`, each measured for itself; by default "circular".
         preset: A procedure of the literature to add, a name of `teka.audit.PRESETS`.
         seed: Seed of the bootstrap and of the preset's draws; by default 0.
         device: Where images are taken; None leaves them.

@@ -12,6 +12,7 @@ from teka.audit.function import evaluate, relative_difference
 from teka.audit.images import background_value
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
+from teka.audit.page.notation import write_share, write_size
 from teka.audit.statistics.intervals import wilson_interval
 from teka.errors import unknown_name, wrong_value
 
@@ -66,8 +67,8 @@ def non_determinism(repeat: float) -> Iterator[Caveat]:
         yield Caveat(
             "non-determinism",
             "invalidates",
-            f"The same images asked twice give outputs that differ by {repeat:.2g} of their size: something is drawn "
-            "anew at each call, such as dropout or random features. Differences between shifts below that mean "
+            f"The same images asked twice give outputs that differ by {write_size(repeat)} of their size: something is "
+            "drawn anew at each call, such as dropout or random features. Differences between shifts below that mean "
             "nothing; fix the draw and audit again.",
         )
 
@@ -79,8 +80,8 @@ def few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
         yield Caveat(
             "too few images",
             "limits",
-            f"With {num_images} images an accuracy of about 90 % is known from {lower:.1%} to {upper:.1%}, so smaller "
-            "differences between shifts, or between models, may be chance.",
+            f"With {num_images} images an accuracy of about 90 % is known from {write_share(lower)} to "
+            f"{write_share(upper)} %, so smaller differences between shifts, or between models, may be chance.",
         )
 
 
@@ -118,8 +119,8 @@ def batch_mates(
         yield Caveat(
             "batch statistics",
             "invalidates",
-            f"An image is answered otherwise when it is alone: the output changes by {difference:.2g} of its size. "
-            f"Every number here then depends on which images shared a batch.{why}",
+            f"An image is answered otherwise when it is alone: the output changes by {write_size(difference)} of its "
+            f"size. Every number here then depends on which images shared a batch.{why}",
         )
 
 
@@ -143,9 +144,9 @@ def fill_value(images: Float[Tensor, "images channels height width"], movement: 
         yield Caveat(
             "fill value",
             "limits",
-            f"{float(share[channel]):.0%} of the border's pixels are {value:.3g} (channel {channel}), but shifts bring "
-            f"in {float(fill[channel]):.3g}: a seam that no image has. Give background={value:.4g}, or audit before "
-            "normalisation.",
+            f"{write_share(float(share[channel]))} % of the border's pixels are {value:.3g} (channel {channel}), but "
+            f"shifts bring in {float(fill[channel]):.3g}: a seam that no image has. Give background={value:.4g}, or "
+            "audit before normalisation.",
         )
     elif lowest < 0 and not fill.any():
         yield Caveat(
@@ -176,12 +177,14 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
             "every shift; look at all classes beside this.",
         )
     elif share >= COLLAPSED_SHARE:
-        of_class = "" if labels is None else f", and {(labels == top).double().mean():.1%} of the images are of it"
+        of_class = ""
+        if labels is not None:
+            of_class = f", and {write_share(float((labels == top).double().mean()))} % of the images are of it"
         yield Caveat(
             "constant predictor" if len(found) == 1 else "collapsed predictions",
             "invalidates",
-            f"{share:.1%} of all answers are class {top}{of_class}. Answers that never change are consistent at every "
-            "shift, whatever the model sees.",
+            f"{write_share(share)} % of all answers are class {top}{of_class}. Answers that never change are "
+            "consistent at every shift, whatever the model sees.",
         )
 
 
@@ -197,9 +200,9 @@ def chance(responses: Responses) -> Iterator[Caveat]:
         yield Caveat(
             "no better than chance",
             "invalidates",
-            f"Unshifted, {accuracy:.1%} of the images are answered correctly, where always answering the commonest "
-            f"class gets {commonest:.1%}. Is the model trained on these classes, and are the images prepared as in its "
-            "training?",
+            f"Unshifted, {write_share(accuracy)} % of the images are answered correctly, where always answering the "
+            f"commonest class gets {write_share(commonest)} %. Is the model trained on these classes, and are the "
+            "images prepared as in its training?",
         )
 
 

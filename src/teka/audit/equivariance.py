@@ -52,7 +52,7 @@ class EquivarianceError(RelativeErrors):
         noise_floor: As of `RelativeErrors`.
         output: As of `RelativeErrors`.
         shifts: The shifts, with one step in cells for each spatial axis.
-        mode: The mode of `teka.audit.translate` that moved the inputs.
+        mode: The mode of the function `teka.audit.translate` that moved the inputs.
         border: Cells left out at each side of dense outputs.
     """
 
@@ -96,7 +96,7 @@ def equivariance_error(
             It is called without gradients, twice for the noise floor and once for each shift.
         inputs: Batch (B, C, *S) with any number of spatial axes.
         shifts: The set of shifts: ints (along the last axis) or one step for each axis. Repeats count once.
-        mode: How inputs move, a mode of `teka.audit.translate`.
+        mode: How inputs move, a mode of the function `teka.audit.translate`.
         output: "dense", "invariant", or "auto": dense if the output has as many axes and the same spatial sizes as the
             batch that the function was given.
         border: For dense outputs, cells to leave out at each side: as far as the edge is felt, say by padding.

@@ -70,7 +70,7 @@ class Movement:
     """How images are moved, the same for every image and every shift of a measurement.
 
     Args:
-        mode: A mode of `teka.audit.translate`.
+        mode: A mode of the function `teka.audit.translate`.
         background: Value of the images' background: one, or one for each channel.
         canvas_size: Size of the canvas for mode `canvas`, one number for each axis or one for all; else None.
         crop_size: Size of the window for mode `crop`, one number for each axis or one for all; else None.

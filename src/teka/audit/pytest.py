@@ -46,7 +46,7 @@ def assert_consistent(
         images: Images (N, C, H, W).
         labels: Their classes (N,), for the metrics that need them.
         shifts: The largest shift of a square, in pixels, or the shifts.
-        mode: How images move, a mode of `teka.audit.translate`.
+        mode: How images move, a mode of the function `teka.audit.translate`.
         minimum: The least value of the metric that passes, in [0, 1].
         metric: "consistency" (answers as unshifted), or with labels "consistency_when_right" or "worst_shift_accuracy"
             (images right at every shift).

@@ -27,7 +27,7 @@ class AuditSettings:
 
     Args:
         shifts: The set of shifts; None for the square of ±8 pixels, less for images of fewer than 32.
-        modes: Modes of `teka.audit.translate`, each measured for itself.
+        modes: Modes of the function `teka.audit.translate`, each measured for itself.
         preset: A procedure of the literature to add, a name of `teka.audit.PRESETS`, or None.
         parts: Which of `PARTS` to do.
         background: Value of the images' background: one, or one for each channel.

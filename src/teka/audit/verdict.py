@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from teka.audit.caveats import Caveat
 from teka.audit.layers.findings import LayerFindings
 from teka.audit.measure.distances import NoiseFloor
+from teka.audit.page.notation import write_share, write_size, write_step
 from teka.audit.procedures import PresetResult
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
@@ -36,7 +37,7 @@ def verdict(
 
 
 def _share(estimate: Estimate) -> str:
-    return f"{estimate.value:.1%} ({estimate.lower:.1%} to {estimate.upper:.1%})"
+    return f"{write_share(estimate.value)} % ({write_share(estimate.lower)} to {write_share(estimate.upper)} %)"
 
 
 def _headline(metrics: Sequence[Metrics], noise: NoiseFloor | None, caveats: Sequence[Caveat]) -> str:
@@ -50,10 +51,10 @@ def _headline(metrics: Sequence[Metrics], noise: NoiseFloor | None, caveats: Seq
         return "Moving the image changes nothing but rounding."
     flips = [one.numbers["flip_rate"].value for one in moved if "flip_rate" in one.numbers]
     if flips and max(flips) > 0:
-        return f"Moving the image changes the answer in {max(flips):.1%} of the cases."
+        return f"Moving the image changes the answer in {write_share(max(flips))} % of the cases."
     errors = [one.numbers["maximum_error"].value for one in moved if "maximum_error" in one.numbers]
     # An output that is 0 has no size to compare with.
-    by = f" by up to {max(errors):.2g} of its size" if errors else ""
+    by = f" by up to {write_size(max(errors))} of its size" if errors else ""
     return f"Moving the image changes the output{by}{', and never the answer' if flips else ''}."
 
 
@@ -71,9 +72,9 @@ def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
         error = numbers["maximum_error"].value
         kind = "moves along exactly" if metrics.output == "dense" else "does not change"
         right = f"; {_share(numbers['accuracy'])} of the images are answered correctly" if "accuracy" in numbers else ""
-        return f"{where}, the output {kind}: relative error at most {error:.1e}, which is rounding{right}."
+        return f"{where}, the output {kind}: relative error at most {write_size(error)}, which is rounding{right}."
     if "flip_rate" not in numbers:
-        by = f" by {numbers['maximum_error'].value:.2g} of its size" if "maximum_error" in numbers else ""
+        by = f" by {write_size(numbers['maximum_error'].value)} of its size" if "maximum_error" in numbers else ""
         return f"{where}, the output changes{by} at the worst shift."
     answer = f"{where}, the answer changes in {_share(numbers['flip_rate'])} of the cases"
     if "minimum_accuracy" not in numbers:
@@ -82,13 +83,13 @@ def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
     worst = metrics.shifts[curve.values.index(min(curve.values))]
     return (
         f"{answer}: {_share(numbers['accuracy'])} of the images are answered correctly unshifted, "
-        f"{numbers['minimum_accuracy'].value:.1%} at the worst shift, (dy, dx) = {_shift(worst)}, and "
+        f"{write_share(numbers['minimum_accuracy'].value)} % at the worst shift, (dy, dx) = {_shift(worst)}, and "
         f"{_share(numbers['worst_shift_accuracy'])} at every shift."
     )
 
 
 def _shift(shift: Sequence[int | float]) -> str:
-    return f"({', '.join(f'{step:+g}'.replace('-', '−') if step else '0' for step in shift)})"
+    return f"({', '.join(map(write_step, shift))})"
 
 
 def _of_phases(phases: Mapping[str, PhaseTable]) -> list[str]:
@@ -114,7 +115,7 @@ def _of_phases(phases: Mapping[str, PhaseTable]) -> list[str]:
 def _of_layers(layers: LayerFindings) -> list[str]:
     broken = [f"{one.name} {PLACES[kind]}" for kind, one in layers.breaks.items()]
     if not broken:
-        return [f"No layer breaks: every error is at most {layers.threshold:.0e} of its output."]
+        return [f"No layer breaks: every error is at most {write_size(layers.threshold)} of its output."]
     owners = " and ".join(name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings)
     added = f"; absolute positions are added in {owners}" if owners else ""
     return [f"First to break: {', '.join(broken)}{added}."]

@@ -5,12 +5,12 @@ import contextlib
 import math
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import teka.audit
 from teka.audit.adapters import FORMS, load
 from teka.audit.adapters.case import AuditCase, make_case
-from teka.audit.audit import audit
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
 from teka.audit.page.text import audit_text
@@ -19,146 +19,122 @@ from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shifts import axis_shifts, square_shifts
 from teka.audit.statistics.metrics import NUMBERS
+from teka.checks import check_name
 from teka.cli.own_models import OWN_LOADERS
-from teka.cli.parser import Parser
+from teka.cli.parser import Option, Parser, command
 from teka.cli.terminal import progress_bar
-from teka.errors import require, unknown_name, wrong_value
+from teka.errors import require, wrong_value
 from teka.files import check_output, make_directory, write_json
 
-EXAMPLES = """\
-  teka audit digits --data digits --html digits.html
-  teka audit runs/mnist --data mnist --data-dir data --mode circular --mode zero --max-shift 4
-  teka audit google/vit-base-patch16-224 --data pictures --images 200 --mode crop --json vit.json
-  teka audit model.onnx --data pictures --budget 600 --resume runs/audit
-  teka audit model.py:make --data images.npz --fail-under 0.95 --metric worst_shift_accuracy
-"""
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.
 METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share and number.better == "higher")
 NOT_PASSED = 1
 # Fields of the settings that are options by their own names and words; others are declared here, of several options.
 SETTINGS = ("background", "output", "stride", "seed", "batch_size", "confidence", "num_resamples", "num_examples")
+Size = int | tuple[int, int] | None
+FORMS_OF_MODELS = "; ".join((*(one.form for one in OWN_LOADERS), *FORMS))
+MODEL_HELP = f"One of: {FORMS_OF_MODELS}. Nothing is unpickled; module.py is executed, with all your rights."
 
 
-def make_parser() -> Parser:
-    """Options of the command."""
-    description = (
-        "Move test images and see what a model makes of it: accuracy and consistency with intervals, the layer that "
-        "breaks first, and what could mislead. The answer is 1 where --fail-under is not reached, 2 for bad input."
-    )
-    parser = Parser("teka audit", description, EXAMPLES)
-    parser.add_argument("model", type=str, metavar="MODEL", help=model_help())
-    add_options(parser)
-    parser.add_argument(
-        "--skip", nargs="+", type=str, default=[], metavar="PART", help=f"Parts to leave out: {', '.join(PARTS)}."
-    )
-    parser.add_argument("--fail_under", type=float | None, help="Answer 1 if --metric is below this share in any mode.")
-    parser.add_argument("--metric", type=str, default="consistency", help=f"What is held to it: {', '.join(METRICS)}.")
-    return parser
+def _add_modes(parser: Parser) -> None:
+    words = f"How images move, circular by default, several one after the other: {', '.join(TRANSLATION_MODES)}."
+    parser.add_argument("--mode", dest="modes", nargs="+", action="extend", type=str, metavar="MODE", help=words)
 
 
-def model_help() -> str:
-    """What names a model, and that a file of one's own is executed."""
-    forms = (*(one.form for one in OWN_LOADERS), *FORMS)
-    return f"One of: {'; '.join(forms)}. Nothing is unpickled; module.py is executed, with all your rights."
+def _add_settings(parser: Parser) -> None:
+    parser.add_class_arguments(AuditSettings, skip={*AuditSettings.__dataclass_fields__}.difference(SETTINGS))
 
 
-def add_options(parser: Parser) -> None:
-    """Add the options of data, shifts, settings and results."""
-    size = int | tuple[int, int] | None
-    parser.add_argument(
+# Data, shifts, settings and results.
+OPTIONS: tuple[Callable[[Parser], object], ...] = (
+    Option(
         "--data",
-        type=str,
+        str,
+        "Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file.",
         required=True,
-        help="Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file.",
-    )
-    parser.add_argument("--data_dir", type=str | None, help="Folder with the data set's files.")
-    parser.add_argument("--images", type=int, default=500, help="Test images at most, drawn by --seed; 0 takes all.")
-    parser.add_argument("--image_size", type=size, help="Size at which the data are loaded, in pixels.")
-    parser.add_argument("--input_size", type=size, help="Size of the model's images, if it takes any.")
-    parser.add_argument(
+    ),
+    Option("--data_dir", str | None, "Folder with the data set's files."),
+    Option("--images", int, "Test images at most, drawn by --seed; 0 takes all.", 500),
+    Option("--image_size", Size, "Size at which the data are loaded, in pixels."),
+    Option("--input_size", Size, "Size of the model's images, if it takes any."),
+    Option(
         "--shift_before_resize",
-        action="store_true",
-        help="Shift images as the data have them, then resize them; without it they are shifted by the model's pixels.",
-    )
-    parser.add_argument(
-        "--mode",
-        dest="modes",
-        nargs="+",
-        action="extend",
-        type=str,
-        metavar="MODE",
-        help=f"How images move, circular by default, several one after the other: {', '.join(TRANSLATION_MODES)}.",
-    )
-    parser.add_argument(
-        "--max_shift", type=int | float | None, help="Largest shift in pixels, by default 8, or a quarter of the side."
-    )
-    parser.add_argument("--shifts", type=str, default="square", help=f"Which shifts: {', '.join(SHIFT_SETS)}.")
-    parser.add_argument("--step", type=int | float, default=1, help="Pixels from shift to shift; below 1 if sub-pixel.")
-    parser.add_argument(
+        bool,
+        "Shift images as the data have them, then resize them; without it they are shifted by the model's pixels.",
+    ),
+    _add_modes,
+    Option("--max_shift", int | float | None, "Largest shift in pixels, by default 8, or a quarter of the side."),
+    Option("--shifts", str, f"Which shifts: {', '.join(SHIFT_SETS)}.", "square"),
+    Option("--step", int | float, "Pixels from shift to shift; below 1 if sub-pixel.", 1),
+    Option(
         "--placed_size",
-        type=size,
-        help="Size of the images that modes crop and canvas move, by default with room for every shift.",
-    )
-    parser.add_argument(
-        "--ignore_labels",
-        action="store_true",
-        help="Leave out accuracy, as for data of other classes than the model's.",
-    )
-    parser.add_argument("--layers", nargs="+", type=str, metavar="NAME", help="Modules to look at, all by default.")
-    parser.add_argument("--budget", type=float | None, help="Seconds for each model; shifts go from coarse to fine.")
-    parser.add_argument("--device", type=str | None, help="Where the model runs, such as cuda; the CPU by default.")
-    parser.add_argument(
-        "--preset", type=str | None, help=f"A procedure of the literature to add: {', '.join(PRESETS)}."
-    )
-    fields = AuditSettings.__dataclass_fields__
-    parser.add_class_arguments(AuditSettings, skip={name for name in fields if name not in SETTINGS})
-    parser.add_argument(
-        "--resume", type=str | None, help="Folder for the state of measurements, which resume from what is in it."
-    )
-    parser.add_argument("--html", type=str | None, help="Page to write, one file with everything in it.")
-    parser.add_argument("--json", type=str | None, help="Report to write as JSON.")
-    parser.add_argument("--debug", action="store_true", help="Print the tracebacks of parts that failed.")
+        Size,
+        "Size of the images that modes crop and canvas move, by default with room for every shift.",
+    ),
+    Option("--ignore_labels", bool, "Leave out accuracy, as for data of other classes than the model's."),
+    Option("--layers", str, "Modules to look at, all by default.", nargs="+", metavar="NAME"),
+    Option("--budget", float | None, "Seconds for each model; shifts go from coarse to fine."),
+    Option("--device", str | None, "Where the model runs, such as cuda; the CPU by default."),
+    Option("--preset", str | None, f"A procedure of the literature to add: {', '.join(PRESETS)}."),
+    _add_settings,
+    Option("--resume", str | None, "Folder for the state of measurements, which resume from what is in it."),
+    Option("--html", str | None, "Page to write, one file with everything in it."),
+    Option("--json", str | None, "Report to write as JSON."),
+    Option("--debug", bool, "Print the tracebacks of parts that failed."),
+)
 
 
-def main(options: argparse.Namespace, command: str) -> int:
-    """Audit, write the files and print the table; the answer is 1 where a share is too low."""
-    if options.metric not in METRICS:
-        raise unknown_name("metric", options.metric, METRICS)
+@command(
+    Option("model", str, MODEL_HELP, metavar="MODEL"),
+    *OPTIONS,
+    Option("--skip", str, f"Parts to leave out: {', '.join(PARTS)}.", [], nargs="+", metavar="PART"),
+    Option("--fail_under", float | None, "Answer 1 if --metric is below this share in any mode."),
+    Option("--metric", str, f"What is held to it: {', '.join(METRICS)}.", "consistency"),
+    examples=(
+        "teka audit digits --data digits --html digits.html",
+        "teka audit runs/mnist --data mnist --data-dir data --mode circular --mode zero --max-shift 4",
+        "teka audit google/vit-base-patch16-224 --data pictures --images 200 --mode crop --json vit.json",
+        "teka audit model.onnx --data pictures --budget 600 --resume runs/audit",
+        "teka audit model.py:make --data images.npz --fail-under 0.95 --metric worst_shift_accuracy",
+    ),
+)
+def audit(options: argparse.Namespace, command: str) -> int:
+    """Move test images and see what a model makes of it.
+
+    Accuracy and consistency with intervals, the layer that breaks first, and what could mislead. The answer is 1 where
+    --fail-under is not reached, 2 for bad input.
+    """
+    check_name("metric", options.metric, METRICS)
     if options.fail_under is not None and not 0 <= options.fail_under <= 1:
         raise wrong_value("fail_under", options.fail_under, "a share from 0 to 1")
     for part in options.skip:
-        if part not in PARTS:
-            raise unknown_name("skip", part, PARTS)
+        check_name("skip", part, PARTS)
     settings = make_settings(options, tuple(part for part in PARTS if part not in options.skip))
     check_files(options)
     state = None if options.resume is None else make_directory("resume", options.resume)
     case = read_case(options.model, options, settings)
     print(case.description)
-    report = run_audit(case, command, state, debug=options.debug)
+    report = audit_case(case, command, state, debug=options.debug)
     write_results([report], report.to_dict(), options, audit_text([report]))
     passed = options.fail_under is None or passes(report, options.metric, options.fail_under)
     return 0 if passed else NOT_PASSED
 
 
 def passes(report: AuditReport, metric: str, least: float) -> bool:
-    """Whether a share of `METRICS` is reached in every mode, and nothing makes the numbers void; says so.
-
-    Raises:
-        ValueError: A share that was not measured.
-    """
+    """Whether a share of `METRICS` is reached in every mode, and nothing makes the numbers void; says so."""
     value = report.number(metric)
     void = [caveat.name for caveat in report.caveats if caveat.severity == "invalidates"]
     if void:
         print(f"not passed: the numbers do not mean what they say ({', '.join(void)})")
         return False
     verdict = "passed" if value >= least else "not passed"
-    print(f"{verdict}: {metric} is {value:.2%}, and {least:.2%} is asked for")
+    print(f"{verdict}: {metric} is {100 * value:.2f} %, and {100 * least:.2f} % is asked for")
     return value >= least
 
 
 def make_settings(options: argparse.Namespace, parts: tuple[str, ...]) -> AuditSettings:
-    """The settings that the options of `add_options` ask for, with the parts to do."""
+    """The settings that `OPTIONS` ask for, with the parts to do."""
     return AuditSettings(
         shifts=shift_set(options.shifts, options.max_shift, options.step),
         modes=tuple(options.modes or ("circular",)),
@@ -174,14 +150,8 @@ def make_settings(options: argparse.Namespace, parts: tuple[str, ...]) -> AuditS
 def shift_set(
     name: str, max_shift: int | float | None, step: int | float
 ) -> tuple[tuple[int | float, ...], ...] | None:
-    """The set of shifts (dy, dx) of one of `SHIFT_SETS`, in steps up to a largest; None leaves it to the audit.
-
-    Raises:
-        ValueError: An unknown set, a step that is not positive, one that does not divide the largest shift, or a set
-            or step without a largest shift.
-    """
-    if name not in SHIFT_SETS:
-        raise unknown_name("shifts", name, SHIFT_SETS)
+    """The set of shifts (dy, dx) of one of `SHIFT_SETS`, in steps up to a largest; None leaves it to the audit."""
+    check_name("shifts", name, SHIFT_SETS)
     if max_shift is None:
         if name != SHIFT_SETS[0] or step != 1:
             raise wrong_value("max_shift", None, "given with --shifts or --step")
@@ -205,11 +175,7 @@ def _whole(value: int | float) -> int | float:
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Check that results can be written, before anything is measured; folders are made.
-
-    Raises:
-        ValueError: A place where no file can be, or one place for two.
-    """
+    """Check that results can be written, before anything is measured; folders are made."""
     given = {"html": options.html, "json": options.json}
     paths = {argument: Path(path) for argument, path in given.items() if path is not None}
     for argument, path in paths.items():
@@ -224,11 +190,7 @@ def check_files(options: argparse.Namespace) -> None:
 def write_results(
     reports: Sequence[AuditReport], content: Mapping[str, object], options: argparse.Namespace, text: str
 ) -> None:
-    """Write the page and the JSON that were asked for, and print the text and tracebacks that were asked for.
-
-    Raises:
-        OSError: Something could not be written; the rest is done.
-    """
+    """Write the page and the JSON that were asked for, print text and tracebacks; what fails costs only itself."""
     with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
         results.callback(print, text)
         if options.html is not None:
@@ -240,17 +202,9 @@ def write_results(
 
 
 def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) -> AuditCase:
-    """A model and its images, by the options of `add_options`.
-
-    Raises:
-        ValueError: A model or data that cannot be read or do not fit each other.
-    """
+    """A model and its images, by `OPTIONS`."""
     subject = load(
-        model,
-        input_size=options.input_size,
-        device=options.device,
-        data_dir=options.data_dir,
-        loaders=OWN_LOADERS,
+        model, input_size=options.input_size, device=options.device, data_dir=options.data_dir, loaders=OWN_LOADERS
     )
     return make_case(
         subject,
@@ -265,16 +219,12 @@ def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) 
     )
 
 
-def run_audit(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
-    """Audit, with a bar that shows the part and how far it is; the state is kept in a folder, if any.
-
-    Raises:
-        ValueError: No mode could be measured; the traceback is printed for debugging.
-    """
+def audit_case(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
+    """Audit, with a bar that shows the part and how far it is; the state is kept in a folder, if any."""
     name = case.subject.name
     try:
         with progress_bar() as show:
-            return audit(
+            return teka.audit.audit(
                 case.function,
                 case.images,
                 case.labels,

@@ -12,33 +12,27 @@ from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
 from teka.audit.statistics.comparison import compare_responses
-from teka.cli.audit import add_options, check_files, make_settings, model_help, read_case, run_audit, write_results
-from teka.cli.parser import Parser
+from teka.cli.audit import MODEL_HELP, OPTIONS, audit_case, check_files, make_settings, read_case, write_results
+from teka.cli.parser import Option, command
 from teka.codec import encode
 from teka.errors import wrong_value
 from teka.files import make_directory
 
-EXAMPLES = """\
-  teka compare runs/absolute runs/rotation --data mnist --data-dir data --html compared.html
-  teka compare digits vit-folder --data digits --images 0 --mode zero --max-shift 4
-  teka compare a.onnx b.onnx --data pictures --shift-before-resize --resume runs/compare
-"""
 
+@command(
+    Option("models", str, f"Two or more. {MODEL_HELP}", nargs="+", metavar="MODEL"),
+    *OPTIONS,
+    examples=(
+        "teka compare runs/absolute runs/rotation --data mnist --data-dir data --html compared.html",
+        "teka compare digits vit-folder --data digits --images 0 --mode zero --max-shift 4",
+        "teka compare a.onnx b.onnx --data pictures --shift-before-resize --resume runs/compare",
+    ),
+)
+def compare(options: argparse.Namespace, command: str) -> None:
+    """Audit models with the same images and shifts, and compare the first with each of the others image by image.
 
-def make_parser() -> Parser:
-    """Options of the command."""
-    description = (
-        "Audit models with the same images and shifts, and compare the first with each of the others image by image: "
-        "differences with intervals, and p-values."
-    )
-    parser = Parser("teka compare", description, EXAMPLES)
-    parser.add_argument("models", nargs="+", type=str, metavar="MODEL", help=f"Two or more. {model_help()}")
-    add_options(parser)
-    return parser
-
-
-def main(options: argparse.Namespace, command: str) -> None:
-    """Audit each model, print the differences and write the files."""
+    Differences have intervals and p-values.
+    """
     if len(options.models) < 2 or len(set(options.models)) < len(options.models):
         raise wrong_value("models", options.models, "two or more models, each once")
     # What is beside the shifts is for the page alone.
@@ -69,11 +63,7 @@ def main(options: argparse.Namespace, command: str) -> None:
 
 
 def check_same_sizes(cases: Sequence[AuditCase]) -> None:
-    """Check that a shift by a pixel is the same for all models.
-
-    Raises:
-        ValueError: Images of several sizes.
-    """
+    """Check that a shift by a pixel is the same for all models."""
     sizes = {case.subject.name: tuple(case.images.shape[2:]) for case in cases}
     if len(set(sizes.values())) > 1:
         shown = ", ".join(f"{name}: {size}" for name, size in sizes.items())
@@ -82,7 +72,7 @@ def check_same_sizes(cases: Sequence[AuditCase]) -> None:
 
 
 def _audit(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
-    report = run_audit(case, command, state, debug=debug)
+    report = audit_case(case, command, state, debug=debug)
     if len(report.metrics) < len(case.settings.modes):
         raise ValueError(f"{case.subject.name}: {'; '.join(failure.message for failure in report.failures)}")
     return report

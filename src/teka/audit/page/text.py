@@ -95,7 +95,7 @@ def comparison_text(comparison: Comparison, first: str, second: str) -> str:
         f"{first} less {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} shifts, the same "
         f"{comparison.num_images:,} images"
     )
-    heads = ("number", "difference", f"{comparison.confidence:.0%} interval", "")
+    heads = ("number", "difference", f"{100 * comparison.confidence:g} % interval", "")
     lines = [Table(title, heads, tuple(rows)).plain(WIDTH)]
     curve = comparison.curves.get("accuracy")
     if curve is not None:
