@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from teka import Grid
-from teka.audit import blank_margins, paste_on_canvas
-from teka.audit.images import background_value, bilinear_shift, crop, fourier_shift, reflect, window_size
+from teka.audit import paste_on_canvas
+from teka.audit.images import background_value, bilinear_shift, blank_margins, crop, fourier_shift, reflect, window_size
 from teka.audit.movement import check_lossless, check_room
 
 

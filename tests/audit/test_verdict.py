@@ -1,11 +1,12 @@
 import torch
 from torch import Tensor
 
-from teka.audit import Metrics, Movement, error_by_phase, measure_responses, square_shifts, summarize
+from teka.audit import Movement, error_by_phase, measure_responses, square_shifts, summarize
 from teka.audit.caveats import Caveat
 from teka.audit.layers.findings import LayerBreak, LayerFindings
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.responses import Responses
+from teka.audit.statistics.metrics import Metrics
 from teka.audit.verdict import verdict
 
 

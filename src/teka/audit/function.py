@@ -137,12 +137,6 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
     return float(torch.linalg.vector_norm(response - reference) / norm)
 
 
-def evaluate_twice(function: Callable[[Tensor], object], inputs: Tensor) -> tuple[Tensor, float]:
-    """The output, and ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls, each with a copy: the function may write into its input."""
-    reference = evaluate(function, inputs.clone())
-    return reference, relative_difference(evaluate(function, inputs.clone(), reference.shape), reference)
-
-
 def weights_hash(function: Callable[..., object]) -> str:
     """SHA-256 of the weights of a module or of the module that a method is of; a word for any other callable."""
     module = module_of(function)

@@ -1,9 +1,11 @@
-"""Sets of shifts: along each axis, over the full square, checked to fit a canvas, and ordered from coarse to fine."""
+"""Sets of permutations, and of shifts: along axes, over the square, checked to fit a canvas, ordered coarse to fine."""
 
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import SupportsFloat, SupportsIndex
+
+import torch
 
 from teka.errors import wrong_value
 
@@ -51,6 +53,30 @@ def _steps(max_shift: int, num_axes: int) -> range:
     if num_axes < 1:
         raise wrong_value("num_axes", num_axes, "a whole number of at least 1")
     return range(-max_shift, max_shift + 1)
+
+
+def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    """Permutations of tokens drawn uniformly from all but the one that moves nothing.
+
+    Args:
+        num_tokens: Number of tokens, at least 2.
+        number: How many to draw.
+        seed: Seed of the draw; the same gives the same permutations.
+
+    Raises:
+        ValueError: Fewer than 2 tokens or 1 permutation.
+    """
+    if num_tokens < 2:
+        raise wrong_value("num_tokens", num_tokens, "at least 2")
+    if number < 1:
+        raise wrong_value("number", number, "at least 1")
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[tuple[int, ...]] = []
+    while len(drawn) < number:
+        order = tuple(torch.randperm(num_tokens, generator=generator).tolist())
+        if order != tuple(range(num_tokens)):
+            drawn.append(order)
+    return tuple(drawn)
 
 
 def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift]) -> tuple[tuple[int | float, ...], ...]:

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.audit.measure.models import present
 
 from teka.audit import axis_shifts, measure_responses
 from teka.audit.measure.responses import check_same_images, take_common
@@ -76,13 +77,13 @@ def test_a_classifier_of_the_column_is_correct_only_where_the_column_stays():
     responses = measure_responses(
         lambda images: images.sum((1, 2)), points(columns), axis_shifts(3), Movement("lossless"), labels=columns
     )
-    accuracy = CURVES["accuracy"].values(responses)
+    accuracy = present(CURVES["accuracy"].values(responses))
     assert {step: accuracy[row].item() for step, row in responses.along(0).items()} == dict.fromkeys(range(-3, 4), 1.0)
     assert {step: accuracy[row].item() for step, row in responses.along(-1).items()} == {
         step: float(step == 0) for step in range(-3, 4)
     }
     for step, row in responses.along(1).items():
-        assert responses.predictions[row].tolist() == (columns + step).tolist()
+        assert present(responses.predictions)[row].tolist() == (columns + step).tolist()
     assert NUMBERS["consistency"].value(responses) == 0.5  # six shifts downwards agree, six to the right do not
 
 
@@ -98,12 +99,12 @@ def test_a_threshold_on_the_column_has_the_accuracies_worked_out_by_hand():
     responses = measure_responses(
         predict, points(columns), range(-3, 4), Movement("lossless"), labels=(columns >= 7).long()
     )
-    assert CURVES["accuracy"].values(responses).tolist() == [0.6, 0.8, 1.0, 1.0, 0.8, 0.6, 0.6]
+    assert present(CURVES["accuracy"].values(responses)).tolist() == [0.6, 0.8, 1.0, 1.0, 0.8, 0.6, 0.6]
     # Column 3 never crosses; column 9 does at s = −3 only; so one of five is correct everywhere.
     assert NUMBERS["minimum_accuracy"].value(responses) == 0.6
     assert NUMBERS["worst_shift_accuracy"].value(responses) == 0.2
     some = responses.take_images(columns >= 7)
-    assert (some.num_images, CURVES["accuracy"].values(some).tolist()[0]) == (2, 0.0)
+    assert (some.num_images, present(CURVES["accuracy"].values(some)).tolist()[0]) == (2, 0.0)
 
 
 def test_an_axis_that_is_not_there_is_refused(plain):

@@ -2,9 +2,10 @@ import sys
 
 import pytest
 
-from teka.audit import Curve, Estimate
+from teka.audit import Estimate
 from teka.audit.statistics.estimate import (
     BootstrapSettings,
+    Curve,
     difference_over_seeds,
     mean_over_seeds,
     scipy_special,
