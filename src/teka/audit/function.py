@@ -66,11 +66,7 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
 
 
 def call_model(function: Callable[[Tensor], object], batch: Tensor, where: Callable[[], str]) -> Tensor:
-    """The output of a model in inference mode, taken out of an object with `.logits`: real, floating-point, (B, …).
-
-    Raises:
-        ModelError: The model raised, or gave anything else; `where` says which shifts and images the batch holds.
-    """
+    """The output of a model in inference mode, taken out of an object with `.logits`: real, floating-point, (B, …)."""
     try:
         with torch.inference_mode():
             result = function(batch)
@@ -96,12 +92,7 @@ def call_model(function: Callable[[Tensor], object], batch: Tensor, where: Calla
 def evaluate(
     function: Callable[[Tensor], object], batch: Tensor, expected_shape: Sequence[int] | None = None
 ) -> Tensor:
-    """The function's output for a batch as a new float64 tensor on the CPU, after the checks that comparing it needs.
-
-    Raises:
-        ValueError: An output that is no real floating-point tensor (B, …), has another shape than the earlier one, or
-            holds NaN or infinity.
-    """
+    """The function's output for a batch as a new float64 tensor on the CPU, checked as comparing it needs."""
     result = function(batch)
     if not isinstance(result, Tensor):
         raise wrong_value("the output of function", type(result).__name__, "a tensor")
@@ -126,11 +117,7 @@ def evaluate_model(
 
 
 def relative_difference(response: Tensor, reference: Tensor) -> float:
-    """‖response − reference‖ / ‖reference‖ over all entries.
-
-    Raises:
-        ValueError: The reference has norm zero.
-    """
+    """‖response − reference‖ / ‖reference‖ over all entries."""
     norm = torch.linalg.vector_norm(reference)
     if norm == 0:
         raise ValueError("the output of function has norm zero where it is compared, expected a norm to divide by")

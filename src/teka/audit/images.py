@@ -19,11 +19,7 @@ def check_images(images: Tensor) -> None:
 
 
 def background_value(images: Shaped[Tensor, "batch channels *sizes"], background: float | Sequence[float]) -> Tensor:
-    """The background, one value or one for each channel, in the images' dtype and device, that broadcasts over them.
-
-    Raises:
-        ValueError: Not one value or one for each channel, not finite, or no value of the images' integer dtype.
-    """
+    """The background, one value or one for each channel, in the images' dtype and device, that broadcasts over them."""
     values = torch.as_tensor(background, dtype=torch.float64)
     if values.ndim and tuple(values.shape) != (images.shape[1],):
         raise wrong_value("background", background, f"one value, or one for each of the {images.shape[1]} channels")
@@ -37,19 +33,7 @@ def background_value(images: Shaped[Tensor, "batch channels *sizes"], background
 
 
 def blank_margins(images: Tensor, background: float | Sequence[float] = 0.0) -> Int[Tensor, "batch axes sides"]:
-    """Cells of background before the first and after the last cell with content, along every spatial axis.
-
-    Args:
-        images: Images (B, C, *S).
-        background: Value of the background, compared exactly: one value, or one for each channel.
-
-    Returns:
-        Margins (B, n, 2) in cells: before and after. Of an image that is all background, both are the whole size.
-
-    Raises:
-        ValueError: No spatial axis, no channel, no cell, or complex values; or a background that is not one value or
-            one for each channel, or not finite.
-    """
+    """Cells of background before the first and after the last cell with content, along every spatial axis."""
     check_images(images)
     occupied = (images != background_value(images, background)).any(dim=1)
     margins = []
@@ -91,11 +75,7 @@ def paste_on_canvas(
 
 
 def window_size(argument: str, sizes: Sequence[int], given: int | Sequence[int]) -> tuple[int, ...]:
-    """The "canvas_size" around or the "crop_size" within images of some sizes, with one number for each axis.
-
-    Raises:
-        ValueError: Not one size for each axis, a canvas smaller than the images, or a window larger or empty.
-    """
+    """The "canvas_size" around or the "crop_size" within images of some sizes, with one number for each axis."""
     window = tuple(given) if isinstance(given, Sequence) else (given,) * len(sizes)
     pairs = tuple(zip(window, sizes, strict=False))
     if argument == "canvas_size":

@@ -100,21 +100,13 @@ class Movement:
         return MODES[self.mode].wraps
 
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
-        """Spatial size of what a model gets: of the canvas, of the window, or of the images.
-
-        Raises:
-            ValueError: A canvas smaller or a window larger than the images.
-        """
+        """Spatial size of what a model gets: of the canvas, of the window, or of the images."""
         if self.canvas_size is not None:
             return window_size("canvas_size", image_size, self.canvas_size)
         return tuple(image_size) if self.crop_size is None else window_size("crop_size", image_size, self.crop_size)
 
     def place(self, images: Tensor) -> Shaped[Tensor, "batch channels *placed"]:
-        """The images as they lie before any shift: on their canvas in mode `canvas`, as they are in the others.
-
-        Raises:
-            ValueError: No spatial axis; integer images in a sub-pixel mode; a canvas or window that does not fit them.
-        """
+        """The images as they lie before any shift: on their canvas in mode `canvas`, as they are in the others."""
         check_images(images)
         if MODES[self.mode].takes_fractions and not images.is_floating_point():
             expected = f"a floating-point dtype, since mode {self.mode!r} moves by fractions"
@@ -125,16 +117,7 @@ class Movement:
     def check(
         self, placed: Shaped[Tensor, "batch channels *sizes"], shifts: Iterable[SubpixelShift]
     ) -> tuple[tuple, ...]:
-        """The shifts in the order given, each with one step for every axis; whole steps are ints, repeats count once.
-
-        Args:
-            placed: What `place` gave, a batch of it.
-            shifts: The set of shifts.
-
-        Raises:
-            ValueError: No shift; one longer than the canvas; fractions of a cell in a mode of whole cells; content
-                that would be lost in modes `lossless` and `canvas`; a window that would leave the images in `crop`.
-        """
+        """The shifts in the order given, one step for every axis, whole ones as ints; repeats count once."""
         sizes, mode = tuple(placed.shape[2:]), MODES[self.mode]
         steps = check_shifts(sizes, shifts)
         if not mode.takes_fractions:
@@ -231,31 +214,24 @@ def make_movement(
 def check_lossless(
     sizes: Sequence[int], margins: Int[Tensor, "batch axes sides"], shifts: Iterable[Sequence[int | float]]
 ) -> None:
-    """Check that no shift pushes anything but background, of which there are these margins, over an edge.
-
-    Raises:
-        ValueError: Content would leave; the message names the axes and how many images lose pixels.
-    """
-    room = margins.amin(dim=0).tolist() if len(margins) else [(0, 0)] * len(sizes)
+    """Check that no shift pushes anything but background, of which there are these margins, over an edge."""
+    if not len(margins):
+        return
+    room = margins.amin(dim=0).tolist()
     for shift in shifts:
         if all(-before <= step <= after for step, (before, after) in zip(shift, room, strict=True)):
             continue
-        losses = []
-        for axis, step in enumerate(shift):
-            margin = margins[:, axis, 1 if step > 0 else 0]
-            losing = int((margin < abs(step)).sum())
-            if losing:
-                losses.append(f"along axis {axis} (size {sizes[axis]}) {losing} of {len(margin)} images lose pixels")
-        if losses:
-            raise wrong_value("shift", shift, f"one that moves only background over the edge; {', '.join(losses)}")
+        losing = [int((margins[:, axis, int(step > 0)] < abs(step)).sum()) for axis, step in enumerate(shift)]
+        losses = [
+            f"along axis {axis} (size {sizes[axis]}) {count} of {len(margins)} images lose pixels"
+            for axis, count in enumerate(losing)
+            if count
+        ]
+        raise wrong_value("shift", shift, f"one that moves only background over the edge; {', '.join(losses)}")
 
 
 def check_room(sizes: Sequence[int], window: Sequence[int], shifts: Iterable[Sequence[int | float]]) -> None:
-    """Check that no shift takes the window over an edge of images of these sizes; `crop` says which do not.
-
-    Raises:
-        ValueError: A shift does not fit; the message names the axis and the shifts that do.
-    """
+    """Check that no shift takes the window over an edge of images of these sizes; `crop` says which do not."""
     for shift in shifts:
         for axis, (side, part, step) in enumerate(zip(sizes, window, shift, strict=True)):
             last = (side - part) // 2

@@ -83,10 +83,6 @@ def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift]) -> tuple
     """The set of shifts in the order given, each as one number for each axis; repeats count once.
 
     Whole numbers are ints, and a single number moves along the last axis.
-
-    Raises:
-        ValueError: No shift at all, not one finite number for each axis, or further than the canvas of these sizes is
-            long.
     """
     checked: dict[tuple[int | float, ...], None] = {}
     for shift in shifts:

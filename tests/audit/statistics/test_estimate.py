@@ -6,7 +6,6 @@ from teka.audit import Estimate
 from teka.audit.statistics.estimate import (
     BootstrapSettings,
     Curve,
-    difference_over_seeds,
     mean_over_seeds,
     scipy_special,
     student_quantile,
@@ -22,12 +21,11 @@ def test_the_quantile_is_that_of_the_published_table(degrees, confidence):
     assert student_quantile((1 + confidence) / 2, degrees) == pytest.approx(TABLE[degrees, confidence], abs=6e-4)
 
 
-def test_a_mean_over_seeds_has_students_interval_and_a_difference_is_paired():
+def test_a_mean_over_seeds_has_students_interval():
     found = mean_over_seeds([0.5, 0.7])
     half = 0.1 * student_quantile(0.975, 1)
     assert (found.value, found.half_width) == pytest.approx((0.6, half))
     assert (found.lower, found.upper) == pytest.approx((0.6 - half, 0.6 + half))
-    assert difference_over_seeds([0.5, 0.7, 0.6], [0.4, 0.5, 0.6]) == mean_over_seeds([0.5 - 0.4, 0.7 - 0.5, 0.0])
 
 
 def test_one_seed_has_a_mean_but_no_interval():
@@ -38,8 +36,6 @@ def test_one_seed_has_a_mean_but_no_interval():
 def test_what_has_no_mean_over_seeds_is_refused():
     with pytest.raises(ValueError, match=r"values is \[\], expected one value or more"):
         mean_over_seeds([])
-    with pytest.raises(ValueError, match=r"^second is \[1.0\], expected 2 values"):
-        difference_over_seeds([1.0, 2.0], [1.0])
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, 95.0])

@@ -17,8 +17,7 @@ from teka.audit.statistics.intervals import (
     estimate_magnitude,
     estimate_mean_share,
     exact_interval,
-    highest_of,
-    lowest_of,
+    extreme_of,
     magnitude_curve,
     share_curve,
     two_level_curve,
@@ -142,7 +141,7 @@ def test_the_band_covers_all_shares_together_and_the_lowest_while_the_intervals_
         curve = share_curve(outcomes, BootstrapSettings(num_resamples=200, seed=trial))
         band += holds(curve.band_lower, curve.band_upper, share)
         alone += holds(curve.lower, curve.upper, share)
-        minimum = lowest_of(curve, 0.95)
+        minimum = extreme_of(curve, "lowest", 0.95)
         lowest += minimum.lower <= share <= minimum.upper
     # Three standard deviations of a share of 0.95 in 150 trials are 0.053.
     assert band / TRIALS > 0.897
@@ -222,7 +221,7 @@ def test_few_images_have_no_bootstrap_but_shares_have_wilson():
     assert (number.lower, number.upper, number.method) == (number.value, number.value, NO_INTERVAL)
     curve = magnitude_curve(magnitudes, resamples, 0.95)
     assert curve.lower == curve.band_upper == curve.values
-    assert curve.method == highest_of(curve, 0.95).method == NO_INTERVAL
+    assert curve.method == extreme_of(curve, "highest", 0.95).method == NO_INTERVAL
     share = estimate_mean_share(magnitudes, 0.95)
     assert share.method == WILSON_IMAGES
     assert share.lower < share.value < share.upper

@@ -36,11 +36,7 @@ class Checkpoint:
         self._pause = SECONDS_BETWEEN
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, float | int]] | None:
-        """The tensors and numbers that were written, or None if there is no file.
-
-        Raises:
-            ValueError: Not such a file, cut off, or the state of another measurement; the message names what differs.
-        """
+        """The tensors and numbers that were written, or None if there is no file."""
         if not self.path.exists():
             return None
         try:

@@ -43,15 +43,6 @@ def noise_floor(
 
     The norms run over all images, in float64. For the precision a deep copy of the module is cast to float64, or to
     float32 where the images are in float64; the function itself is left alone.
-
-    Args:
-        function: Takes images (B, C, *S) and returns a real tensor (B, …).
-        images: Images (N, C, *S) of a floating-point dtype.
-        other_dtype: Whether to measure the precision too, which takes a copy of the module and one more call.
-        batch_size: Images for one call.
-
-    Raises:
-        ValueError: A module in training mode, no images, or an output that is no finite real tensor (B, …).
     """
     check_evaluation_mode("function", function)
     check_images(images)
@@ -126,17 +117,6 @@ def sensitivity_map(
     Everything in an output counts as one vector that should stay: of a map that moves along with its images, take a
     mean first. The median is over the pairs of the first `SCALE_IMAGES` images, or fewer where their
     outputs have more than `SCALE_NUMBERS` numbers in all.
-
-    Args:
-        function: Takes images (B, C, *S), as `movement` shows them, and returns a real tensor (B, …).
-        images: Images (N, C, *S), at least two.
-        shifts: The set of shifts, as of `teka.audit.square_shifts` for a map.
-        movement: How images are moved.
-        batch_size: Images for one call.
-
-    Raises:
-        ValueError: A module in training mode, fewer than two images, a shift that does not fit, an output that is no
-            finite real tensor (B, …), or outputs that are the same for at least half of the pairs of images.
 
     Source: after Kauderer-Abrams 2017, "Quantifying translation-invariance in convolutional neural networks"
     (arXiv:1801.01450).

@@ -146,11 +146,7 @@ def measure_responses(
 def _keep(measurement: Measurement, keeper: Checkpoint, deadline: Deadline) -> None:
     responses = measurement.sound_responses(deadline.seconds)
     if measurement.table is not None and responses is not None:
-        numbers = {
-            "calls": responses.calls,
-            "seconds": responses.seconds,
-            "forward_seconds": responses.forward_seconds,
-        }
+        numbers = {name: getattr(responses, name) for name in ("calls", "seconds", "forward_seconds")}
         keeper.write(measurement.table.tensors(), numbers)
 
 
@@ -161,10 +157,8 @@ def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> i
     tensors, numbers = stored
     table, difference = measurement.restore(tensors, batch_size)
     if not difference <= SAME_MODEL:
-        expected = (
-            f"the state of this model; its answers to the unshifted images differ by {difference:.2g} of their norm"
-        )
-        raise wrong_value("checkpoint", str(keeper.path), expected)
+        expected = f"of this model; its answers to the unshifted images differ by {difference:.2g} of their norm"
+        raise wrong_value("checkpoint", str(keeper.path), f"the state {expected}")
     measurement.calls += int(numbers["calls"])
     measurement.seconds_before = numbers["seconds"]
     measurement.forward_seconds += numbers["forward_seconds"]

@@ -34,10 +34,6 @@ def infer_output(
 
     For "auto", (B, K) with K ≥ 2 is logits; (B, C', *S') with as many spatial axes as the images is dense if its sizes
     divide those of the images and are not all 1, or if a stride is given; all else is features.
-
-    Raises:
-        ValueError: An unknown kind, a shape that is not of this kind, sizes that no stride explains, or a stride for
-            what is not dense.
     """
     if output not in OUTPUT_CHOICES:
         raise unknown_name("output", output, OUTPUT_CHOICES)
@@ -67,11 +63,7 @@ def infer_output(
 
 
 def check_stride(stride: int | Sequence[int] | None, num_axes: int) -> tuple[int, ...] | None:
-    """The stride with one number for every axis, or None.
-
-    Raises:
-        ValueError: Not whole numbers of at least 1, or not one for each axis.
-    """
+    """The stride with one number for every axis, or None."""
     if stride is None:
         return None
     strides = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
@@ -108,12 +100,7 @@ class Measurement:
         self.calls, self.seconds_before, self.forward_seconds = 0, 0.0, 0.0
 
     def answer(self, entries: Int[Tensor, " batch"]) -> ResponseTable:
-        """Ask the model for ascending entries in one call, and take its answers into the table.
-
-        Raises:
-            ModelError: The model raised, or gave what cannot be measured, in this call or in one of the last 16.
-            ValueError: The first output is not what it was said to be, or has no counterpart at some shift.
-        """
+        """Ask the model for ascending entries in one call, and take its answers into the table."""
         output, seen_size = self._call(entries)
         if self.table is None:
             self.table = self._begin(output, seen_size)
@@ -135,11 +122,7 @@ class Measurement:
         return self.table, float(torch.linalg.vector_norm(now - then) / norm.clamp(min=torch.finfo(norm.dtype).tiny))
 
     def responses(self, seconds: float) -> Responses:
-        """The answers so far; to the seconds since this start those of earlier ones are added.
-
-        Raises:
-            ModelError: NaN or infinity in what the last calls gave.
-        """
+        """The answers so far; to the seconds since this start those of earlier ones are added."""
         assert self.table is not None
         self.table.flush()
         return self.table.responses(self.calls, self.seconds_before + seconds, self.forward_seconds)

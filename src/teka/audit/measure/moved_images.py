@@ -30,9 +30,6 @@ class MovedImages:
     Entry p of these N · S is image p mod N at shift p div N, the first N are the unshifted images. The images
     (N, C, *S) go to the device once if they fit into 1 GiB there, and else batch by batch; they are moved on the
     device, or where they are if it is None.
-
-    Raises:
-        ValueError: No images, or none with spatial axes; what `Movement.check` refuses; no zero shift in the set.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -26,9 +25,6 @@ class ResponseTable:
     The outputs for the unshifted images are kept, to compare the others with: N · K numbers of logits,
     N · C' · H' · W' of dense maps; on the device if they fit into 1 GiB there. Labels are classes (N,) in int64 on the
     CPU; the first output of the model tells shape, dtype and device.
-
-    Raises:
-        ValueError: Shifts that dense outputs of this stride have no counterpart for, or labels beyond the logits.
     """
 
     def __init__(
@@ -62,9 +58,6 @@ class ResponseTable:
         """Take the output (B, …) of a batch of entries, which ascend from batch to batch.
 
         Small outputs wait until there are enough of them, and are noted together.
-
-        Raises:
-            ModelError: Another shape than that of the first; or what `flush` finds.
         """
         if output.shape[1:] != self.references.shape[1:]:
             raise ModelError(
@@ -80,11 +73,7 @@ class ResponseTable:
             self.flush()
 
     def flush(self) -> None:
-        """Note the outputs that wait.
-
-        Raises:
-            ModelError: NaN or infinity; what came before the first of them is noted.
-        """
+        """Note the outputs that wait."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -111,15 +100,14 @@ class ResponseTable:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, to be written to a file."""
-        tensors = {"references": self.references, "evaluated": self._evaluated, **self._columns}
-        return tensors if self._predictions is None else {**tensors, "predictions": self._predictions}
+        return {"references": self.references, **self._tables()}
+
+    def _tables(self) -> dict[str, Tensor]:
+        tables = {"evaluated": self._evaluated, **self._columns}
+        return tables if self._predictions is None else {**tables, "predictions": self._predictions}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Resume from what `tensors` gave.
-
-        Raises:
-            ValueError: Tensors of another table.
-        """
+        """Resume from what `tensors` gave."""
         for name, tensor in self.tensors().items():
             stored = tensors.get(name)
             if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
@@ -129,25 +117,17 @@ class ResponseTable:
     def responses(self, calls: int, seconds: float, forward_seconds: float) -> Responses:
         """The table with its shifts in the order in which they were given."""
         place = torch.tensor(self._moved.order).argsort()
-        tables = {
-            name: values.reshape(len(place), -1)[place]
-            for name, values in self.tensors().items()
-            if name != "references"
-        }
-        moved = self._moved
-        responses = Responses(
-            moved.movement,
-            moved.given_shifts,
+        tables = {name: values.reshape(len(place), -1)[place] for name, values in self._tables().items()}
+        return Responses(
+            self._moved.movement,
+            self._moved.given_shifts,
             self._output_name,
-            tables.pop("evaluated"),
-            tables.pop("error_squared"),
-            tables.pop("norm_squared"),
-            self._labels,
+            labels=self._labels,
             calls=calls,
             seconds=seconds,
             forward_seconds=forward_seconds,
+            **tables,
         )
-        return replace(responses, **tables)
 
     def _note(self, entries: Tensor, output: Tensor) -> None:
         images = entries % self._moved.num_images
@@ -220,10 +200,6 @@ def check_dense_shifts(
 
     A shift by s pixels moves a map of stride r by s / r cells, which must be a whole number. In mode `fourier` the map
     is moved by the same interpolation and any shift will do; in mode `bilinear`, on axes of stride 1.
-
-    Raises:
-        ValueError: A shift by no whole number of cells, or one that leaves no cell to compare; or a circular mode, and
-            maps that do not cover the images.
     """
     mode = movement.mode
     sides = list(zip(size, stride, strict=True))

@@ -12,15 +12,7 @@ from teka.audit.movement import Movement
 from teka.errors import wrong_value
 
 OUTPUTS = ("logits", "features", "dense")
-_TABLES = (
-    "evaluated",
-    "error_squared",
-    "norm_squared",
-    "predictions",
-    "loss",
-    "probability_change",
-    "divergence",
-)
+_TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "loss", "probability_change", "divergence")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +78,7 @@ class Responses:
         return [index for index, shift in enumerate(self.shifts) if any(shift)]
 
     def along(self, axis: int) -> dict[int | float, int]:
-        """Index of each shift that is zero on every other axis, by its step along this one.
-
-        Args:
-            axis: A spatial axis, counted from 0; of images, 0 is dy and 1 is dx. Negative numbers count from the last.
-
-        Raises:
-            ValueError: No such axis.
-        """
+        """Index of each shift that is zero on every other axis, by its step along this one."""
         num_axes = len(self.shifts[0])
         if not -num_axes <= axis < num_axes:
             raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
@@ -150,11 +135,7 @@ class Responses:
         return (self.evaluated & ~self.correct).any(dim=0)
 
     def take_complete(self) -> "Responses":
-        """The responses at the shifts that are complete.
-
-        Raises:
-            ValueError: The zero shift is not complete.
-        """
+        """The responses at the shifts that are complete."""
         complete = self.complete
         if not complete[self.zero]:
             raise wrong_value("responses", "not complete at the zero shift", "every image at the zero shift")
@@ -176,28 +157,17 @@ class Responses:
 
 
 def take_common(responses: Sequence[Responses]) -> list[Responses]:
-    """The responses of several models to the same images at the shifts that are complete for all of them.
-
-    Raises:
-        ValueError: The zero shift is not complete for all.
-    """
+    """The responses of several models to the same images at the shifts that are complete for all of them."""
     complete = torch.stack([each.complete for each in responses]).all(dim=0)
     return [replace(each, evaluated=each.evaluated & complete[:, None]).take_complete() for each in responses]
 
 
 def check_same_images(argument: str, first: Responses, other: Responses) -> None:
-    """Check that responses, given as an argument of this name, are to the same images as the first, moved alike.
-
-    Raises:
-        ValueError: Another movement, set of shifts, number of images, or labels.
-    """
+    """Check that responses, given as an argument of this name, are to the same images as the first, moved alike."""
     for name in ("movement", "shifts", "num_images"):
         mine, expected = getattr(other, name), getattr(first, name)
         if mine != expected:
             raise wrong_value(f"{argument}.{name}", mine, f"that of the first responses, {expected!r}")
-    if (
-        first.labels is not None
-        and other.labels is not None
-        and not torch.equal(first.labels.to(torch.int64), other.labels.to(torch.int64))
-    ):
+    labels = [each.labels.to(torch.int64) for each in (first, other) if each.labels is not None]
+    if len(labels) == 2 and not torch.equal(*labels):
         raise wrong_value(f"{argument}.labels", "others", "those of the first responses: the same images in one order")

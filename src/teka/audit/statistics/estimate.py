@@ -62,16 +62,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class BootstrapSettings:
-    """What all intervals of one audit share.
-
-    Args:
-        confidence: Of each interval, and of each band, between 0 and 1.
-        num_resamples: Resamples of the images, and draws for the critical value of a band.
-        seed: Their seed.
-
-    Raises:
-        ValueError: A confidence outside (0, 1), or less than one resample beyond each end of an interval.
-    """
+    """What all intervals of one audit share."""
 
     confidence: float = 0.95
     num_resamples: int = 1000
@@ -94,13 +85,6 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estima
 
     One seed has no interval: both ends are the value, and `half_width` is None. Of two models, pass the differences of
     the seeds that both have: that is the paired interval.
-
-    Args:
-        values: One value for each seed.
-        confidence: Of the interval, between 0 and 1.
-
-    Raises:
-        ValueError: No value, or a confidence outside (0, 1).
     """
     check_confidence(confidence)
     if not values:
@@ -110,22 +94,6 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estima
         return Estimate(mean, mean, mean, confidence, NO_INTERVAL_OF_ONE)
     half = student_quantile((1 + confidence) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, confidence, STUDENT)
-
-
-def difference_over_seeds(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Mean of the first less the second, paired by seed: `mean_over_seeds` of the differences.
-
-    Args:
-        first: One value for each seed.
-        second: One for each of the same seeds.
-        confidence: Of the interval, between 0 and 1.
-
-    Raises:
-        ValueError: No value, not as many of both, or a confidence outside (0, 1).
-    """
-    if len(first) != len(second):
-        raise wrong_value("second", list(second), f"{len(first)} values, one for each seed of the first")
-    return mean_over_seeds([one - other for one, other in zip(first, second, strict=True)], confidence)
 
 
 def student_quantile(probability: float, degrees: float | int) -> float:

@@ -215,15 +215,14 @@ def make_curve(ends: Sequence[Float[Tensor, " shifts"]], method: str) -> Curve:
     return Curve(values, lower, upper, band_lower, band_upper, method)
 
 
-def lowest_of(curve: Curve, confidence: float) -> Estimate:
-    """The lowest share of a curve; its interval is the band's, which covers the lowest because it covers all."""
-    return Estimate(min(curve.values), min(curve.band_lower), min(curve.band_upper), confidence, EXACT_SIMULTANEOUS)
-
-
-def highest_of(curve: Curve, confidence: float) -> Estimate:
-    """The highest magnitude of a curve; its interval is the band's, which covers the highest because it covers all."""
-    method = NO_INTERVAL if curve.method == NO_INTERVAL else BOOTSTRAP_SIMULTANEOUS
-    return Estimate(max(curve.values), max(curve.band_lower), max(curve.band_upper), confidence, method)
+def extreme_of(curve: Curve, over: str, confidence: float) -> Estimate:
+    """The "lowest" share or "highest" magnitude of a curve; the band covers it because it covers all."""
+    end = min if over == "lowest" else max
+    if curve.method == NO_INTERVAL:
+        method = NO_INTERVAL
+    else:
+        method = EXACT_SIMULTANEOUS if over == "lowest" else BOOTSTRAP_SIMULTANEOUS
+    return Estimate(end(curve.values), end(curve.band_lower), end(curve.band_upper), confidence, method)
 
 
 def two_level_curve(

@@ -26,10 +26,10 @@ class CurveMetric:
     """
 
     label: str
-    unit: str
-    better: str
     meaning: str
     of: Callable[[Responses], Any]
+    unit: str = ""
+    better: str = "lower"
     is_ratio: bool = False
     known_at_zero: bool = False
     largest: float = sys.float_info.max
@@ -68,10 +68,10 @@ class NumberMetric:
     """
 
     label: str
-    better: str
     meaning: str
     curve: str
     over: str
+    better: str = "lower"
     is_compared: bool = False
 
     @property
@@ -91,9 +91,8 @@ class NumberMetric:
 
     def has_cases(self, responses: Responses) -> bool:
         """Whether there are shifts and images for it among the responses, of which some define its curve."""
-        if self.over == "mean of correct" and (
-            responses.correct is None or not responses.correct[responses.zero].any()
-        ):
+        correct = responses.correct
+        if self.over == "mean of correct" and (correct is None or not correct[responses.zero].any()):
             return False
         return bool(responses.moved) or self.over in ("zero", "lowest", "every")
 
@@ -135,71 +134,62 @@ _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all imag
 
 CURVES = {
     "accuracy": CurveMetric(
-        "correct (%)", "%", "higher", "share of the images answered correctly", lambda r: r.correct, largest=1.0
+        "correct (%)", "share of the images answered correctly", lambda r: r.correct, "%", "higher", largest=1.0
     ),
-    "loss": CurveMetric(
-        "cross-entropy (nats)", "nats", "lower", "mean cross-entropy of the label, in nats", lambda r: r.loss
-    ),
+    "loss": CurveMetric("cross-entropy (nats)", "mean cross-entropy of the label, in nats", lambda r: r.loss, "nats"),
     "agreement": CurveMetric(
         "answered as unshifted (%)",
-        "%",
-        "higher",
         "share of the images answered as the unshifted image",
         lambda r: r.agreement,
+        "%",
+        "higher",
         known_at_zero=True,
         largest=1.0,
     ),
     "probability_change": CurveMetric(
-        "mean |Δp| of the class answered",
-        "",
-        "lower",
-        f"mean {_PROBABILITY}",
-        lambda r: r.probability_change,
-        largest=1.0,
+        "mean |Δp| of the class answered", f"mean {_PROBABILITY}", lambda r: r.probability_change, largest=1.0
     ),
-    "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", "nats", "lower", f"mean {_DIVERGENCE}", lambda r: r.divergence),
-    "error": CurveMetric("relative error", "", "lower", _ERROR, lambda r: r.errors, is_ratio=True),
+    "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", f"mean {_DIVERGENCE}", lambda r: r.divergence, "nats"),
+    "error": CurveMetric("relative error", _ERROR, lambda r: r.errors, is_ratio=True),
 }
 """The numbers at every shift, by the name under which they are saved."""
 
 NUMBERS = {
     "accuracy": NumberMetric(
-        "unshifted", "higher", "share of the images answered correctly, unshifted", "accuracy", "zero", True
+        "unshifted", "share of the images answered correctly, unshifted", "accuracy", "zero", "higher", True
     ),
     "minimum_accuracy": NumberMetric(
-        "worst shift", "higher", "share answered correctly at the one shift where it is lowest", "accuracy", "lowest"
+        "worst shift", "share answered correctly at the one shift where it is lowest", "accuracy", "lowest", "higher"
     ),
     "worst_shift_accuracy": NumberMetric(
-        "every shift", "higher", "share answered correctly at every shift", "accuracy", "every", True
+        "every shift", "share answered correctly at every shift", "accuracy", "every", "higher", True
     ),
     "consistency": NumberMetric(
         "consistency",
-        "higher",
         "share of images and shifts, but zero, answered as the unshifted image",
         "agreement",
         "mean",
+        "higher",
         True,
     ),
     "consistency_when_right": NumberMetric(
         "consistency when correct",
-        "higher",
         "the same of images that are answered correctly when unshifted",
         "agreement",
         "mean of correct",
+        "higher",
     ),
     "flip_rate": NumberMetric(
-        "flip rate", "lower", "share of images and shifts answered otherwise: 1 − consistency", "agreement", "rest"
+        "flip rate", "share of images and shifts answered otherwise: 1 − consistency", "agreement", "rest"
     ),
     "probability_change": NumberMetric(
-        "mean |Δp|", "lower", f"mean over the shifts of the {_PROBABILITY}", "probability_change", "mean", True
+        "mean |Δp|", f"mean over the shifts of the {_PROBABILITY}", "probability_change", "mean", is_compared=True
     ),
     "divergence": NumberMetric(
-        "KL (nats)", "lower", f"mean over the shifts of the {_DIVERGENCE}", "divergence", "mean", True
+        "KL (nats)", f"mean over the shifts of the {_DIVERGENCE}", "divergence", "mean", is_compared=True
     ),
-    "mean_error": NumberMetric("mean error", "lower", f"mean over the shifts of {_ERROR}", "error", "mean", True),
-    "maximum_error": NumberMetric(
-        "largest error", "lower", "the same at the shift where it is largest", "error", "highest"
-    ),
+    "mean_error": NumberMetric("mean error", f"mean over the shifts of {_ERROR}", "error", "mean", is_compared=True),
+    "maximum_error": NumberMetric("largest error", "the same at the shift where it is largest", "error", "highest"),
 }
 """The numbers of a set of shifts, by the name under which they are saved; means are over all shifts but zero."""
 

@@ -13,8 +13,7 @@ from teka.audit.statistics.intervals import (
     estimate_magnitude,
     estimate_mean_share,
     estimate_share,
-    highest_of,
-    lowest_of,
+    extreme_of,
     magnitude_curve,
     share_curve,
     two_level_curve,
@@ -58,7 +57,7 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
 
     def estimated(metric: NumberMetric) -> Estimate:
         if metric.is_extreme:
-            return (lowest_of if metric.over == "lowest" else highest_of)(curves[metric.curve], confidence)
+            return extreme_of(curves[metric.curve], metric.over, confidence)
         if not metric.is_share:
             return estimate_magnitude(_mean_over_shifts(complete, averages[metric.curve]), confidence)
         values, weights = metric.of_images(responses if metric.over == "every" else complete)
@@ -164,13 +163,5 @@ def _metrics(
 ) -> Metrics:
     done = set(complete.shifts)
     skipped = tuple(shift for shift in responses.shifts if shift not in done)
-    return Metrics(
-        responses.movement,
-        responses.output,
-        responses.num_images,
-        complete.shifts,
-        skipped,
-        curves,
-        numbers,
-        confidence,
-    )
+    kind = responses.movement, responses.output, responses.num_images
+    return Metrics(*kind, complete.shifts, skipped, curves, numbers, confidence)
