@@ -139,16 +139,9 @@ def test_a_folder_without_a_run_or_with_a_file_that_is_not_json_is_an_error(tmp_
 
 def test_the_options_of_a_layer_reach_the_model():
     run = Run.of(
-        position="fourier",
-        position_heads=1,
-        num_waves=3,
-        longest_wave=9.0,
-        wave_weight=2.0,
-        epsilon=0.25,
-        query_key="normalized",
-        gate=True,
-        value_convolution=3,
-    )
+        position="fourier", position_heads=1, num_waves=3, longest_wave=9.0, wave_weight=2.0, epsilon=0.25,
+        query_key="normalized", gate=True, value_convolution=3,
+    )  # fmt: skip
     layer = run.make_model(image_size=(6, 6), in_channels=1, num_classes=3).get_submodule("blocks.0.attention")
     names = set(layer.state_dict())
     assert layer.get_parameter("relative.frequency").shape == (1, 3, 2)

@@ -22,9 +22,8 @@ from teka.experiments.study.run_study import Progress
 from teka.files import make_directory
 from teka.training import Run, ShiftSettings, TrainedRun, measure, restore, train, write_shift_report
 from teka.training.shift import check_same_data
-from teka.training.shift_page import write_report
+from teka.training.shift_page import finding, plain_table, write_report
 from teka.training.shift_report import load_report
-from teka.training.shift_text import finding, plain_table
 
 # Edges meet, so that rolling an image is a symmetry of the exact models. No image is held out of so few.
 BASE = Run.of(stem="convolution", periodic=True, dim=32, heads=2, depth=3, epochs=14, batch_size=32, validation_size=0)

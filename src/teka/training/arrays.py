@@ -14,17 +14,9 @@ Layout = Mapping[str, tuple[str, tuple[int | str, ...]]]
 
 
 def read_arrays(path: Path, layout: Layout, expected: str) -> dict[str, np.ndarray]:
-    """Read arrays.
+    """Read the arrays of a layout: for each the kind of its dtype, a key of `KINDS`, and its shape.
 
-    Args:
-        path: The file.
-        layout: For each array the kind of its dtype, a key of `KINDS`, and its shape. A size with a name may be any of
-            at least 1, but is the same wherever the name stands.
-        expected: What the file is, for the error where it is missing.
-
-    Raises:
-        ValueError: The file is missing or not such an archive, or an array is missing, of the wrong kind or shape; it
-            names the file and the array.
+    A size with a name may be any of at least 1, but is the same wherever the name stands.
     """
     if not path.is_file():
         raise ValueError(f"{path} is not a file, expected {expected}")

@@ -1,6 +1,7 @@
 """Batches of a split, in an order that only the seed and the epoch decide, whatever they are divided among."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -34,12 +35,8 @@ class Parts(Sampler[Part]):
     """The images of every step, in a new order every epoch, divided into parts.
 
     The order is that of a generator seeded with (seed, epoch). A step takes the next `batch_size` images of it, the
-    last step of an epoch what is left, and part p of P of a step every P-th of its images from the p-th on. A process
-    goes through its parts of a step one after another; what all parts of all processes amount to is the same for any
-    number of them.
-
-    Raises:
-        ValueError: More parts than images in a step.
+    last step of an epoch what is left, and part p of P of a step every P-th of its images from the p-th on. What all
+    parts of all processes amount to is the same for any number of them.
     """
 
     def __init__(
@@ -71,11 +68,11 @@ class Parts(Sampler[Part]):
         return self.accumulate * -(-self.num_images // self.batch_size)
 
 
+@dataclass
 class _ImagesOfParts(TorchDataset[TrainBatch]):
     """The images of a part, taken at once."""
 
-    def __init__(self, split: Split) -> None:
-        self.split = split
+    split: Split
 
     def __getitem__(self, part: Part) -> TrainBatch:
         return TrainBatch(self.split.images[part.indices], self.split.labels[part.indices], part.weight)
@@ -84,10 +81,7 @@ class _ImagesOfParts(TorchDataset[TrainBatch]):
 def train_batches(
     split: Split, *, batch_size: int, seed: int, accumulate: int = 1, rank: int = 0, world_size: int = 1
 ) -> DataLoader:
-    """Shuffled batches of every image of the split, with what their mean loss counts for; the last may be smaller.
-
-    The options are those of `Parts`.
-    """
+    """Shuffled batches of every image of the split, with what their mean loss counts for, by the options of `Parts`."""
     parts = Parts(len(split), batch_size=batch_size, seed=seed, accumulate=accumulate, rank=rank, world_size=world_size)
     return DataLoader(_ImagesOfParts(split), batch_size=None, sampler=parts)
 

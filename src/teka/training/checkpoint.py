@@ -28,10 +28,9 @@ UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyErr
 
 
 class Checkpoints(Callback):
-    """Writes a training's state after each epoch, and before it that of the best one; says when patience is over.
+    """Writes a training's state after each epoch, and says when patience is over; the last of a training's callbacks.
 
-    What has been best so far is part of the state. As the best is written first, a training that is killed between the
-    two repeats that epoch and writes the same again. It must come after the callbacks whose state it is to keep.
+    The best one is written first: a training that is killed between the two repeats that epoch and writes it again.
     """
 
     def __init__(self, folder: Path, run: Run, start: Path | None) -> None:
@@ -84,39 +83,24 @@ class WholeFiles(TorchCheckpointIO):
 
 
 def find_checkpoint(folder: Path, run: Run) -> Path | None:
-    """The checkpoint that a training resumes from, None if there is none.
-
-    Where the last one is damaged it is the previous, with a warning.
-
-    Raises:
-        ValueError: There are checkpoints, and none of them is whole; or they are those of another run.
-    """
-    last, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
-    if not last.is_file() and not previous.is_file():
+    """The checkpoint that a training resumes from, the previous one if the last is damaged; None if there is none."""
+    found, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
+    if not found.is_file() and not previous.is_file():
         return None
-    found = last
     try:
-        kept = check_run(last, run)
+        kept = check_run(found, run)
     except BrokenCheckpointError as error:
         if not previous.is_file():
             raise
-        kept = check_run(previous, run)
+        found, kept = previous, check_run(previous, run)
         warnings.warn(f"{error}; the epoch before it is taken, from {previous}", stacklevel=2)
-        found = previous
     if not kept:
         raise wrong_value("checkpoint", str(found), "one that says what was best so far: it is of an older teka")
     return found
 
 
 def check_run(path: Path, run: Run) -> dict[str, object]:
-    """Check that a checkpoint is of this run, wherever its data lie; gives what `Checkpoints` kept in it.
-
-    An older teka kept nothing, so that a checkpoint of its is not compared.
-
-    Raises:
-        BrokenCheckpointError: The checkpoint cannot be read.
-        ValueError: It is of another run, or lacks a part; the message names what differs.
-    """
+    """Check that one is of this run, wherever its data lie; what `Checkpoints` kept, {} of an older teka's."""
     content = _read(path)
     missing = [part for part in PARTS if part not in content]
     if missing:
@@ -162,11 +146,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The model's state_dict of a checkpoint.
-
-    Raises:
-        ValueError: Missing, truncated, or not such a checkpoint.
-    """
+    """The model's state_dict of a checkpoint."""
     prefix = "model."
     state = _read(path)["state_dict"]
     if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()):
@@ -175,11 +155,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a checkpoint into a model of the same architecture.
-
-    Raises:
-        ValueError: The checkpoint cannot be read, or is of another architecture; the model is then as it was.
-    """
+    """Load a checkpoint into a model of the same architecture; after an error the model is as it was."""
     found, wanted = read_weights(path), model.state_dict()
     for name in sorted(wanted.keys() | found.keys()):
         came = tuple(found[name].shape) if name in found else "missing"
@@ -190,15 +166,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def callback_state(path: Path, callback: str) -> dict[str, object]:
-    """What one of Lightning's callbacks, by the name of its class, kept in a checkpoint; nothing if it kept none.
-
-    Raises:
-        ValueError: The checkpoint cannot be read.
-    """
+    """What one of Lightning's callbacks, by the name of its class, kept in a checkpoint; nothing if it kept none."""
     return _callback_state(_read(path), callback)
 
 
-def _callback_state(content: dict[str, Any], callback: str) -> dict[str, object]:
+def _callback_state(content: dict[str, Any], callback: str) -> dict[str, Any]:
     callbacks = content.get("callbacks")
     state = callbacks.get(callback) if isinstance(callbacks, dict) else None
     return state if isinstance(state, dict) else {}

@@ -55,11 +55,7 @@ class Execution:
         check_sizes({"devices": self.devices, "num_nodes": self.num_nodes}, or_none=True)
 
     def prepare(self, model: nn.Module) -> None:
-        """Compile a model and make its blocks compute again what they did not keep, as asked for.
-
-        Raises:
-            ValueError: Blocks are to compute again and the model has none.
-        """
+        """Compile a model and make its blocks, which it must have, compute again what they did not keep, as asked."""
         if self.activation_checkpointing:
             blocks = [module for module in model.modules() if isinstance(module, TransformerBlock)]
             if not blocks:
@@ -92,11 +88,7 @@ class Processes(NamedTuple):
 
     @classmethod
     def of(cls, devices: int | None, num_nodes: int | None) -> "Processes":
-        """As many as a launcher started; without one, as many as asked for, and else 1.
-
-        Raises:
-            ValueError: The launcher started other numbers than those asked for, or not equally many on every machine.
-        """
+        """As many as a launcher started, which must be those asked for; without one, these, and else 1."""
         started = _started()
         if started is None:
             return cls(devices or 1, num_nodes or 1, "")

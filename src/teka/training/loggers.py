@@ -24,11 +24,7 @@ PROJECT = "teka"
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Check that the services are known and their packages installed; nothing is sent.
-
-    Raises:
-        ValueError: Unknown, or not installed.
-    """
+    """Check that the services are known and their packages installed; nothing is sent."""
     for name in names:
         check_name("loggers", name, SERVICES)
         found = find_spec(name)
@@ -44,15 +40,10 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
     resumed run continues. The services are "wandb" (into the project $WANDB_PROJECT) and "mlflow" (to
     $MLFLOW_TRACKING_URI and into the experiment $MLFLOW_EXPERIMENT_NAME). Project and experiment are "teka" by default,
     and MLflow writes into the run's folder.
-
-    Raises:
-        ValueError: A service refuses.
     """
     table = CSVLogger(folder, name=LOGS)
-    loggers: list[Logger] = [
-        table,
-        TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False),
-    ]
+    events = TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False)
+    loggers: list[Logger] = [table, events]
     fields = encode(run.to_dict())
     failed = True
     try:
@@ -73,8 +64,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
 
 
 def _wandb(folder: Path) -> WandbLogger:
-    known = _service_id(folder, "wandb")
-    identity = uuid.uuid4().hex[:8] if known is None else known
+    identity = _service_ids(folder).get("wandb") or uuid.uuid4().hex[:8]
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     logger = WandbLogger(name=folder.resolve().name, id=identity, project=project, save_dir=folder)
     _ = logger.experiment
@@ -83,7 +73,7 @@ def _wandb(folder: Path) -> WandbLogger:
 
 
 def _mlflow(folder: Path) -> MLFlowLogger:
-    known = _service_id(folder, "mlflow")
+    known = _service_ids(folder).get("mlflow")
     address = os.environ.get("MLFLOW_TRACKING_URI")
     if address is None:  # files are for a run of one's own still, but MLflow wants to be told so
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -102,14 +92,10 @@ def _mlflow(folder: Path) -> MLFlowLogger:
     return logger
 
 
-def _service_ids(folder: Path) -> dict[str, object]:
+def _service_ids(folder: Path) -> dict[str, str]:
     path = folder / LOGS / SERVICES_FILE
-    return read_json(path) if path.is_file() else {}
-
-
-def _service_id(folder: Path, service: str) -> str | None:
-    identity = _service_ids(folder).get(service)
-    return identity if isinstance(identity, str) else None
+    known = read_json(path) if path.is_file() else {}
+    return {service: identity for service, identity in known.items() if isinstance(identity, str)}
 
 
 def _keep_service_id(folder: Path, service: str, identity: str) -> None:

@@ -3,22 +3,20 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
-from tqdm import tqdm
-
-from teka.training.checkpoint import callback_state
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 class Clock(Callback):
     """Seconds trained, those before a resume too, and a stop when the loss is not a number."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self) -> None:
+        self.seconds = 0.0
         self._since = time.perf_counter()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -43,18 +41,12 @@ class Clock(Callback):
         self._since = now
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed training goes on with."""
+        """What a resumed training begins with."""
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Resume from there."""
         self.seconds = state_dict["seconds"]
-
-
-def seconds_so_far(checkpoint: Path) -> float:
-    """Seconds of training that a checkpoint counts, 0 if it does not say."""
-    seconds = callback_state(checkpoint, Clock.__name__).get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 def _number(value: float) -> str:
@@ -65,10 +57,6 @@ def _number(value: float) -> str:
 
 def _power(value: float) -> str:
     return f"{value:.1e}".replace("e-0", "e-")
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
 
 
 def _time(seconds: float) -> str:
@@ -83,13 +71,13 @@ def _time(seconds: float) -> str:
 COLUMNS: tuple[tuple[str, str, int, str, Callable[..., str]], ...] = (
     ("", "epoch", 7, "epoch", str),
     ("", "loss", 6, "train_loss", _number),
-    ("training", "accuracy", 9, "train_accuracy", _percent),
+    ("training", "accuracy", 9, "train_accuracy", "{:.1%}".format),
     ("", "loss", 6, "validation_loss", _number),
-    ("held out", "accuracy", 9, "validation_accuracy", _percent),
+    ("held out", "accuracy", 9, "validation_accuracy", "{:.1%}".format),
     ("", "rate", 7, "rate", _power),
     ("images", "/s", 7, "images_per_second", _number),
     ("TFLOP", "/s", 7, "tflops_per_second", _number),
-    ("of", "peak", 6, "flop_utilisation", _percent),
+    ("of", "peak", 6, "flop_utilisation", "{:.1%}".format),
     ("", "time", 8, "time", _time),
     ("", "left", 8, "left", _time),
 )
@@ -99,13 +87,13 @@ class EpochTable(Callback):
     """Prints a row when an epoch ends, and on a terminal shows a bar of the steps below the rows.
 
     Where standard output is no terminal there are rows alone, without control characters. Of several processes the
-    first prints. The training's clock has counted an epoch before its row is printed.
+    first prints. The clock must have counted an epoch before its row is printed.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._learning_rate = 0.0
-        self._bar: tqdm | None = None
+        self._bar: Progress | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the heading."""
@@ -116,14 +104,13 @@ class EpochTable(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the bar."""
         if trainer.is_global_zero and sys.stdout.isatty():
-            self._bar = tqdm(
-                total=int(trainer.num_training_batches),
-                desc=_epoch(trainer),
-                unit="batch",
-                leave=False,
-                file=sys.stdout,
-                dynamic_ncols=True,
+            description, times = TextColumn("{task.description}"), (TimeElapsedColumn(), TimeRemainingColumn())
+            console = Console(force_terminal=True)
+            self._bar = Progress(
+                description, BarColumn(), MofNCompleteColumn(), *times, console=console, transient=True
             )
+            self._bar.add_task(_epoch(trainer), total=int(trainer.num_training_batches))
+            self._bar.start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         """Keep the learning rate of this step: after the last one the schedule says that of the next epoch."""
@@ -134,7 +121,7 @@ class EpochTable(Callback):
     ) -> None:
         """Move the bar on."""
         if self._bar is not None:
-            self._bar.update()
+            self._bar.advance(self._bar.task_ids[0])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the row."""
@@ -161,7 +148,7 @@ class EpochTable(Callback):
 
     def _close(self) -> None:
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
             self._bar = None
 
 

@@ -20,31 +20,23 @@ from teka.flops import flop_counter
 from teka.models import SelfAttentionNetwork
 from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, DegenerateHeads, degenerate_heads
 from teka.provenance import provenance
-from teka.training.batches import batches
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
 from teka.training.classifier import Classifier
 from teka.training.train import train
-from teka.training.trained_run import Evaluation, TrainedRun, evaluate
+from teka.training.trained_run import Evaluation, TrainedRun, confusion_matrix, evaluate
 
 PRUNING_FILE = "pruning.json"
 # As in the code of Cordonnier et al.: 300 epochs at 0.1, then 100 of the pruned network at 0.01.
 SHARE_OF_EPOCHS = 3
 SHARE_OF_LEARNING_RATE = 10
-EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class PrunedModel:
-    """A model's size, cost and accuracy at one time of its pruning.
-
-    Args:
-        parameters: Number of parameters.
-        flops: Operations of matrix products and convolutions for one image, forward in evaluation.
-        accuracy: Share of the test images answered rightly.
-    """
+    """A model's size, cost and accuracy on the test images at one time of its pruning."""
 
     parameters: int
-    flops: int
+    flops: int  # of matrix products and convolutions for one image, forward in evaluation
     accuracy: float
 
 
@@ -155,12 +147,9 @@ def _measure(model: nn.Module, dataset: Dataset) -> PrunedModel:
     images = torch.zeros(1, dataset.in_channels, *dataset.image_size)
     with torch.no_grad(), flop_counter() as counter:
         model(images)
-    right = 0
-    with torch.inference_mode():
-        for images, labels in batches(dataset.test, batch_size=EVALUATION_BATCH):
-            right += int((model(images).argmax(dim=1) == labels).sum())
+    matrix = confusion_matrix(model, dataset)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return PrunedModel(parameters, counter.get_total_flops(), right / len(dataset.test))
+    return PrunedModel(parameters, counter.get_total_flops(), int(matrix.diagonal().sum()) / len(dataset.test))
 
 
 def _extremes(layers: Sequence[DegenerateHeads]) -> str:
@@ -186,9 +175,7 @@ def _to_dict(pruning: Pruning, trained: TrainedRun, thresholds: dict[str, float]
             }
             for layer in pruning.layers
         ],
-        "before": dataclasses.asdict(pruning.before),
-        "pruned": dataclasses.asdict(pruning.pruned),
-        "tuned": dataclasses.asdict(pruning.tuned),
+        **{name: dataclasses.asdict(getattr(pruning, name)) for name in ("before", "pruned", "tuned")},
         "test_images": pruning.evaluation.test_images,
         "seconds": pruning.seconds,
     }

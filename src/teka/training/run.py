@@ -177,19 +177,11 @@ class Run:
 
     @classmethod
     def of(cls, **fields: object) -> Run:
-        """The run with these fields of its parts, the others by default: `Run.of(position="clipped", epochs=3)`.
-
-        Raises:
-            ValueError: What is not a field, or a value out of range.
-        """
+        """The run with these fields of its parts, the others by default: `Run.of(position="clipped", epochs=3)`."""
         return cls.from_dict(fields)
 
     def replace(self, **fields: object) -> Run:
-        """The same run with other fields of its parts.
-
-        Raises:
-            ValueError: What is not a field, or a value out of range.
-        """
+        """The same run with other fields of its parts."""
         return self.from_dict({**self.to_dict(), **fields})
 
     def to_dict(self) -> dict[str, object]:
@@ -211,7 +203,7 @@ class Run:
             part: decode(kind, {name: value for name, value in fields.items() if _PART_OF.get(name) == part}, part)
             for part, kind in _PARTS.items()
         }
-        return cls(**parts, seed=_whole("seed", fields.get("seed", cls.seed)))
+        return cls(**parts, seed=decode(int, fields.get("seed", cls.seed), "seed"))
 
     def save(self, directory: Path) -> None:
         """Write `run.json` into a folder."""
@@ -219,23 +211,13 @@ class Run:
 
     @classmethod
     def load(cls, directory: Path) -> Run:
-        """Read `run.json` of a folder.
-
-        Raises:
-            ValueError: The folder is not a run's, or the file is not one.
-        """
+        """Read `run.json` of a folder, which must be a run's."""
         if not (directory / RUN_FILE).is_file():
             raise wrong_value("run", str(directory), f"a folder that holds {RUN_FILE}")
         return cls.from_dict(read_json(directory / RUN_FILE))
 
     def make_model(self, *, image_size: tuple[int, int], in_channels: int, num_classes: int) -> nn.Module:
-        """The model of this run, with new weights from torch's global generator.
-
-        Args:
-            image_size: Height and width of the images.
-            in_channels: Channels of the images.
-            num_classes: Number of classes.
-        """
+        """The model of this run, with new weights from torch's global generator."""
         return MODELS[self.network.model](image_size, in_channels, num_classes, **self.network.keywords())
 
 
@@ -265,12 +247,6 @@ def _renamed(fields: Mapping[str, object]) -> dict[str, object]:
     if encoding != "quadratic":
         raise wrong_value("encoding", encoding, "to be left out with a model other than 'self_attention'")
     return renamed
-
-
-def _whole(argument: str, value: object) -> int:
-    if not is_whole(value):
-        raise wrong_value(argument, value, "a whole number")
-    return value
 
 
 def _check_size(options: DataOptions | ModelOptions) -> None:

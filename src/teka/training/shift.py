@@ -95,10 +95,7 @@ def measure(
     if seen != size and not isinstance(model, Performer):
         raise wrong_value("mode", settings.mode, f"another with model={trained.run.model!r}, which has one image size")
 
-    def show(done: int, total: int, _: float) -> None:
-        if progress is not None:
-            progress(done, total)
-
+    show = None if progress is None else lambda done, total, _: progress(done, total)
     try:
         if isinstance(model, Performer):
             model.resize((seen[0], seen[1]))
@@ -117,13 +114,14 @@ def model_entry(trained: TrainedRun, responses: Responses) -> dict[str, object]:
     assert found is not None
     assert correct is not None
     low, high = wilson_interval(correct.sum(dim=1), responses.num_images)
-    accuracy: dict[str, dict[str, float]] = {"dx": {}, "dy": {}}
-    intervals: dict[str, dict[str, list[float]]] = {"dx": {}, "dy": {}}
-    for axis, name in ((1, "dx"), (0, "dy")):
-        rows = responses.along(axis)
-        if name == "dx" or len(rows) > 1:
-            accuracy[name] = {str(step): float(found[row]) for step, row in rows.items()}
-            intervals[name] = {str(step): [float(low[row]), float(high[row])] for step, row in rows.items()}
+    along = {"dx": responses.along(1), "dy": responses.along(0)}
+    if len(along["dy"]) == 1:
+        along["dy"] = {}
+    accuracy = {name: {str(step): float(found[row]) for step, row in rows.items()} for name, rows in along.items()}
+    intervals = {
+        name: {str(step): [float(low[row]), float(high[row])] for step, row in rows.items()}
+        for name, rows in along.items()
+    }
     has_parts = isinstance(model, Performer | SelfAttentionNetwork)
     kernel = run.content or "constant" if isinstance(model, SelfAttentionNetwork) else run.kernel
     return {
@@ -180,11 +178,7 @@ def write_shift_report(
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
-    """Check that runs can be compared.
-
-    Raises:
-        ValueError: Runs on different data or image sizes.
-    """
+    """Check that runs have the same data and image size, and can be compared."""
     for run in runs[1:]:
         for argument, mine, first in (
             ("data", run.dataset.name, runs[0].dataset.name),

@@ -1,23 +1,27 @@
-"""The page and the curve of a saved `report.json`, with the example images of `examples.npz`."""
+"""What a saved `report.json` says: its table and finding in words, and its page with the curve and examples."""
 
 import io
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
 from teka.audit.page.charts import ShareCurve, draw_curves, encode_png
-from teka.audit.page.notation import listed, write_shift, write_step
+from teka.audit.page.notation import listed, percent, write_shift, write_step
 from teka.audit.page.pages import data_uri, render_page
+from teka.audit.page.tables import Table
 from teka.errors import require
 from teka.files import write_bytes
 from teka.training.arrays import Layout, read_arrays
-from teka.training.shift_report import WILSON, SeedGroup, ShiftReport, load_report
-from teka.training.shift_text import finding, table_note, table_rows
+from teka.training.shift_report import AXES, BUILT_IN, WILSON, SeedGroup, ShiftReport, load_report
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
+WIDTH = 100  # columns of a terminal that the table fits into, if its shifts do
+FALL = 5.0  # percentage points below the unshifted accuracy from which a model is said to fall
 DIRECTIONS = {"dx": "shift to the right, dx (pixels)", "dy": "shift downwards, dy (pixels)"}
 EXAMPLES: Layout = {
     "images": ("u", ("shifts", "examples", "height", "width")),
@@ -37,15 +41,7 @@ class Written(NamedTuple):
 
 
 def write_report(directory: str | Path) -> Written:
-    """Write `shift_curve.png` and `report.html` from a folder's `report.json` and, if there, `examples.npz`.
-
-    Both files are written whole or not at all; nothing is written if the results cannot be read.
-
-    Raises:
-        ImportError: matplotlib, Pillow or jinja2 is not installed; the message names the extra that brings them.
-        ValueError: The results are missing or not what they should be; the message names the file and the key.
-        OSError: The folder cannot be written.
-    """
+    """Write `shift_curve.png` and `report.html` from a folder's `report.json` and, if there, `examples.npz`."""
     directory = Path(directory)
     report = load_report(directory / "report.json")
     path = directory / "examples.npz"
@@ -57,24 +53,14 @@ def write_report(directory: str | Path) -> Written:
 
 
 def load_examples(path: str | Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays of `EXAMPLES`; nothing in the file is unpickled.
-
-    Raises:
-        ValueError: The file is missing or not such an archive, or an array is missing, of the wrong kind or shape; it
-            names the file and the array.
-    """
+    """Read the arrays of `EXAMPLES`; nothing in the file is unpickled."""
     return read_arrays(Path(path), EXAMPLES, "the examples.npz of a finished run")
 
 
 def draw_shift_curve(
     report: ShiftReport, *, layout: Literal["beside", "stacked"] = "beside"
 ) -> "matplotlib.figure.Figure":
-    """Draw accuracy against shift, the mean over seeds of each model, with its interval as a band where it has one.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: The layout is unknown.
-    """
+    """Draw accuracy against shift, the mean over seeds of each model, with its interval as a band where it has one."""
     panels = {DIRECTIONS[axis]: [_curve(group, axis) for group in report.groups] for axis in report.axes}
     return draw_curves(panels, layout=layout)
 
@@ -88,11 +74,7 @@ def _curve(group: SeedGroup, axis: str) -> ShareCurve:
 
 
 def render_html(report: ShiftReport, examples: dict[str, NDArray[Any]] | None = None) -> str:
-    """One page that needs no other file and no network: finding, curve, table, example images, settings.
-
-    Raises:
-        ImportError: jinja2, matplotlib or Pillow is not installed.
-    """
+    """One page that needs no other file and no network: finding, curve, table, example images, settings."""
     content = {
         "report": report,
         "finding": report.finding or finding(report),
@@ -132,13 +114,8 @@ def _rows_of_examples(examples: dict[str, NDArray[Any]]) -> list[dict[str, Any]]
 
 
 def _bands_in_words(report: ShiftReport) -> str:
-    methods = {
-        one.method
-        for group in report.groups
-        for axis in report.axes
-        for one in group.accuracy(axis).values()
-        if one.half_width is not None
-    }
+    found = (one for group in report.groups for axis in report.axes for one in group.accuracy(axis).values())
+    methods = {one.method for one in found if one.half_width is not None}
     words = ["95 % interval over seeds, by Student's t"] if methods - {WILSON} else []
     if WILSON in methods:
         words.append("95 % Wilson interval" + (" (models with one seed)" if words else ""))
@@ -157,3 +134,131 @@ def _settings(report: ShiftReport) -> list[tuple[str, str]]:
         ("Versions", f"teka {report.teka}, PyTorch {report.torch}"),
     ]
     return [(name, value) for name, value in pairs if value]
+
+
+class TableRow(NamedTuple):
+    """One model in the table: for each axis the percentage at each shift, and where in them the lowest one stands."""
+
+    name: str
+    axes: tuple[tuple[str, tuple[str, ...]], ...]
+    lowest: tuple[str, int]
+    worst: str
+    parameters: str
+    seconds: str
+
+
+def table_rows(report: ShiftReport) -> list[TableRow]:
+    """The table's rows, every number as it is printed, the means over seeds."""
+    rows = []
+    for group in report.groups:
+        curves = {axis: group.accuracy(axis) for axis in report.axes}
+        cells = {
+            axis: tuple(percent(curve[shift].value) if shift in curve else "–" for shift in report.shifts)
+            for axis, curve in curves.items()
+        }
+        rows.append(
+            TableRow(
+                name=group.name,
+                axes=tuple(cells.items()),
+                lowest=(group.lowest.axis, report.shifts.index(group.lowest.shift)),
+                worst=percent(group.mean("worst_shift_accuracy")),
+                parameters=f"{group.first.parameters:,}",
+                seconds=f"{group.mean('seconds'):.0f}",
+            )
+        )
+    return rows
+
+
+def table_note(report: ShiftReport) -> str:
+    """What the numbers mean."""
+    return (
+        f"Accuracy in % at each shift in pixels, {report.averaged}: dx to the right, dy downwards. "
+        "Worst shift: share of the test images correct at every shift. Seconds: training."
+    )
+
+
+def plain_table(report: ShiftReport) -> str:
+    """The table as aligned text of at most 100 columns, a line for each axis of each model, and what it means."""
+    heads = ("model", "", *map(write_step, report.shifts), "worst", "parameters", "seconds")
+    rows = []
+    for row in table_rows(report):
+        axes, cells = zip(*row.axes, strict=True)
+        # Four characters at most, so that nine shifts fit.
+        along = ("\n".join(values).replace("100.0", "100") for values in zip(*cells, strict=True))
+        worst = row.worst.replace("100.0", "100")
+        rows.append((row.name, "\n".join(axes), *along, worst, row.parameters, row.seconds))
+    text = Table("", heads, tuple(rows)).plain(WIDTH, narrowest=14)
+    return f"{text}\n\n{textwrap.fill(table_note(report), WIDTH)}"
+
+
+def _points(share: float) -> float:
+    """Percentage points as they are printed, so that printed differences agree with printed numbers."""
+    return float(percent(share))
+
+
+def _best(groups: Sequence[SeedGroup]) -> SeedGroup:
+    return max(groups, key=lambda group: group.lowest.accuracy)
+
+
+def _description(group: SeedGroup, candidates: Sequence[SeedGroup]) -> str:
+    several, position = len(candidates) > 1, group.first.position
+    if position == BUILT_IN:
+        return f"{group.name} (best of {len(candidates)})" if several else group.name
+    words = "without positions" if position == "none" else f"with {position} positions"
+    if group.is_relative:
+        words += " at linear cost" if group.is_linear else f" and {group.first.kernel.replace('_', ' ')} attention"
+    return f"{words} (best of {len(candidates)}: {group.name})" if several else words
+
+
+def _behaviour(group: SeedGroup) -> str:
+    lowest, start = group.lowest, group.unshifted
+    low = _points(lowest.accuracy)
+    if start is None:
+        high = max(one.value for axis in AXES for one in group.accuracy(axis).values())
+        return f"stays between {low:.1f} % and {percent(high)} %"
+    if _points(start) - low >= FALL:
+        return f"falls from {percent(start)} % to {low:.1f} % (at {lowest.axis} = {write_step(lowest.shift)})"
+    return f"keeps at least {low:.1f} % at every shift"
+
+
+def _beside_softmax(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
+    """How the lowest accuracy compares with that of the same position under softmax, if that was measured."""
+    same = [other for other in groups if other.first.position == group.first.position]
+    references = [other for other in same if other.first.kernel == "softmax"]
+    if not group.is_relative or group.first.kernel == "softmax" or not references:
+        return ""
+    reference = _points(_best(references).lowest.accuracy)
+    difference = _points(group.lowest.accuracy) - reference
+    if abs(difference) < 0.05:
+        return ", as much as softmax attention at its lowest"
+    side = "above" if difference > 0 else "below"
+    return f", {abs(difference):.1f} points {side} softmax attention at its lowest ({reference:.1f} %)"
+
+
+def finding(report: ShiftReport) -> str:
+    """One or two sentences: how far each kind of model falls when images move, and the linear one beside softmax.
+
+    The kinds are absolute positions (or, without such a model, none) and relative positions, at linear cost if there is
+    such a model. Of several models of one kind it is the one with the highest lowest accuracy.
+    """
+    groups = report.groups
+    absolute, without = ([one for one in groups if one.first.position == kind] for kind in ("absolute", "none"))
+    relative = [group for group in groups if group.is_relative]
+    at_linear_cost = [group for group in relative if group.is_linear]
+    kinds = [absolute or without, at_linear_cost or relative or (without if absolute else [])]
+    told = [(_best(kind), kind) for kind in kinds if kind] or [(_best(groups), groups)]
+    clauses = []
+    for group, kind in told:
+        description = _description(group, kind)
+        subject = f"{description} it" if clauses else f"the model {description}"
+        clauses.append(f"{subject} {_behaviour(group)}{_beside_softmax(group, groups)}")
+    reach = max(map(abs, report.shifts))
+    by = f"up to {reach} {'pixel' if reach == 1 else 'pixels'}"
+    text = f"With images of {report.dataset} moved by {by} ({report.averaged}), {'; '.join(clauses)}."
+    if len(told) == 2:
+        (first, first_kind), (second, _) = told
+        lead = _points(first.lowest.accuracy) - _points(second.lowest.accuracy)
+        if lead >= 0.05:
+            better = f"Here the model {_description(first, first_kind)} holds up better"
+            text += f" {better}: its lowest accuracy is {lead:.1f} points higher."
+    return text

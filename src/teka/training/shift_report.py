@@ -23,16 +23,11 @@ BUILT_IN = "built in"
 WILSON = "wilson"
 CONFIDENCE = 0.95
 LINEAR_BACKENDS = ("linear", "toeplitz", "rings")
-"""Backends whose cost is called linear: O(L), or for "toeplitz" O(L · Σ sides)."""
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """The result of one model trained with one seed; models that share a name are the same under different seeds.
-
-    Accuracies and their 95 % Wilson intervals stand by axis and by shift in pixels; intervals, the lowest accuracy and
-    the number of test images may be unknown.
-    """
+    """One model trained with one seed, with accuracies and their 95 % Wilson intervals by axis and shift in pixels."""
 
     name: str
     position: str
@@ -63,11 +58,7 @@ class ModelResult:
         return Estimate(value, *self.interval_by_shift[axis][shift], CONFIDENCE, WILSON)
 
     def check(self, where: str) -> None:
-        """Check that its numbers are what they should be; an error names the file and the key.
-
-        Raises:
-            ValueError: A number out of its range, an empty name, no shift, or intervals at others than the accuracies.
-        """
+        """Check that its numbers are what they should be; an error names the file and the key."""
         for key in ("name", "position", "kernel", "backend"):
             _check_text(f"{where}.{key}", getattr(self, key))
         for key in ("parameters", "seed", "epochs", "seconds", "test_images"):
@@ -101,7 +92,7 @@ class Lowest(NamedTuple):
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """The results of one model, one for each seed, at least one; made by `group_by_name`."""
+    """The results of one model, one for each seed."""
 
     results: tuple[ModelResult, ...]
 
@@ -120,10 +111,7 @@ class SeedGroup:
         return fmean(getattr(result, number) for result in self.results)
 
     def accuracy(self, axis: str) -> dict[int, Estimate]:
-        """Accuracy at each shift along an axis, from the lowest: the mean over seeds with its interval for others.
-
-        Of a single seed the interval is that of its images, where it was saved.
-        """
+        """Accuracy at each shift along an axis, the mean over seeds; of one seed the interval is that of its images."""
         shifts = sorted(self.first.accuracy_by_shift[axis])
         if len(self.results) == 1:
             return {shift: self.first.estimate(axis, shift) for shift in shifts}
@@ -151,16 +139,12 @@ class SeedGroup:
 
     @property
     def is_linear(self) -> bool:
-        """Whether its cost is called linear."""
+        """Whether its cost is called linear: O(L), or for "toeplitz" O(L · Σ sides)."""
         return self.first.backend in LINEAR_BACKENDS
 
 
 def group_by_name(models: Sequence[ModelResult], argument: str = "models") -> tuple[SeedGroup, ...]:
-    """Gather the results of each model over its seeds, in the order of first appearance.
-
-    Raises:
-        ValueError: Results of one name differ in more than the seed, repeat a seed, or stand at different shifts.
-    """
+    """Gather the results of each model over its seeds, in order of appearance; a name must be of one model."""
     by_name: dict[str, list[ModelResult]] = {}
     for model in models:
         by_name.setdefault(model.name, []).append(model)
@@ -215,12 +199,7 @@ class ShiftReport:
 
 
 def load_report(path: str | Path) -> ShiftReport:
-    """Read `report.json`; keys that it does not know are left alone.
-
-    Raises:
-        ValueError: The file is missing or not JSON, a key is missing, or a value is not what the key takes; it names
-            the file and the key.
-    """
+    """Read `report.json` and check it; keys that it does not know are left alone."""
     content: dict[str, Any] = read_json(Path(path))
     where, models = f"{path}: report", content.get("models")
     if "models" in content and not (isinstance(models, list) and models):

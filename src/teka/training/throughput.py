@@ -1,10 +1,10 @@
 """Images and operations a second of a training, and the most operations a second that a device does."""
 
 import copy
-import functools
 import statistics
 import time
 import warnings
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.benchmark import Timer
 
 from teka.flops import flop_counter
 
@@ -32,11 +33,10 @@ class Peak(NamedTuple):
 
 
 class Throughput(Callback):
-    """Measures images and operations a second over the steps of each epoch, and logs them.
+    """Measures images and operations a second over the steps of each epoch, and logs them, of all processes together.
 
-    The first steps of each start are not measured, and validation is not. The operations are those of
-    `training_flops_per_image`, of all processes together, and their share of the peak that of as many devices. An epoch
-    without a measured step has no numbers.
+    The first steps of each start are not measured, and validation is not. An epoch without a measured step has no
+    numbers.
     """
 
     def __init__(self, flops_per_image: int, *, num_images: int, batch_size: int, dtype: torch.dtype) -> None:
@@ -60,7 +60,7 @@ class Throughput(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, unless steps are to be left out first."""
         self._images, self._seconds = 0, 0.0
-        self._since = None if self._warmup else self._now(pl_module)
+        self._since = None if self._warmup else _now(pl_module.device)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: object, batch_idx: int
@@ -71,25 +71,22 @@ class Throughput(Callback):
             return
         if self._since is None:
             self._warmup -= 1
-            self._since = None if self._warmup else self._now(pl_module)
+            self._since = None if self._warmup else _now(pl_module.device)
             return
         self._images += min(self.batch_size, self.num_images - step * self.batch_size)
         if trainer.is_last_batch:
-            self._seconds = self._now(pl_module) - self._since
+            self._seconds = _now(pl_module.device) - self._since
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the epoch's numbers."""
         if not self._images or self.peak is None:
             return
-        images_per_second = self._images / self._seconds
-        flops = images_per_second * self.flops_per_image
-        self.images_per_second.append(images_per_second)
-        self.flop_utilisation.append(flops / self.peak.flops)
-        numbers = {
-            "images_per_second": images_per_second,
-            "tflops_per_second": flops / 1e12,
-            "flop_utilisation": flops / self.peak.flops,
-        }
+        images = self._images / self._seconds
+        flops = images * self.flops_per_image
+        share = flops / self.peak.flops
+        self.images_per_second.append(images)
+        self.flop_utilisation.append(share)
+        numbers = {"images_per_second": images, "tflops_per_second": flops / 1e12, "flop_utilisation": share}
         pl_module.log_dict(numbers, batch_size=1, sync_dist=trainer.world_size > 1)
 
     def state_dict(self) -> dict[str, object]:
@@ -107,13 +104,9 @@ class Throughput(Callback):
             "train_images_per_second": _median(self.images_per_second),
             "training_flops_per_image": self.flops_per_image,
             "flop_utilisation": _median(self.flop_utilisation),
-            "peak_tflops": None if self.peak is None else float(f"{self.peak.flops / 1e12:.4g}"),
+            "peak_tflops": _median([] if self.peak is None else [self.peak.flops / 1e12]),
             "peak_source": None if self.peak is None else self.peak.source,
         }
-
-    def _now(self, module: LightningModule) -> float:
-        _synchronize(module.device)
-        return time.perf_counter()
 
 
 def training_flops_per_image(model: nn.Module, images: Float[Tensor, "2 channels height width"]) -> int:
@@ -148,31 +141,23 @@ def peak(device: torch.device, dtype: torch.dtype) -> Peak:
     return _measured(device, dtype, torch.get_num_threads())
 
 
-@functools.cache
+@cache
 def _measured(device: torch.device, dtype: torch.dtype, num_threads: int) -> Peak:
     """The fastest of several products of square matrices."""
     side = SIDE_ON_CPU if device.type == "cpu" else SIDE
     generator = Generator().manual_seed(0)  # zeros and ones would take less power than numbers do
     left, right = (torch.randn(side, side, generator=generator).to(device, dtype) for _ in range(2))
-    _seconds(left, right)
-    begin, fastest = time.perf_counter(), float("inf")
-    while time.perf_counter() - begin < SECONDS:
-        fastest = min(fastest, _seconds(left, right))
+    timer = Timer("torch.mm(left, right)", timer=partial(_now, device), globals=locals(), num_threads=num_threads)
+    fastest = min(timer.blocked_autorange(min_run_time=SECONDS).times)
     threads = f", {num_threads} {'thread' if num_threads == 1 else 'threads'}" if device.type == "cpu" else ""
     return Peak(2 * side**3 / fastest, f"{MEASURED}, {side} × {side}, {_name(dtype)}{threads}")
 
 
-def _seconds(left: Tensor, right: Tensor) -> float:
-    _synchronize(left.device)
-    since = time.perf_counter()
-    torch.mm(left, right)
-    _synchronize(left.device)
-    return time.perf_counter() - since
-
-
-def _synchronize(device: torch.device) -> None:
+def _now(device: torch.device) -> float:
+    """The time when a device has done what it was given."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+    return time.perf_counter()
 
 
 def _name(dtype: torch.dtype) -> str:

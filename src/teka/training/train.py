@@ -26,7 +26,7 @@ from teka.training.classifier import Classifier
 from teka.training.execution import Execution, Processes, is_first_process
 from teka.training.heads.record import HeadRecorder
 from teka.training.loggers import check_loggers, open_loggers
-from teka.training.progress import Clock, EpochTable, seconds_so_far
+from teka.training.progress import Clock, EpochTable
 from teka.training.run import RUN_FILE, Run
 from teka.training.throughput import Throughput, training_flops_per_image
 
@@ -41,29 +41,18 @@ PRECISION: Mapping[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """What `result.json` of a finished run holds.
-
-    Raises:
-        ValueError: The file is missing, or is not one that a training wrote.
-    """
+    """What `result.json` of a finished run holds."""
     result = read_json(folder / RESULT_FILE)
     for name, kinds in {"parameters": int, "epochs": int, "seconds": (int, float)}.items():
-        if not isinstance(result.get(name), kinds):
-            raise wrong_value(
-                f"{name} of {folder / RESULT_FILE}", result.get(name), "a number, as teka train writes it"
-            )
+        if not isinstance(found := result.get(name), kinds):
+            raise wrong_value(f"{name} of {folder / RESULT_FILE}", found, "a number, as teka train writes it")
     return {"validation_accuracy": None, **result}
 
 
 def load_data(run: Run) -> Dataset:
     """The data set of a run, split the same for every seed."""
-    return data.load(
-        run.data,
-        data_dir=run.data_dir,
-        image_size=run.image_size,
-        validation_size=run.validation_size,
-        train_size=run.train_size,
-    )
+    options = vars(run.images).copy()
+    return data.load(options.pop("data"), **options)
 
 
 def train(
@@ -128,7 +117,11 @@ def train(
     _check_size(run, sizes)
     model = run.make_model(**sizes)
     _check_smallest_part(model, dataset, run, execution.accumulate * processes.devices * processes.num_nodes)
-    measured = _throughput(model, dataset, run) if throughput else None
+    measured = None
+    if throughput:
+        flops = training_flops_per_image(model, dataset.train.images[[0, -1]])  # which are two even of one
+        numbers = {"num_images": len(dataset.train), "batch_size": run.batch_size}
+        measured = Throughput(flops, **numbers, dtype=getattr(torch, run.precision))
     execution.prepare(model)
     if is_first:
         run.save(folder)
@@ -136,7 +129,7 @@ def train(
     classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=steps)
     checkpoint = find_checkpoint(folder, run) if resume else None
     checkpoints = Checkpoints(folder, run, checkpoint)
-    clock = Clock(0.0 if checkpoint is None else seconds_so_far(checkpoint))
+    clock = Clock()
     with _without_known_warnings(), open_loggers(loggers if is_first else (), folder, run) as opened:
         trainer = Trainer(
             default_root_dir=folder,
@@ -213,16 +206,6 @@ def _check_smallest_part(model: nn.Module, dataset: Dataset, run: Run, num_parts
         raise wrong_value("batch_size", run.batch_size, expected) from error
 
 
-def _throughput(model: nn.Module, dataset: Dataset, run: Run) -> Throughput:
-    images = dataset.train.images[[0, -1]]  # which are two even of one
-    return Throughput(
-        training_flops_per_image(model, images),
-        num_images=len(dataset.train),
-        batch_size=run.batch_size,
-        dtype=getattr(torch, run.precision),
-    )
-
-
 def _fit(trainer: Trainer, classifier: Classifier, source: BatchSource, checkpoint: Path | None, last: Path) -> None:
     try:
         trainer.fit(classifier, datamodule=source, ckpt_path=checkpoint, weights_only=True)
@@ -245,14 +228,13 @@ def _fit(trainer: Trainer, classifier: Classifier, source: BatchSource, checkpoi
 @contextlib.contextmanager
 def _without_known_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
-        # The images are tensors in memory: processes to load them would only cost.
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        # Holding nothing out is a choice of the run's.
-        warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")
-        # The folder is the run's own, and is there when a run is resumed.
-        warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
-        # Lightning's own use of torch's pytrees.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        for message in (
+            ".*does not have many workers.*",  # the images are in memory: processes to load them would only cost
+            "Total length of .* across ranks is zero.*",  # holding nothing out is a choice of the run's
+            ".*exists and is not empty.*",  # the folder is the run's own, and is there when a run is resumed
+            ".*LeafSpec.*",  # Lightning's own use of torch's pytrees
+        ):
+            warnings.filterwarnings("ignore", message=message)
         yield
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from teka.audit import wilson_interval
@@ -25,17 +26,9 @@ from teka.training.train import RESULT_FILE, load_data, read_result
 
 EVALUATION_FILE = "evaluation.json"
 TRAINING_FACTS = (
-    "teka",
-    "torch",
-    "hardware",
-    "date",
-    "parameters",
-    "epochs",
-    "seconds",
-    "train_images",
-    "validation_images",
+    "teka", "torch", "hardware", "date", "parameters", "epochs", "seconds", "train_images", "validation_images",
     "validation_accuracy",
-)
+)  # fmt: skip
 EVALUATION_FACTS = ("dataset", "test_images", "accuracy", "interval")
 
 
@@ -92,23 +85,14 @@ def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy of a run on its test images.
-
-    Args:
-        dataset: Name of the data.
-        test_images: Number of images.
-        accuracy: Share answered rightly.
-        interval: Its 95 % Wilson interval.
-        accuracy_by_class: The same for the images of each class.
-        confusion: Number of images of each class (row) answered as each class (column).
-    """
+    """Accuracy of a run on its test images, with its 95 % Wilson interval, and the confusion of classes."""
 
     dataset: str
     test_images: int
     accuracy: float
     interval: tuple[float, float]
     accuracy_by_class: list[float]
-    confusion: list[list[int]]
+    confusion: list[list[int]]  # images of each class (row) answered as each class (column)
 
 
 def evaluate(trained: TrainedRun, *, batch_size: int = 256, command: str = "") -> Evaluation:
@@ -125,12 +109,7 @@ def evaluate(trained: TrainedRun, *, batch_size: int = 256, command: str = "") -
     if batch_size < 1:
         raise wrong_value("batch_size", batch_size, "at least 1")
     check_output("run", trained.folder / EVALUATION_FILE)
-    num_classes = trained.dataset.num_classes
-    confusion = MulticlassConfusionMatrix(num_classes)
-    with torch.inference_mode():
-        for images, labels in batches(trained.dataset.test, batch_size=batch_size):
-            confusion.update(trained.model(images), labels)
-    matrix = confusion.compute()
+    matrix = confusion_matrix(trained.model, trained.dataset, batch_size)
     num_images, right = len(trained.dataset.test), int(matrix.diagonal().sum())
     low, high = wilson_interval(right, num_images)
     evaluation = Evaluation(
@@ -143,6 +122,15 @@ def evaluate(trained: TrainedRun, *, batch_size: int = 256, command: str = "") -
     )
     write_json(trained.folder / EVALUATION_FILE, {**provenance(command), **asdict(evaluation)})
     return evaluation
+
+
+def confusion_matrix(model: nn.Module, dataset: Dataset, batch_size: int = 256) -> Int[Tensor, "classes classes"]:
+    """Number of test images of each class (row) answered as each class (column)."""
+    confusion = MulticlassConfusionMatrix(dataset.num_classes)
+    with torch.inference_mode():
+        for images, labels in batches(dataset.test, batch_size=batch_size):
+            confusion.update(model(images), labels)
+    return confusion.compute()
 
 
 def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> Path:

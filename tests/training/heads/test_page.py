@@ -36,10 +36,10 @@ def test_all_files_are_written_and_the_page_holds_everything(make, tmp_path):
     names = ["heads.html", "head_centers.png", "attention_maps.png", "head_grid.png", "accuracy.png", "heads.gif"]
     assert [path.name for path in written.files] == names
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(names)
-    for path in (*written.pictures, written.animation):
+    for path in written.files[1:]:
         with Image.open(path) as picture:
             picture.verify()
-    page = written.page.read_text(encoding="utf-8")
+    page = written.files[0].read_text(encoding="utf-8")
     assert "a &lt;b&gt; &amp; c" in page
     assert not re.search(r'(?:src|href)="(?!data:|#)', page)
     assert page.count('class="curve frame"') == 3
@@ -55,7 +55,7 @@ def test_one_moment_has_no_slider_and_no_accuracy_no_picture(make, tmp_path):
     record = make(moments=1, changed=nothing)
     written = write_heads(record, maps(record), tmp_path / "out", query=(1, 2), num_images=1, name="x")
     assert "accuracy.png" not in {path.name for path in written.files}
-    page = written.page.read_text(encoding="utf-8")
+    page = written.files[0].read_text(encoding="utf-8")
     assert "<input" not in page
     assert 'id="accuracy"' not in page
 

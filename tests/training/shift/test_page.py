@@ -144,15 +144,8 @@ def test_settings_that_are_not_known_are_left_out(report_of, model):
     known = Page(
         render_html(report_of(model(test_images=1360), hardware="two cores", date="2021-02-15", mode="canvas"))
     ).text
-    for setting in (
-        "teka demo --out runs/demo",
-        "1,360",
-        "two cores",
-        "2021-02-15",
-        "canvas",
-        "teka 0.1.0, PyTorch 2.13.0",
-    ):
-        assert setting in known
+    settings = ("demo --out runs/demo", "1,360", "two cores", "2021-02-15", "canvas", "teka 0.1.0, PyTorch 2.13.0")
+    assert all(setting in known for setting in settings)
     unknown = Page(render_html(report_of(model()))).text
     for heading in ("Hardware", "Date", "Shifts", "Test images"):
         assert heading not in unknown
@@ -273,12 +266,8 @@ def test_the_picture_is_written_whole_at_150_dots_per_inch(report_of, tmp_path):
 def test_both_files_are_written_and_nothing_else(run_folder):
     written = write_report(run_folder)
     assert written == (run_folder / "shift_curve.png", run_folder / "report.html")
-    assert {path.name for path in run_folder.iterdir()} == {
-        "report.json",
-        "examples.npz",
-        "shift_curve.png",
-        "report.html",
-    }
+    names = {path.name for path in run_folder.iterdir()}
+    assert names == {"report.json", "examples.npz", "shift_curve.png", "report.html"}
     assert written.shift_curve.read_bytes().startswith(b"\x89PNG")
     assert "What the models saw" in written.page.read_text(encoding="utf-8")
 

@@ -6,8 +6,8 @@ import pytest
 
 import teka
 from teka.audit.statistics.estimate import mean_over_seeds
+from teka.training.shift_page import WIDTH, finding, plain_table, table_rows
 from teka.training.shift_report import load_report
-from teka.training.shift_text import WIDTH, finding, markdown_table, plain_table, table_rows
 
 
 @pytest.fixture
@@ -320,15 +320,6 @@ def test_several_seeds_are_one_row_of_means(report_of, model):
     (row,) = table_rows(report_of(*[model(seed=seed, accuracy=0.9 + seed / 50) for seed in range(3)]))
     assert set(row.axes[0][1]) == {"92.0"}
     assert "mean of 3 seeds" in plain_table(report_of(*[model(seed=seed) for seed in range(3)]))
-
-
-def test_markdown_has_as_many_cells_in_every_row(report_of, model):
-    text = markdown_table(report_of(model("one | two \\ three"), model("other")))
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 2
-    cells = [row.replace("\\|", "").count("|") for row in rows]
-    assert set(cells) == {1 + 2 + 7 + 3}
-    assert "one \\| two \\\\ three" in text
 
 
 def test_a_long_name_is_wrapped_and_loses_nothing(report_of, model):

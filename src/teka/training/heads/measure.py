@@ -32,24 +32,15 @@ class Heads(NamedTuple):
     Offsets δ = key − query are counted in tokens, downwards and to the right. A Gaussian head has a center Δ_h and a
     precision Σ⁻¹, with log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h); those of a table are NaN. The others are of the head's
     attention p_j = c_j / Σ_j c_j over the tokens of the grid, whatever gave it, without its content.
-
-    Args:
-        layer: The layer of each head, from 0.
-        center: Δ_h.
-        precision: Σ⁻¹ in tokens^−2.
-        mean: Σ_j p_j δ_j.
-        covariance: Σ_j p_j (δ_j − mean)(δ_j − mean)ᵀ in tokens².
-        offset: The offset with the largest weight.
-        weight: That weight.
     """
 
-    layer: Int[Tensor, "heads"]
+    layer: Int[Tensor, "heads"]  # from 0
     center: Float[Tensor, "heads 2"]
     precision: Float[Tensor, "heads 2 2"]
-    mean: Float[Tensor, "heads 2"]
-    covariance: Float[Tensor, "heads 2 2"]
-    offset: Int[Tensor, "heads 2"]
-    weight: Float[Tensor, "heads"]
+    mean: Float[Tensor, "heads 2"]  # Σ_j p_j δ_j
+    covariance: Float[Tensor, "heads 2 2"]  # Σ_j p_j (δ_j − mean)(δ_j − mean)ᵀ
+    offset: Int[Tensor, "heads 2"]  # the one with the largest weight
+    weight: Float[Tensor, "heads"]  # that weight
 
     def of_layer(self, layer: int) -> "Heads":
         """The heads of one layer, from 0."""
@@ -80,11 +71,7 @@ def heads_of(model: SelfAttentionNetwork) -> Heads:
 
 
 def look(relative: Relative, grid: Grid) -> Heads:
-    """Where heads with a relative kernel look on a grid of two axes; their layer is 0.
-
-    Raises:
-        ValueError: A kernel that looks at the query, or a grid of another number of axes.
-    """
+    """Where heads with a relative kernel look on a grid of two axes; their layer is 0."""
     if grid.num_axes != 2:
         raise wrong_value("grid", grid, "a grid of two axes")
     if not isinstance(relative, StationaryRelative):
@@ -136,28 +123,19 @@ def _gaussian(
 class HeadGrid:
     """How near the heads of a layer are to the offsets of a window, each taken by a head of its own.
 
-    A head's offset is the one with its largest weight. A head is local if that is at least ½: it looks at one place
-    more than at all others together (Lemma 1 has a weight of 1). Counts of one layer are whole, means of several not.
-
-    Args:
-        heads: Number of heads.
-        local: Number of local heads.
-        distinct: Number of different offsets among the heads.
-        window_3: Number of the 9 offsets of the 3 × 3 window about the query that are some head's.
-        window_5: The same of the 25 of the 5 × 5 window.
-        local_window_3: Number of the 9 that are some local head's.
-        spread: Median over the heads of the attention's standard deviation in tokens, in its widest direction.
-        distance: Median over the heads of the distance in tokens of the attention's mean from the query.
+    All are numbers of heads or offsets, in means over several draws not whole, but for two medians over the heads in
+    tokens. A head's offset is the one with its largest weight. A head is local if that is at least ½: it looks at one
+    place more than at all others together (Lemma 1 has a weight of 1).
     """
 
     heads: int
     local: int | float
-    distinct: int | float
-    window_3: int | float
-    window_5: int | float
-    local_window_3: int | float
-    spread: float
-    distance: float
+    distinct: int | float  # different offsets
+    window_3: int | float  # offsets of the 3 × 3 window about the query that are some head's, of 9
+    window_5: int | float  # and of the 5 × 5 window, of 25
+    local_window_3: int | float  # offsets of the 3 × 3 window that are some local head's
+    spread: float  # the attention's standard deviation in its widest direction
+    distance: float  # of the attention's mean from the query
 
 
 def head_grids(heads: Heads) -> list[HeadGrid]:
@@ -169,12 +147,6 @@ def chance_head_grids(position: str, heads: Iterable[int], *, grid: Grid, embedd
     """What heads have before training: for each layer the mean over 200 draws of its initial parameters.
 
     The draws are the same every time, and torch's random state stays as it was.
-
-    Args:
-        position: A name of `teka.models.self_attention_network.POSITIONS`.
-        heads: Number of heads of each layer.
-        grid: The grid.
-        embedding_dim: Size of the embeddings of "table".
     """
     counts = list(heads)
     by_count = {count: _chance(position, count, grid, embedding_dim) for count in set(counts)}
@@ -219,29 +191,15 @@ def _by_draw(heads: Heads, draws: int) -> list[dict[str, Any]]:
 
 def _count(offset: Int[Tensor, "draws heads 2"], chosen: Bool[Tensor, "draws heads"]) -> Int[Tensor, "draws"]:
     """How many different offsets some of the heads have."""
-    among = int(offset.abs().max()) + 1
-    code = (offset[..., 0] + among) * 2 * among + offset[..., 1] + among
-    code = torch.where(chosen, code, -1).sort(dim=-1).values
-    first = torch.ones_like(code[:, :1], dtype=torch.bool)
-    is_new = torch.cat([first, code.diff(dim=-1) != 0], dim=-1)
-    return (is_new & (code >= 0)).sum(dim=-1)
+    return torch.tensor([len(one[these].unique(dim=0)) for one, these in zip(offset, chosen, strict=True)])
 
 
 def attention_maps(
     model: SelfAttentionNetwork, images: Float[Tensor, "batch channels height width"], query: tuple[int, int]
 ) -> tuple[NDArray, ...]:
-    """The weights that a token gives to all tokens in every head, the mean over images where content enters.
+    """The weights that a token gives to all tokens, for each layer (heads, rows, columns); the query is (row, column).
 
-    Args:
-        model: The network, in evaluation mode.
-        images: Images; without content one is enough, and no other is looked at.
-        query: Row and column of the token, from 0.
-
-    Returns:
-        For each layer the weights, of shape (heads, rows, columns), which add up to 1 in each head.
-
-    Raises:
-        ValueError: A query that is not on the grid, or no image.
+    They add up to 1 in each head. Where content enters they are the mean over the images; without it one is looked at.
     """
     sides = model.grid.shape
     if len(query) != 2 or not all(0 <= place < side for place, side in zip(query, sides, strict=True)):

@@ -78,22 +78,17 @@ def head_finding(record: HeadRecord) -> str:
 
 def centers_note(record: HeadRecord) -> str:
     """What the picture of the centers shows."""
-    which, ellipses = (
-        (
-            "The numbers are the centers of the heads' Gaussians",
-            "the ellipses hold 50 % (solid) and 90 % (dotted) of each",
+    which, ellipses = "centers of the heads' Gaussians", "hold 50 % (solid) and 90 % (dotted) of each"
+    if not record.is_gaussian:
+        which = "means of the heads' attention from a query in the middle"
+        ellipses = (
+            "would hold 50 % (solid) and 90 % (dotted) of a Gaussian with its mean and covariance; the shape of a head "
+            "that looks at several places is in its map"
         )
-        if record.is_gaussian
-        else (
-            "The numbers are the means of the heads' attention from a query in the middle",
-            "the ellipses would hold 50 % (solid) and 90 % (dotted) of a Gaussian with its mean and covariance; the "
-            "shape of a head that looks at several places is in its map",
-        )
-    )
     content = " What content adds is not in it." if record.content else ""
     return (
-        f"{which}, around the query (black square); {ellipses}. The frame is the image of {record.grid[0]} × "
-        f"{record.grid[1]} tokens, as the query in its middle sees it.{content}"
+        f"The numbers are the {which}, around the query (black square); the ellipses {ellipses}. The frame is the "
+        f"image of {record.grid[0]} × {record.grid[1]} tokens, as the query in its middle sees it.{content}"
     )
 
 
@@ -107,17 +102,10 @@ def maps_note(record: HeadRecord, query: tuple[int, int], num_images: int) -> st
 
 
 class HeadFiles(NamedTuple):
-    """The files written: the page, the pictures, and the moving picture; and the table for a terminal."""
+    """The files written, and the table for a terminal."""
 
-    page: Path
-    pictures: tuple[Path, ...]
-    animation: Path
+    files: tuple[Path, ...]
     terminal: str
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files."""
-        return (self.page, *self.pictures, self.animation)
 
 
 def write_heads(
@@ -186,9 +174,9 @@ def write_heads(
             "settings": settings,
         },
     )
-    files = {**pictures, "heads.gif": draw.encode_gif(frames), "heads.html": page.encode()}
+    files = {"heads.html": page.encode(), **pictures, "heads.gif": draw.encode_gif(frames)}
     folder = make_directory("out", folder)
     for file, content in files.items():
         write_bytes(folder / file, content)
     terminal = Table("", tuple(COLUMNS), tuple(rows)).plain()
-    return HeadFiles(folder / "heads.html", tuple(folder / file for file in pictures), folder / "heads.gif", terminal)
+    return HeadFiles(tuple(folder / file for file in files), terminal)

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +42,7 @@ def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib
 
     The black square is the query, in the middle; cells are tokens, and the frame is the image as that query sees it.
     Each head has its number and colour; its ellipses hold 50 % (solid) and 90 % (dotted) of a Gaussian with its center
-    and covariance. A line leads from where it was at the first moment.
-
-    Source: Cordonnier et al. 2020, Figures 2, 3, 7 and 10.
-
-    Raises:
-        ImportError: matplotlib is not installed.
+    and covariance. A line leads from where it was at first. Source: Cordonnier et al. 2020, Figures 2, 3, 7 and 10.
     """
     columns = min(record.num_layers, COLUMNS)
     lines = math.ceil(record.num_layers / columns)
@@ -63,11 +58,6 @@ def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib
             _draw_layer(panel, record, moment, layer)
             panel.set_title(f"layer {layer + 1}, {record.when(moment)}", fontsize=9, color=INK)
     return figure
-
-
-def head_colour(head: int) -> str:
-    """Colour of a head, by its number in its layer from 0; from the tenth on colours return."""
-    return line_style(head).colour
 
 
 def ellipse(center: NDArray[np.floating], covariance: NDArray[np.floating], share: float) -> NDArray[np.floating]:
@@ -99,7 +89,7 @@ def _draw_layer(panel: "matplotlib.axes.Axes", record: HeadRecord, moment: int, 
     path, shapes = record.middles[: moment + 1, chosen], record.shapes(moment)[chosen]
     outside = 0
     for head, (places, covariance) in enumerate(zip(path.swapaxes(0, 1), shapes, strict=True)):
-        colour, center = head_colour(head), places[-1]
+        colour, center = line_style(head).colour, places[-1]
         for share, dashes, linewidth in SHARES:
             points = ellipse(center, covariance, share)
             panel.plot(points[:, 1], points[:, 0], color=colour, linestyle=dashes, linewidth=linewidth)
@@ -127,11 +117,7 @@ def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, 
     """Draw the weights that a token gives to all tokens: a row for each layer, a column for each head.
 
     White is 0 and the darkest blue the largest weight of the map, which stands below it. The black square is the query.
-
     Source: Cordonnier et al. 2020, Figure 6.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     most = max(len(layer) for layer in maps)
     _, rows, columns = maps[0].shape
@@ -154,19 +140,13 @@ def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, 
                 spine.set(visible=True, color="#c3c9d1")
             panel.set_xlabel(f"{weights[head].max():.2f}", fontsize=7, color=INK, labelpad=1.5)
             if layer == 0 or len(maps[layer - 1]) <= head:
-                panel.set_title(str(head + 1), fontsize=8, color=head_colour(head), fontweight="bold", pad=3)
+                panel.set_title(str(head + 1), fontsize=8, color=line_style(head).colour, fontweight="bold", pad=3)
         line[0].set_ylabel(f"layer {layer + 1}", fontsize=8.5, color=INK)
     return figure
 
 
 def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
-    """Draw accuracy against epochs, on training and on held-out images; None where none was measured.
-
-    Source: Cordonnier et al. 2020, Figures 4 and 8.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw accuracy against epochs, where it was measured. Source: Cordonnier et al. 2020, Figures 4 and 8."""
     curves = {name: getattr(record, key) for name, key in ACCURACIES}
     curves = {name: curve for name, curve in curves.items() if np.isfinite(curve).any()}
     if not curves:
@@ -187,13 +167,7 @@ def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
 
 
 def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
-    """Draw against epochs how near the heads of each layer are to the grid of a convolution's window.
-
-    The grey line is what random initial parameters give, in the mean over 200 draws and the layers.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw against epochs how near the heads of each layer are to a window of a convolution; chance is grey."""
     end, last = float(record.epoch[-1]), PANELS[-1][0]
     labels = [
         LineLabel(f"layer {layer + 1}", line_style(layer).colour, end, float(value))
@@ -229,17 +203,13 @@ def _dress(panel: "matplotlib.axes.Axes", title: str) -> None:
 
 
 def choose_moments(record: HeadRecord, count: int = FRAMES) -> list[int]:
-    """Moments at equal distances, the first and the last among them, or all where they are few."""
+    """Moments at equal distances, with both ends, or all where they are few."""
     last = len(record.epoch) - 1
     return sorted({round(place) for place in np.linspace(0, last, min(count, last + 1))})
 
 
 def draw_frames(record: HeadRecord, moments: Sequence[int]) -> "list[Image]":
-    """The picture of the heads at each moment, in few colours.
-
-    Raises:
-        ImportError: matplotlib or Pillow is not installed.
-    """
+    """The picture of the heads at each moment, in few colours."""
     require("PIL", "reports need", "teka[report]")
     from PIL import Image
 
@@ -258,16 +228,16 @@ def draw_frames(record: HeadRecord, moments: Sequence[int]) -> "list[Image]":
 
 def encode_gif(frames: "Sequence[Image]") -> bytes:
     """The frames as a GIF that repeats, and stays on the last for a while."""
-    buffer = io.BytesIO()
     durations = [*[FRAME_MILLISECONDS] * (len(frames) - 1), LAST_MILLISECONDS]
-    frames[0].save(
-        buffer, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
-    )
-    return buffer.getvalue()
+    return _encode(frames[0], "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
 
 
 def encode_frame(frame: "Image") -> bytes:
     """One frame as a PNG."""
+    return _encode(frame, "PNG")
+
+
+def _encode(image: "Image", format: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    frame.save(buffer, format="PNG", optimize=True)
+    image.save(buffer, format=format, optimize=True, **options)
     return buffer.getvalue()

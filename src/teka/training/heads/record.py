@@ -37,9 +37,8 @@ LAYOUT: Layout = {
 }
 """The arrays: the fields of `Heads` for each moment and head, and those of `HeadGrid` for each moment and layer.
 
-Beside them are "layer" of each head, "chance_" with a field of `HeadGrid` for each layer, "epoch" and the two
-accuracies of each moment (NaN where not measured), "encoding", "content" (empty for none), "grid" (rows and columns)
-and "query" (row and column).
+"chance_" are those of `HeadGrid` before training; an accuracy is NaN where it was not measured, and "content" is empty
+for none. "grid" is (rows, columns) and "query" (row, column).
 """
 # Eigenvalues of a precision below this are a head that attends everywhere: a standard deviation of 1,000 tokens.
 LEAST_PRECISION = 1e-6
@@ -67,11 +66,7 @@ class Moment:
 
 
 class HeadRecorder(Callback):
-    """Keeps the heads before training and after every epoch, and writes them as `heads.npz`, whole or not at all.
-
-    The moments are part of a checkpoint, so that a resumed run has all of them; one that began without a record has
-    those from there on.
-    """
+    """Keeps the heads before training and after every epoch, in its checkpoints too, and writes them as `heads.npz`."""
 
     def __init__(self, model: SelfAttentionNetwork, run: Run, folder: Path) -> None:
         self.model, self.run, self.folder = model, run, folder
@@ -131,11 +126,7 @@ def chance_of(run: Run, heads: Heads, model: SelfAttentionNetwork) -> list[HeadG
 
 @dataclass(frozen=True)
 class HeadRecord:
-    """The heads of all layers, one after another, at some moments of a training.
-
-    The arrays are those of `Heads` with a first axis of moments, and those of `LAYOUT`; numbers and chance are those of
-    `HeadGrid` by name. Offsets are key less query, in tokens, downwards and to the right.
-    """
+    """The arrays of `LAYOUT`, those of `HeadGrid` by name as `numbers` and `chance`."""
 
     position: str
     content: str
@@ -157,7 +148,7 @@ class HeadRecord:
     @property
     def num_layers(self) -> int:
         """Number of layers."""
-        return int(self.layer.max()) + 1
+        return len(self.chance["heads"])
 
     @property
     def is_gaussian(self) -> bool:
@@ -183,12 +174,7 @@ class HeadRecord:
 
 
 def load_head_record(path: str | Path) -> HeadRecord:
-    """Read `heads.npz`; nothing in it is unpickled.
-
-    Raises:
-        ValueError: The file is missing or not such an archive, or an array is missing or of the wrong kind or shape; it
-            names the file and the array.
-    """
+    """Read `heads.npz`; nothing in it is unpickled."""
     arrays: dict[str, Any] = read_arrays(Path(path), LAYOUT, "the heads.npz of a run of model 'self_attention'")
     layer = arrays["layer"].tolist()
     if set(layer) != set(range(len(arrays["chance_heads"]))):
