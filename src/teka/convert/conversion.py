@@ -62,15 +62,7 @@ class ZeroBordered(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens context_dim"], grid: Grid
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Attend; the output has shape (B, L, dim).
-
-        Args:
-            tokens: Tokens of the grid, shape (B, L, context_dim).
-            grid: The grid whose cells they are.
-
-        Raises:
-            ValueError: Tokens of another size or number, or a grid of other axes or spacing, or a periodic one.
-        """
+        """Attend; a ValueError for tokens of another size or number, or a grid that is periodic or of other spacing."""
         if tokens.ndim != 3 or tokens.shape[-1] != self.attention.context_dim:
             raise wrong_shape("tokens", tokens.shape, f"(batch, tokens, {self.attention.context_dim})")
         fits = grid.num_axes == len(self.border) and all(

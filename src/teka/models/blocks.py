@@ -27,14 +27,7 @@ class ImageClassifier(nn.Module):
         self.image_size, self.in_channels = size, in_channels
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images.
-
-        Args:
-            images: Images, shape (B, C, H, W).
-
-        Raises:
-            ValueError: Another number of channels or another size than the model was made for.
-        """
+        """Logits of images; a ValueError if they have other channels or another size than the model was made for."""
         check_tensor("images", images, "batch", self.in_channels, *self.image_size)
         return self.logits(images)
 

@@ -20,20 +20,13 @@ CONDITION_NUMBER = 1e5
 
 @dataclass(frozen=True)
 class DegenerateHeads:
-    """Which heads of a layer have degenerated.
+    """Which heads of a layer have degenerated."""
 
-    Args:
-        largest_precision: Largest eigenvalue of Σ⁻¹ of every head, in units of length^−2: over the standard deviation
-            1/√λ along the narrowest axis.
-        condition_number: Largest eigenvalue of Σ⁻¹ over the smallest, the squared ratio of the ellipse's axes.
-        everywhere: Heads that attend to everything alike.
-        thin: Heads that attend to a thin stripe.
-    """
-
+    # largest eigenvalue λ of Σ⁻¹ of every head, in units of length^−2; 1/√λ is the deviation along the narrowest axis
     largest_precision: tuple[float, ...]
-    condition_number: tuple[float, ...]
-    everywhere: tuple[int, ...]
-    thin: tuple[int, ...]
+    condition_number: tuple[float, ...]  # that over the smallest eigenvalue, the squared ratio of the ellipse's axes
+    everywhere: tuple[int, ...]  # heads that attend to everything alike
+    thin: tuple[int, ...]  # heads that attend to a thin stripe
 
     @property
     def num_heads(self) -> int:
@@ -85,25 +78,17 @@ def degenerate_heads(
         if attention.query is not None:
             raise wrong_value("model", "one with content", "a network whose heads attend by position alone")
         eigenvalues = _eigenvalues(attention.relative)
-        largest = eigenvalues.amax(dim=1).tolist()
-        condition = [_ratio(*pair) for pair in zip(largest, eigenvalues.amin(dim=1).tolist(), strict=True)]
-        layers.append(
-            DegenerateHeads(
-                tuple(largest),
-                tuple(condition),
-                tuple(head for head, value in enumerate(largest) if value < largest_precision),
-                tuple(head for head, value in enumerate(condition) if value > condition_number),
-            )
-        )
+        largest = eigenvalues.amax(dim=1)
+        # Σ⁻¹ = 0 is as round as can be, and one of less than full rank as thin as can be.
+        condition = (largest / eigenvalues.amin(dim=1)).nan_to_num(nan=1.0, posinf=math.inf)
+        everywhere, thin = largest < largest_precision, condition > condition_number
+        found = (largest, condition, everywhere.nonzero().flatten(), thin.nonzero().flatten())
+        layers.append(DegenerateHeads(*(tuple(one.tolist()) for one in found)))
     return tuple(layers)
 
 
 def heads_table(layers: Sequence[DegenerateHeads]) -> str:
-    """Counts of the heads of every layer as a table of text, with their sums.
-
-    Args:
-        layers: What `degenerate_heads` gives.
-    """
+    """Counts of the heads of every layer as a table of text, with their sums."""
     rows = [
         (one.num_heads, len(one.everywhere), len(one.thin), len(one.prunable), one.num_heads - len(one.prunable))
         for one in layers
@@ -113,12 +98,6 @@ def heads_table(layers: Sequence[DegenerateHeads]) -> str:
     lines = ["layer  heads  everywhere  thin  pruned  left"]
     lines += [f"{name:>5}  {a:>5}  {b:>10}  {c:>4}  {d:>6}  {e:>4}" for name, (a, b, c, d, e) in named]
     return "\n".join(lines)
-
-
-def _ratio(largest: float, smallest: float) -> float:
-    if smallest > 0:
-        return largest / smallest
-    return math.inf if largest > 0 else 1.0  # Σ⁻¹ = 0 is as round as can be
 
 
 def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:

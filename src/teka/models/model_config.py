@@ -55,11 +55,7 @@ def options_class(model: str) -> type[Any]:
 
 
 def read_options(model: str, given: Mapping[str, object]) -> Any:
-    """The options of a model from a flat dictionary, an `options_class(model)`; old names are read too.
-
-    Raises:
-        ValueError: An unknown model or option, one that the model needs and is not given, or one of a wrong type.
-    """
+    """The options of a model from a flat dictionary, an `options_class(model)`; old names are read too."""
     kind = options_class(model)
     old = OLD_NAMES.get(model, {})
     named = {old.get(name, name): value for name, value in given.items()}
@@ -133,11 +129,7 @@ class ModelConfig:
     def make_model(self, most: int | None = None) -> nn.Module:
         """The model on the CPU in float32, in evaluation mode, with new weights; torch's random state stays as it was.
 
-        Args:
-            most: Numbers that its parameters and buffers may be, by default as many as memory has room for.
-
-        Raises:
-            ValueError: Options that the model does not take, or too large ones.
+        A ValueError if it does not take its options, or has more than `most` numbers, by default all that memory holds.
         """
 
         def make() -> nn.Module:

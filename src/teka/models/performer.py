@@ -1,7 +1,7 @@
 """A vision Performer: images to logits, with a choice of what it knows of positions."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,11 @@ from teka.nn.waves import RelativeModule
 POSITIONS = ("none", "absolute", *RELATIVES)
 STEMS = ("patch", "convolution")
 POOLS = ("class", "mean", "attention")
+# The positions that have an option.
+POSITIONS_WITH = dict.fromkeys(("num_waves", "longest_wave", "wave_weight"), ("fourier",)) | {
+    "rotation_weight_scale": ("rotation", "rotation_joint"),
+    "rotary_normalizer": ("rotary",),
+}
 
 
 class Performer(nn.Module):
@@ -123,7 +128,10 @@ class Performer(nn.Module):
             raise wrong_value("value_convolution", chosen.value_convolution, expected)
         own = {"longest_wave": longest_wave, "wave_weight": wave_weight}
         own |= {"rotation_weight_scale": rotation_weight_scale, "num_waves": chosen.num_waves}
-        _check_position_options(position, own | {"rotary_normalizer": chosen.rotary_normalizer})
+        for option, value in (own | {"rotary_normalizer": chosen.rotary_normalizer}).items():
+            if value is not None and position not in POSITIONS_WITH[option]:
+                others = " or ".join(map(repr, POSITIONS_WITH[option]))
+                raise wrong_value(option, value, f"None with position={position!r}; position={others} takes it")
         by_position = count_position_heads(chosen.position_heads, chosen.relative, heads)
         relatives = _make_relatives(
             position,
@@ -157,14 +165,7 @@ class Performer(nn.Module):
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
 
     def resize(self, image_size: int | tuple[int, int]) -> None:
-        """Take images of another size from now on: no parameter depends on it.
-
-        Args:
-            image_size: Height and width in pixels, or one number for both.
-
-        Raises:
-            ValueError: Not a positive multiple of the patch size.
-        """
+        """Take images of another size from now on, multiples of the patch size: no parameter depends on it."""
         size = tuple(image_size) if isinstance(image_size, Sequence) else (image_size, image_size)
         sides = (is_whole(side) and 1 <= side <= LARGEST and side % self.patch_size == 0 for side in size)
         if len(size) != 2 or not all(sides):
@@ -182,14 +183,7 @@ class Performer(nn.Module):
         return tuple(sorted({attention.chosen_backend(self.grid, first) for attention in placed}))
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images.
-
-        Args:
-            images: Images, shape (B, C, H, W).
-
-        Raises:
-            ValueError: Another number of channels or another size than the model was made for.
-        """
+        """Logits of images; a ValueError if they have other channels or another size than the model was made for."""
         stem = self.stem[0] if isinstance(self.stem, nn.Sequential) else self.stem
         check_tokens("images", images, "batch", self.in_channels, *self.image_size, first=stem)
         tokens = self.grid.flatten(self.stem(images))
@@ -225,24 +219,6 @@ def _make_stem(stem: str, in_channels: int, dim: int, patch_size: int, periodic:
         nn.GELU(),
         nn.Conv2d(hidden, dim, patch_size + 2, patch_size, padding=second, padding_mode=mode),
     )
-
-
-# The positions that have an option.
-POSITIONS_WITH = {
-    "num_waves": ("fourier",),
-    "longest_wave": ("fourier",),
-    "wave_weight": ("fourier",),
-    "rotation_weight_scale": ("rotation", "rotation_joint"),
-    "rotary_normalizer": ("rotary",),
-}
-
-
-def _check_position_options(position: str, options: Mapping[str, object]) -> None:
-    """Check that no option of another position is given."""
-    for option, value in options.items():
-        if value is not None and position not in POSITIONS_WITH[option]:
-            takes = " or ".join(map(repr, POSITIONS_WITH[option]))
-            raise wrong_value(option, value, f"None with position={position!r}; position={takes} takes it")
 
 
 def _make_relatives(

@@ -134,14 +134,7 @@ class SelfAttentionNetwork(ImageClassifier):
         return tuple(sorted({attention.chosen_backend(self.grid) for attention in self.attentions()}))
 
     def without_heads(self, heads: Sequence[Iterable[int]]) -> "SelfAttentionNetwork":
-        """This network without some heads of its blocks, and without their weights; this one stays as it is.
-
-        Args:
-            heads: Which heads to remove, for each block; `teka.nn.prune_heads` says more.
-
-        Raises:
-            ValueError: Another number of blocks, a head that is not there, or all heads of a block.
-        """
+        """This network without these heads of each block; this one stays as it is. `teka.nn.prune_heads` says more."""
         if len(heads) != len(self.blocks):
             raise wrong_value("heads", heads, f"the heads to remove for each of {len(self.blocks)} blocks")
         pruned = copy.deepcopy(self)

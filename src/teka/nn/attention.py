@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 from teka._compat import is_plain_eager_on_cpu
 from teka.checks import check_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional import DecodingState, Kernel
+from teka.functional import Constant, DecodingState, Kernel
 from teka.functional.plan import choose_backend
 from teka.grid import Grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
@@ -18,8 +18,8 @@ from teka.nn.heads import (
     count_position_heads,
     join_heads,
     make_content_kernel,
-    make_head_groups,
     project_heads,
+    without_relative,
 )
 from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.options import AttentionKeywords, AttentionOptions, takes
@@ -81,8 +81,7 @@ class Attention(nn.Module):
 
     def _make_kernels(self, chosen: AttentionOptions) -> None:
         self.kernel = make_content_kernel(chosen, self.content_heads, self.dim_head)
-        present = self._present_kernel()
-        size = self.dim_head
+        present, size = self._present_kernel(), self.dim_head
         turned = present.features if chosen.relative == "rotary" else None
         num_features = size if turned is None else turned.num_features(size)
         self.relative = make_relative_module(chosen, self.position_heads or self.heads, size, num_features)
@@ -122,14 +121,18 @@ class Attention(nn.Module):
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
         """The heads by what computes them, the ones with the relative kernel last."""
-        return make_head_groups(
-            self._present_kernel(),
-            None if self.relative is None else self.relative(),
-            heads=self.heads,
-            position_heads=self.position_heads,
-            uses_query=self.relative is not None and self.relative.uses_query,
-            backend=self.backend,
-            sizes=(self.dim_head, self.dim_value, self.causal),
+        kernel, backend = self._present_kernel(), self.backend
+        relative = None if self.relative is None else self.relative()
+        uses_query = self.relative is not None and self.relative.uses_query
+        sizes = (self.dim_head, self.dim_value, self.causal)
+        content = slice(0, self.content_heads)
+        keys = content if kernel.uses_content else None
+        if self.position_heads == 0:
+            return (HeadGroup(kernel, relative, content, backend, content if uses_query else keys, keys, *sizes),)
+        own = slice(-self.position_heads, None) if uses_query else None
+        return (
+            HeadGroup(kernel, None, content, without_relative(backend), keys, keys, *sizes),
+            HeadGroup(Constant(), relative, slice(content.stop, self.heads), backend, own, None, *sizes),
         )
 
     def project(
@@ -145,11 +148,6 @@ class Attention(nn.Module):
         """Queries, keys and values; None where the layer has none, and keys of the content heads only.
 
         Heads that attend by position alone have queries only if their relative kernel looks at them.
-
-        Args:
-            tokens: Tokens that attend.
-            context: Tokens that are attended to, the same by default.
-            key_mask: True where one of them may be attended to.
         """
         context = tokens if context is None else context
         first = self._present_kernel().reads_heads_first and not (self.relative is not None and self.relative.turns)
@@ -272,12 +270,7 @@ class Attention(nn.Module):
     def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0) -> str:
         """Name of the backend that computes the heads with the relative kernel, or all heads if there is none.
 
-        Args:
-            grid: The grid of the tokens.
-            num_prefix_tokens: Number of first tokens without a position.
-
-        Raises:
-            ValueError: The backend asked for cannot compute this layer on this grid.
+        A ValueError if the one asked for cannot compute this layer on this grid.
         """
         group = self.head_groups()[-1]
         costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens)

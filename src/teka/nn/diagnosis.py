@@ -120,12 +120,10 @@ class _Heads:
     excerpt: Excerpt
     is_causal: bool
 
-    def attend(self, kernel: Kernel, relative: Relative | None, backend: str, *, dtype: torch.dtype) -> Tensor:
-        """Output of the kept queries in float64, (H, rows, d), computed in a dtype."""
-        return self.rows(self.outputs(kernel, relative, backend, dtype=dtype))
-
-    def outputs(self, kernel: Kernel, relative: Relative | None, backend: str, *, dtype: torch.dtype) -> Tensor:
-        """Output of all queries, (B, H, L, d), likewise."""
+    def attend(
+        self, kernel: Kernel, relative: Relative | None, backend: str = "dense", dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """Output of all queries in float64, (B, H, L, d), computed in a dtype."""
         part, places = self.excerpt, {}
         if relative is not None:
             places = {"grid": part.grid, "positions": part.positions, "num_prefix_tokens": part.num_prefix_tokens}
@@ -143,35 +141,26 @@ class _Heads:
         """Those of the kept tokens, (H, rows, d), of vectors (B, H, L, d)."""
         return vectors.transpose(0, 1)[:, self.excerpt.kept]
 
-    def mean_value(self) -> Tensor:
-        """Mean of the values that each kept query sees, (H, rows, d)."""
-        return self.attend(functional.Constant(), None, "auto", dtype=torch.float64)
-
     def norms(self, vectors: Tensor) -> tuple[float, ...]:
         """Mean norm of the kept vectors of each head."""
-        return _numbers(self.rows(vectors.double()).norm(dim=-1).mean(dim=-1))
+        return tuple(self.rows(vectors.double()).norm(dim=-1).mean(dim=-1).tolist())
 
     def gains(self, kernel: Kernel, relative: Relative | None) -> Tensor:
         """Σ_j |w_ij| / D_i of the kept queries, (H, rows): a weight is the output where one key has the value 1."""
         batch, heads, num_keys, _ = self.value.shape
         each_key = torch.eye(num_keys, dtype=torch.float64, device=self.value.device).expand(batch, heads, -1, -1)
-        outputs = (
-            replace(self, value=some).outputs(kernel, relative, "dense", dtype=torch.float64)
-            for some in each_key.split(GAIN_KEYS, dim=-1)
-        )
-        return self.rows(torch.stack([torch.linalg.vector_norm(one, 1, dim=-1) for one in outputs]).sum(dim=0))
+        outputs = (replace(self, value=some).attend(kernel, relative) for some in each_key.split(GAIN_KEYS, dim=-1))
+        return self.rows(torch.stack([one.norm(1, dim=-1) for one in outputs]).sum(dim=0))
 
 
 def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Excerpt) -> GroupFindings:
     query, key, value = layer.project(part.tokens, key_mask=part.key_mask)
     heads = _Heads(*group.part_of(query, key, value, part.tokens.shape[1]), part, layer.causal)
     kernel, relative = group.kernel, group.relative
-    outputs, mean = heads.outputs(kernel, relative, "dense", dtype=torch.float64), heads.mean_value()
-    exact = heads.rows(outputs)
-    seen = _seen_keys(part, is_causal=layer.causal)
+    outputs = heads.attend(kernel, relative)
+    exact, mean = heads.rows(outputs), heads.rows(heads.attend(functional.Constant(), None, "auto"))
     scatter = (heads.rows(heads.value.double()) - mean).flatten(1).norm(dim=-1)
     variation = (exact - mean).flatten(1).norm(dim=-1) / scatter.clamp_min(torch.finfo(torch.float64).tiny)
-    uses_query = group.queries is not None
     still, waves = _still_waves(relative, whole)
     return GroupFindings(
         name=group.name,
@@ -182,10 +171,10 @@ def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Ex
         backend=choose_backend(group.backend, _costs(group, whole), layer.output.weight.device.type),
         size=_size_findings(heads, group, outputs),
         estimator=_estimator_findings(heads, kernel, relative, exact, mean),
-        variation=_numbers(variation),
-        unevenness=_numbers(variation * seen**0.5),
+        variation=tuple(variation.tolist()),
+        unevenness=tuple((variation * _seen_keys(part, is_causal=layer.causal) ** 0.5).tolist()),
         rounding=_rounding(layer, group, heads),
-        query_norm=heads.norms(heads.query) if uses_query else None,
+        query_norm=None if group.queries is None else heads.norms(heads.query),
         key_norm=heads.norms(heads.key) if kernel.uses_content else None,
         num_still_waves=still,
         num_waves=waves,
@@ -224,14 +213,14 @@ def _estimator_findings(
         draws, true_kernel, true_relative = getattr(kernel, "projection", None), functional.Softmax(), relative
         if isinstance(relative, Rotary):
             # Turned features stand for no other kernel, but what they are before the turn does.
-            estimate, true_relative = heads.attend(kernel, None, "dense", dtype=torch.float64), None
+            estimate, true_relative = heads.rows(heads.attend(kernel, None)), None
     elif isinstance(relative, ClippedFeatures):
         draws, true_kernel = relative.projection, kernel
         true_relative = Clipped(relative.distance_embedding, relative.ring_width)
     else:
         return None
     assert isinstance(draws, Tensor)
-    exact = heads.attend(true_kernel, true_relative, "dense", dtype=torch.float64)
+    exact = heads.rows(heads.attend(true_kernel, true_relative))
     lengths = draws.double().square().sum(dim=-1)
     return EstimatorFindings(
         truth=pair_name(true_kernel, true_relative),
@@ -244,14 +233,13 @@ def _estimator_findings(
 
 def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, float]:
     """Difference of every other backend from the dense one, in the layer's dtype."""
-    dtype = layer.output.weight.dtype
-    dense = heads.attend(group.kernel, group.relative, "dense", dtype=dtype)
-    size = dense.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    return {
-        name: float((heads.attend(group.kernel, group.relative, name, dtype=dtype) - dense).norm() / size)
-        for name in _costs(group, heads.excerpt)
-        if name != "dense"
+    outputs = {
+        name: heads.rows(heads.attend(group.kernel, group.relative, name, layer.output.weight.dtype))
+        for name in dict.fromkeys(("dense", *_costs(group, heads.excerpt)))
     }
+    dense = outputs.pop("dense")
+    size = dense.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    return {name: float((output - dense).norm() / size) for name, output in outputs.items()}
 
 
 def _positions(excerpt: Excerpt) -> Positions:
@@ -277,7 +265,3 @@ def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]
     assert isinstance(rounded, Fourier | Rotary)
     still = (rounded.frequency == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
     return int(still.sum()), still.numel()
-
-
-def _numbers(tensor: Tensor) -> tuple[float, ...]:
-    return tuple(tensor.tolist())

@@ -12,8 +12,7 @@ from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.heads import HeadGroup
 
-LONGEST = 2**24
-"""Tokens up to which a crossover is looked for."""
+LONGEST = 2**24  # tokens up to which a crossover is looked for
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,12 @@ class GroupExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a layer is computed on a grid; `str` of it is a table.
+    """How a layer is computed on a grid; `str` of it is a table."""
 
-    Args:
-        groups: Its heads by what computes them.
-        num_tokens: Tokens that attend: of the grid, and the prefix.
-        num_keys: Tokens that are attended to.
-        device_type: Device for which bytes were weighed against multiply-adds.
-    """
-
-    groups: tuple[GroupExplanation, ...]
-    num_tokens: int
-    num_keys: int
-    device_type: str
+    groups: tuple[GroupExplanation, ...]  # its heads by what computes them
+    num_tokens: int  # tokens that attend: of the grid, and the prefix
+    num_keys: int  # tokens that are attended to
+    device_type: str  # device for which bytes were weighed against multiply-adds
 
     def __str__(self) -> str:
         sizes = f"{self.num_tokens:,} tokens"

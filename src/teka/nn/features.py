@@ -1,5 +1,7 @@
 """Content kernels as modules: random features, whose projection is redrawn, and learned ones."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
@@ -50,8 +52,7 @@ class RandomFeatures(nn.Module):
         check_sizes({"num_features": num_features}, or_none=True)
         if generator is not None and not isinstance(generator, Generator):
             raise wrong_type("generator", generator, "None or a torch.Generator")
-        self.kernel = kernel
-        self.dim = dim
+        self.kernel, self.dim = kernel, dim
         self.num_features = default_num_features(dim) if num_features is None else num_features
         self.projection_name = projection
         self.is_fresh = True  # until a layer has compared this draw with the truth
@@ -111,27 +112,20 @@ class LearnedFeatures(nn.Module):
         ValueError: An unknown name, or a size below 1.
     """
 
-    query_weight: Float[Tensor, "heads maps dim"]
-    key_weight: Float[Tensor, "heads maps dim"]
-    query_bias: Float[Tensor, "heads maps"]
-    key_bias: Float[Tensor, "heads maps"]
+    head_parameters: ClassVar[tuple[str, ...]] = ("query_weight", "key_weight", "query_bias", "key_bias")
 
     def __init__(self, kernel: str, dim: int, heads: int) -> None:
         super().__init__()
         check_name("kernel", kernel, LEARNED_KERNELS)
         check_sizes({"dim": dim, "heads": heads})
-        self.kernel = kernel
-        self.dim = dim
-        self.heads = heads
+        self.kernel, self.dim, self.heads = kernel, dim, heads
         initial = LEARNED_KERNELS[kernel].identity(dim, heads)
-        self.query_weight = Parameter(initial.query_weight)
-        self.key_weight = Parameter(initial.key_weight)
-        self.query_bias = Parameter(initial.query_bias)
-        self.key_bias = Parameter(initial.key_bias)
+        for name in self.head_parameters:
+            setattr(self, name, Parameter(getattr(initial, name)))
 
     def forward(self) -> FeatureKernel:
         """The kernel with the present parameters."""
-        return LEARNED_KERNELS[self.kernel](self.query_weight, self.key_weight, self.query_bias, self.key_bias)
+        return LEARNED_KERNELS[self.kernel](*(getattr(self, name) for name in self.head_parameters))
 
     def extra_repr(self) -> str:
         """Sizes for repr."""

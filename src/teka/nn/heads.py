@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from teka import functional
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
-from teka.functional import KERNELS, Constant, DecodingState, Kernel, Relative, decode
+from teka.functional import KERNELS, DecodingState, Kernel, Relative, decode
 from teka.functional.backend import Cost
 from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 from teka.functional.plan import Workload, backend_costs
@@ -148,32 +148,6 @@ def count_position_heads(position_heads: int | None, relative: str | RelativeMod
         expected = f"0 to {heads - 1}, fewer than heads = {heads}; kernel='constant' leaves content out of all heads"
         raise wrong_value("position_heads", position_heads, expected)
     return position_heads
-
-
-def make_head_groups(
-    kernel: Kernel,
-    relative: Relative | None,
-    *,
-    heads: int,
-    position_heads: int,
-    uses_query: bool,
-    backend: str,
-    sizes: tuple[int, int, bool],
-) -> tuple[HeadGroup, ...]:
-    """The heads of a layer by what computes them, the ones with the relative kernel last.
-
-    The last `position_heads` attend by position alone and the others by content alone; with 0 both kernels act in every
-    head. `sizes` are the last fields of `HeadGroup`.
-    """
-    content = slice(0, heads - position_heads)
-    keys = content if kernel.uses_content else None
-    if position_heads == 0:
-        return (HeadGroup(kernel, relative, content, backend, content if uses_query else keys, keys, *sizes),)
-    own = slice(-position_heads, None) if uses_query else None
-    return (
-        HeadGroup(kernel, None, content, without_relative(backend), keys, keys, *sizes),
-        HeadGroup(Constant(), relative, slice(content.stop, heads), backend, own, None, *sizes),
-    )
 
 
 def without_relative(backend: str) -> str:

@@ -16,6 +16,7 @@ from teka.nn.attention import Attention
 from teka.nn.findings import ShiftFindings
 
 LayerShift = int | float | Sequence[int | float]
+Shifts = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,8 @@ class Excerpt:
         positions = self.positions
         if positions is not None:
             positions = positions[..., cells.to(positions.device), :]
-            positions = (
-                positions[samples.to(positions.device)] if positions.ndim == 3 and len(positions) > 1 else positions
-            )
+            if positions.ndim == 3 and len(positions) > 1:
+                positions = positions[samples.to(positions.device)]
         return replace(
             self,
             tokens=self.tokens[samples][:, chosen],
@@ -101,33 +101,22 @@ def shift_findings(layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift
     """
     positions, grid = scene.positions, scene.grid
     if positions is not None:
-        how, steps = "added to the positions", _position_shifts(positions, shifts)
+        how, steps, measure = "added to the positions", _position_shifts(positions, shifts), _at_positions
     elif grid is not None:
         how = "rolled round the torus" if all(grid.periodic) else "on a larger grid, cells outside masked"
-        cells = _grid_shifts(grid, shifts, is_causal=layer.causal)
-        steps = tuple(tuple(map(float, step)) for step in cells)
+        steps, measure = _grid_shifts(grid, shifts, is_causal=layer.causal), _on_canvas
     else:
         return None
     if not steps:
         return None
-    by_shift, noise_floor = _errors(layer, scene, steps)
-    worst = max(steps, key=lambda step: by_shift[step])
+    by_shift, noise_floor = measure(layer, scene, steps)
+    worst = max(by_shift, key=by_shift.__getitem__)
     exact = replace(scene, tokens=scene.tokens.double())
-    without_rounding, _ = _errors(copy.deepcopy(layer).double(), exact, (worst,))
+    without_rounding, _ = measure(copy.deepcopy(layer).double(), exact, (worst,))
     return ShiftFindings(how, by_shift, noise_floor, without_rounding[worst])
 
 
-def _errors(
-    layer: Attention, scene: Excerpt, steps: tuple[tuple[float, ...], ...]
-) -> tuple[dict[tuple[float, ...], float], float]:
-    """The error at each shift, and the noise floor."""
-    if scene.positions is not None:
-        return _at_positions(layer, scene, scene.positions, steps)
-    assert scene.grid is not None
-    return _on_canvas(layer, scene, scene.grid, tuple(tuple(map(int, step)) for step in steps))
-
-
-def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> tuple[tuple[float, ...], ...]:
+def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> Shifts:
     num_axes = positions.shape[-1]
     if shifts is None:
         places = positions.flatten(0, -2).double()
@@ -135,7 +124,7 @@ def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> 
         return (tuple(extent), tuple(-0.3 * length for length in extent))
     vectors = []
     for shift in shifts:
-        vector = tuple(map(float, shift)) if isinstance(shift, Sequence) else (float(shift),)
+        vector = tuple(map(float, shift if isinstance(shift, Sequence) else (shift,)))
         if len(vector) != num_axes:
             raise wrong_value("shifts", shift, f"{num_axes} numbers each, one for each axis of the positions")
         vectors.append(vector)
@@ -144,43 +133,41 @@ def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> 
     return tuple(vectors)
 
 
-def _at_positions(
-    layer: Attention, scene: Excerpt, positions: Tensor, shifts: tuple[tuple[float, ...], ...]
-) -> tuple[dict[tuple[float, ...], float], float]:
-    places = positions.double()
+def _at_positions(layer: Attention, scene: Excerpt, shifts: Shifts) -> tuple[dict[tuple[float, ...], float], float]:
+    """The error at each shift, and the noise floor."""
+    assert scene.positions is not None
+    places = scene.positions.double()
 
     def output(positions: Tensor) -> Tensor:
         mixed = layer(scene.tokens, None, scene.key_mask, scene.num_prefix_tokens, positions=positions)
         return mixed[scene.kept].double()
 
     reference = output(places)
-    by_shift = {
-        shift: relative_difference(output(places + torch.tensor(shift).to(places)), reference) for shift in shifts
-    }
+    by_shift = {shift: relative_difference(output(places + places.new_tensor(shift)), reference) for shift in shifts}
     return by_shift, relative_difference(output(places), reference)
 
 
-def _grid_shifts(grid: Grid, shifts: Sequence[LayerShift] | None, *, is_causal: bool) -> tuple[tuple[int, ...], ...]:
+def _grid_shifts(grid: Grid, shifts: Sequence[LayerShift] | None, *, is_causal: bool) -> Shifts:
     # The order of tokens, which a causal layer sees, is no torus'.
     fixed = [is_causal and periodic for periodic in grid.periodic]
     if shifts is None:
-        single = [
-            tuple(int(one == axis) for one in range(grid.num_axes)) for axis in range(grid.num_axes) if not fixed[axis]
-        ]
-        far = tuple(0 if still else -max(1, side // 4) for still, side in zip(fixed, grid.shape, strict=True))
+        axes = range(grid.num_axes)
+        single = [tuple(float(one == axis) for one in axes) for axis in axes if not fixed[axis]]
+        far = tuple(0.0 if still else -float(max(1, side // 4)) for still, side in zip(fixed, grid.shape, strict=True))
         return (*single, far) if single else ()
     steps = tuple(dict.fromkeys(grid.check_shift(shift) for shift in shifts))  # pyright: ignore[reportArgumentType]
     if not steps:
         raise wrong_value("shifts", shifts, "at least one shift")
     if any(step and still for shift in steps for step, still in zip(shift, fixed, strict=True)):
         raise wrong_value("shifts", shifts, "0 along periodic axes, of which the order of a causal layer knows nothing")
-    return steps
+    return tuple(tuple(map(float, shift)) for shift in steps)
 
 
-def _on_canvas(
-    layer: Attention, scene: Excerpt, grid: Grid, steps: tuple[tuple[int, ...], ...]
-) -> tuple[dict[tuple[float, ...], float], float]:
-    first = scene.num_prefix_tokens
+def _on_canvas(layer: Attention, scene: Excerpt, shifts: Shifts) -> tuple[dict[tuple[float, ...], float], float]:
+    """The same on a grid that has room for the shifts."""
+    assert scene.grid is not None
+    grid, first = scene.grid, scene.num_prefix_tokens
+    steps = tuple(tuple(map(int, shift)) for shift in shifts)
     before, after = (
         [0 if flag else max(0, *(sign * step[axis] for step in steps)) for axis, flag in enumerate(grid.periodic)]
         for sign in (-1, 1)

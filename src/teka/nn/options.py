@@ -124,9 +124,6 @@ def takes(keywords: Any) -> Callable[[F], F]:
     """Declare that the `**` of a constructor are these keywords of `AttentionOptions`, and refuse others.
 
     They stand in its signature with their types and defaults, for `help`, completion and what reads signatures.
-
-    Args:
-        keywords: `AttentionKeywords` or one of the above that it derives from.
     """
     defaults = {one.name: one.default for one in fields(AttentionOptions)}
     more = [

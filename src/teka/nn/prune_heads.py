@@ -18,8 +18,6 @@ from teka.nn.heads import without_relative
 from teka.nn.relative import RELATIVE_MODULES
 from teka.nn.waves import RelativeModule
 
-LEARNED_FEATURES = ("query_weight", "key_weight", "query_bias", "key_bias")
-
 
 def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
     """A layer without some of the heads of another, which stays as it is.
@@ -142,11 +140,10 @@ def _prune_content(pruned: Attention, content: Sequence[int], heads: int) -> Non
         pruned.query_key = PlainQueryKey()
         return
     if isinstance(pruned.kernel, LearnedFeatures):
-        for name in LEARNED_FEATURES:
-            setattr(pruned.kernel, name, _take(getattr(pruned.kernel, name), content, heads))
         pruned.kernel.heads = len(content)
     elif isinstance(pruned.kernel, Hedgehog) and pruned.kernel.query_weight.shape[0] > 1:
-        own = {name: getattr(pruned.kernel, name)[list(content)] for name in LEARNED_FEATURES}
+        own = {name: getattr(pruned.kernel, name)[list(content)] for name in LearnedFeatures.head_parameters}
         pruned.kernel = dataclasses.replace(pruned.kernel, **own)
-    for name in pruned.query_key.head_parameters:
-        setattr(pruned.query_key, name, _take(getattr(pruned.query_key, name), content, heads))
+    for module in (pruned.kernel, pruned.query_key):
+        for name in getattr(module, "head_parameters", ()):
+            setattr(module, name, _take(getattr(module, name), content, heads))

@@ -133,20 +133,11 @@ class AbsolutePosition(nn.Module):
         check_sizes({"num_axes": num_axes, "dim": dim})
         if dim % (2 * num_axes):
             raise wrong_value("dim", dim, f"a multiple of 2 · num_axes = {2 * num_axes} with absolute positions")
-        self.num_axes = num_axes
-        per_axis = dim // num_axes
+        self.num_axes, per_axis = num_axes, dim // num_axes
         self.frequency = Parameter(10000.0 ** (-torch.arange(0, per_axis, 2) / per_axis))
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
-        """Tokens with their positions' sinusoids added.
-
-        Args:
-            tokens: Tokens of the grid, shape (B, L, dim).
-            grid: Where they are.
-
-        Raises:
-            ValueError: The grid has another number of axes or tokens.
-        """
+        """Tokens of a grid with their positions' sinusoids added; a ValueError if it has other axes or tokens."""
         check_tensor("tokens", tokens, "batch", "tokens", 2 * self.num_axes * len(self.frequency))
         if not isinstance(grid, Grid):
             raise wrong_value("grid", grid, "a teka.Grid")
@@ -194,15 +185,7 @@ class AttentionPool(nn.Module):
         tokens: Float[Tensor, "batch tokens dim"],
         key_mask: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Pool.
-
-        Args:
-            tokens: Tokens, shape (B, L, dim).
-            key_mask: True where a token counts, shape (B, L).
-
-        Raises:
-            ValueError: Shapes that do not fit, or a mask that keeps nothing.
-        """
+        """Pool the tokens that the mask keeps; a ValueError for shapes that do not fit or a mask that keeps nothing."""
         check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
         if key_mask is not None:
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
@@ -244,17 +227,7 @@ class InvertibleDownsampling(nn.Module):
         self.cells_per_block = factor**num_axes
 
     def forward(self, maps: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch more_channels *fewer"]:
-        """The maps with fewer cells and more channels.
-
-        Args:
-            maps: Maps, shape (B, C, *S), with every side a multiple of the factor.
-
-        Returns:
-            Maps, shape (B, C · fⁿ, *(S / f)).
-
-        Raises:
-            ValueError: Another number of axes, or a side that is no multiple.
-        """
+        """(B, C, *S) to (B, C · fⁿ, *(S / f)); a ValueError for other axes, or a side that is no multiple of f."""
         check_kind("maps", maps, None)
         if maps.ndim != 2 + self.num_axes or any(side % self.factor for side in maps.shape[2:]):
             expected = f"(batch, channels) and {self.num_axes} sides, multiples of factor = {self.factor}"
@@ -266,17 +239,7 @@ class InvertibleDownsampling(nn.Module):
         return within_first.flatten(1, 1 + self.num_axes)
 
     def inverse(self, maps: Float[Tensor, "batch more_channels *fewer"]) -> Float[Tensor, "batch channels *sides"]:
-        """The maps that `forward` made these from.
-
-        Args:
-            maps: Maps, shape (B, C · fⁿ, *S).
-
-        Returns:
-            Maps, shape (B, C, *(S · f)).
-
-        Raises:
-            ValueError: Another number of axes, or channels that are no multiple of a block's cells.
-        """
+        """The maps that `forward` made these from; a ValueError for other axes or numbers of channels."""
         check_kind("maps", maps, None)
         if maps.ndim != 2 + self.num_axes or maps.shape[1] % self.cells_per_block:
             expected = f"(batch, a multiple of {self.cells_per_block} channels) and {self.num_axes} sides"
