@@ -93,13 +93,18 @@ def render_page(package: str, template: str, content: Mapping[str, object]) -> s
         ImportError: jinja2 is not installed.
     """
     require("jinja2", "reports need", "teka[report]")
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    style = Markup((files("teka.audit.page") / "style.css").read_text(encoding="utf-8"))
-    page = environment.from_string((files(package) / template).read_text(encoding="utf-8"))
-    return page.render(style=style, **content)
+    shared = files("teka.audit.page")  # with the frame of every page
+    loader = FunctionLoader(
+        lambda name: ((files(package) if name == template else shared) / name).read_text(encoding="utf-8")
+    )
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    style = Markup((shared / "style.css").read_text(encoding="utf-8"))
+    return environment.get_template(template).render(style=style, **content)
 
 
 def data_uri(png: bytes) -> str:
