@@ -59,7 +59,7 @@ def test_it_prints_an_aligned_table(pictures, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["picture", "class", "probability", "next"]
     column = lines[0].index("class")
-    for line, path, label in zip(lines[1:], paths, labels, strict=True):
+    for line, path, label in zip(lines[2:], paths, labels, strict=True):
         assert line.startswith(path)
         assert line[column] == str(label)
         assert line.count("%") == 2

@@ -14,7 +14,8 @@ from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.audit.page.notation import write_share, write_size
 from teka.audit.statistics.intervals import wilson_interval
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name
+from teka.errors import wrong_value
 
 SEVERITIES = ("invalidates", "limits", "note")
 FILLING_MODES = ("zero", "canvas")
@@ -29,23 +30,16 @@ COLLAPSED_SHARE = 0.9  # of all answers; so many alike are few enough of another
 class Caveat:
     """Something that could make an audit mislead.
 
-    Args:
-        name: Its name, a few words that stay the same from audit to audit, such as "training mode".
-        severity: "invalidates" (the numbers do not mean what they say), "limits" (they hold for less than one may
-            think) or "note" (worth knowing).
-        message: What was found and what to do, in plain words, with the numbers.
-
-    Raises:
-        ValueError: An unknown severity.
+    Of the severities, "invalidates" says that the numbers do not mean what they say, "limits" that they hold for less
+    than one may think, "note" that something is worth knowing.
     """
 
-    name: str
+    name: str  # a few words that stay the same from audit to audit, such as "training mode"
     severity: str
-    message: str
+    message: str  # what was found and what to do, in plain words, with the numbers
 
     def __post_init__(self) -> None:
-        if self.severity not in SEVERITIES:
-            raise unknown_name("severity", self.severity, SEVERITIES)
+        check_name("severity", self.severity, SEVERITIES)
 
 
 def training_mode(module: nn.Module) -> Iterator[Caveat]:

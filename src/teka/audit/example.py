@@ -14,28 +14,15 @@ from teka.audit.measure.responses import Responses
 
 @dataclass(frozen=True)
 class Example:
-    """One image and what the model answered at every shift.
-
-    Args:
-        mode: The mode in which it was moved.
-        index: Which of the images it is.
-        label: Its class, or None.
-        image: Its levels as the model's placed image has them before any shift, bytes of shape (H, W, C) in base64.
-        height: H in pixels.
-        width: W in pixels.
-        channels: C, 1 or 3.
-        shifts: The shifts, (dy, dx).
-        predictions: The class answered at each.
-        probabilities: The probability that the model gave that class.
-    """
+    """One image and what the model answered at every shift (dy, dx), with the probability it gave that class."""
 
     mode: str
-    index: int
+    index: int  # among the images
     label: int | None
-    image: str
+    image: str  # levels of the placed image before any shift, bytes of shape (H, W, C) in base64
     height: int
     width: int
-    channels: int
+    channels: int  # 1 or 3
     shifts: tuple[tuple[int | float, ...], ...]
     predictions: tuple[int, ...]
     probabilities: tuple[float, ...]
@@ -88,11 +75,11 @@ def make_examples(
             share, answer = logits.softmax(dim=1).max(dim=1)
             answers += answer.tolist()
             shares += [round(one, 4) for one in share.tolist()]
-        height, width = placed.shape[2:]
         label = None if responses.labels is None else int(responses.labels[index])
-        image = encode_levels(placed[0])
-        channels = 3 if placed.shape[1] == 3 else 1
+        image, channels = encode_levels(placed[0]), 3 if placed.shape[1] == 3 else 1
         examples.append(
-            Example(movement.mode, index, label, image, height, width, channels, shifts, tuple(answers), tuple(shares))
+            Example(
+                movement.mode, index, label, image, *placed.shape[2:], channels, shifts, tuple(answers), tuple(shares)
+            )
         )
     return tuple(examples)

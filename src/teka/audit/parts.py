@@ -12,17 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from teka.audit.caveats import (
-    Caveat,
-    batch_mates,
-    chance,
-    collapse,
-    few_images,
-    fill_value,
-    non_determinism,
-    phases_unseen,
-    random_features,
-)
+from teka.audit import caveats
 from teka.audit.example import Example, make_examples, worst_images
 from teka.audit.function import ModelError, module_of
 from teka.audit.layers.blame import blame_layers
@@ -112,11 +102,7 @@ class Work:
 
 
 def do_parts(work: Work) -> None:
-    """Do every part that was asked for.
-
-    Raises:
-        ValueError: Not a single mode could be measured; the message is that of the first.
-    """
+    """Do every part that was asked for, or raise what the first mode did if not a single one could be measured."""
     for part in PARTS_IN_ORDER:
         if part.name in PARTS and part.name not in work.settings.parts:
             continue
@@ -129,21 +115,21 @@ def do_parts(work: Work) -> None:
             raise ValueError(str(first)) from first
 
 
-def find_caveats(work: Work) -> list[Caveat]:
+def find_caveats(work: Work) -> list[caveats.Caveat]:
     """What could mislead, of what was measured and of the model and the images."""
     settings, noise, module = work.settings, work.first("noise"), module_of(work.model)
     repeat = 0.0 if noise is None else noise.repeat
-    found = [*non_determinism(repeat), *few_images(len(work.images), settings.confidence)]
+    found = [*caveats.non_determinism(repeat), *caveats.few_images(len(work.images), settings.confidence)]
     if module is not None:
-        found += random_features(module)
-    work.attempt("batch mates", "batch mates", lambda: batch_mates(work.model, work.unshifted(), repeat))
+        found += caveats.random_features(module)
+    work.attempt("batch mates", "batch mates", lambda: caveats.batch_mates(work.model, work.unshifted(), repeat))
     found += work.results["batch mates"]
     for mode in settings.modes:
-        found += fill_value(work.images, work.movement(mode))
+        found += caveats.fill_value(work.images, work.movement(mode))
     responses = work.first("mode")[0]
     if responses.output == "logits":
-        found += [*collapse(responses), *chance(responses)]
-    found += phases_unseen(responses.shifts, work.stride)
+        found += [*caveats.collapse(responses), *caveats.chance(responses)]
+    found += caveats.phases_unseen(responses.shifts, work.stride)
     return list(dict.fromkeys(found))
 
 
@@ -196,16 +182,14 @@ def _phases(work: Work, _one: str) -> Iterator[tuple[str, PhaseTable]]:
     settings = work.settings
     work.stride = _coarsest_stride(work)
     for responses, _ in work.results["mode"] if max(work.stride) > 1 else ():
-        yield (
-            responses.movement.mode,
-            error_by_phase(
-                responses,
-                work.stride,
-                confidence=settings.confidence,
-                num_resamples=settings.num_resamples,
-                seed=settings.seed,
-            ),
+        table = error_by_phase(
+            responses,
+            work.stride,
+            confidence=settings.confidence,
+            num_resamples=settings.num_resamples,
+            seed=settings.seed,
         )
+        yield responses.movement.mode, table
 
 
 def _coarsest_stride(work: Work) -> tuple[int, int]:

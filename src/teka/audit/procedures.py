@@ -33,38 +33,22 @@ CHAMAN_SMALL, CHAMAN_SHIFT_OF_SMALL, CHAMAN_SHIFT = 32, 3, 32
 
 @dataclass(frozen=True)
 class PresetResult:
-    """What a procedure of the literature gave.
-
-    Args:
-        name: The preset's name.
-        procedure: What was done, in a sentence.
-        source: The paper, and the code where the paper leaves things open.
-        counts: Numbers of images, passes and the like.
-        numbers: The source's numbers, with intervals.
-        metrics: Where the procedure moves images along a set of shifts, all metrics, by the images they are of.
-    """
+    """What a procedure of the literature gave."""
 
     name: str
     procedure: str
-    source: str
-    counts: dict[str, int]
-    numbers: dict[str, Estimate]
-    metrics: dict[str, Metrics]
+    source: str  # the paper, and the code where the paper leaves things open
+    counts: dict[str, int]  # of images, passes and the like
+    numbers: dict[str, Estimate]  # the source's
+    metrics: dict[str, Metrics]  # where images move along a set of shifts, by the images they are of
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How a procedure asks a model.
+    """How a procedure asks a model."""
 
-    Args:
-        batch_size: Images for one call; those of a batch share their random draws. The authors' default is 256.
-        seed: Seed of the draws and of the bootstrap.
-        confidence: Confidence of the intervals.
-        device: Where the images are taken; None leaves them where they are.
-    """
-
-    batch_size: int = 256
-    seed: int = 0
+    batch_size: int = 256  # as the authors' default; images of a batch share their random draws
+    seed: int = 0  # of the draws and of the bootstrap
     confidence: float = 0.95
     device: torch.device | str | None = None
 

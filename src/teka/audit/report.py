@@ -31,17 +31,11 @@ PACKED_TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "p
 
 @dataclass(frozen=True)
 class Failure:
-    """A part of an audit that could not be done, while the rest was.
-
-    Args:
-        part: Which part.
-        message: Why.
-        traceback: Where it was raised, as Python prints it; "" where nothing was.
-    """
+    """A part of an audit that could not be done, while the rest was."""
 
     part: str
     message: str
-    traceback: str = ""
+    traceback: str = ""  # of what was raised, as Python prints it
 
 
 @dataclass(frozen=True)
@@ -72,29 +66,14 @@ class PackedResponses:
         )
 
     def unpack(self) -> Responses:
-        """The responses, for `teka.audit.compare_responses`; without the loss and the times.
-
-        Raises:
-            ValueError: Damaged text.
-        """
+        """The responses, for `teka.audit.compare_responses`; without the loss and the times."""
         try:
             with np.load(io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False) as file:
                 tables = {name: torch.from_numpy(file[name]) for name in file.files}
             for name, table in tables.items():
                 if name != "evaluated":
                     tables[name] = table.to(torch.float64 if table.is_floating_point() else torch.int64)
-            return Responses(
-                self.movement,
-                self.shifts,
-                self.output,
-                tables["evaluated"],
-                tables["error_squared"],
-                tables["norm_squared"],
-                tables.get("labels"),
-                tables.get("predictions"),
-                probability_change=tables.get("probability_change"),
-                divergence=tables.get("divergence"),
-            )
+            return Responses(self.movement, self.shifts, self.output, **tables)
         # What damaged archives raise depends on where the damage is.
         except Exception as error:
             raise ValueError(f"the responses of the report are damaged: {error}") from error
@@ -200,11 +179,7 @@ class AuditReport:
             raise ValueError(f"this is no audit's report: {error}") from error
 
     def write(self, path: str | Path) -> Path:
-        """Write the report as JSON, whole or not at all.
-
-        Args:
-            path: The file.
-        """
+        """Write the report as JSON, whole or not at all."""
         return write_json(Path(path), self.to_dict())
 
     @classmethod

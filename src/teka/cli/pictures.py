@@ -4,9 +4,9 @@ import argparse
 import json
 
 from teka import data
+from teka.audit.page.tables import WIDEST, Table
 from teka.checks import check_sizes
 from teka.cli.parser import Option, command, fields_of
-from teka.cli.terminal import print_table
 from teka.data.catalogue import PUBLISHED_DATASETS
 from teka.data.load import published_dataset
 from teka.data.pictures import GROUNDS
@@ -73,9 +73,9 @@ def predict(options: argparse.Namespace, command: str) -> None:
         ]
         print(json.dumps({"model": options.model, "pictures": pictures}, indent=2, ensure_ascii=False))
         return
-    rows = [
-        [one.picture, *(cell for name, share in pairs for cell in (name, f"{share:.1%}"))]
+    rows = tuple(
+        (one.picture, *(cell for name, share in pairs for cell in (name, f"{share:.1%}")))
         for one, pairs in zip(found, ranked, strict=True)
-    ]
-    headings = ["picture", "class", "probability", *["next", ""] * (len(ranked[0]) - 1)]
-    print_table(headings, rows, numbers=("probability", ""))
+    )
+    heads = ("picture", "class", "probability", *("next", "") * (len(ranked[0]) - 1))
+    print(Table("", heads, rows, words=("class", "next")).plain(WIDEST))

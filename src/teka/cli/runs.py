@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from teka import training
+from teka.audit.page.tables import Table
 from teka.cli.parser import Option, Parser, command, fields_of
-from teka.cli.terminal import print_table
 from teka.errors import wrong_value
 from teka.files import read_yaml
 from teka.models import SelfAttentionNetwork
@@ -173,11 +173,11 @@ def prune(options: argparse.Namespace, command: str) -> None:
     print(heads_table(pruning.layers), end="\n\n")
     headings = ("", "parameters", "MFLOPs", "accuracy")
     sizes = {"before": pruning.before, "pruned": pruning.pruned, "trained on": pruning.tuned}
-    rows = [
-        [name, f"{model.parameters:,}", f"{model.flops / 1e6:,.1f}", f"{model.accuracy:.2%}"]
+    rows = tuple(
+        (name, f"{model.parameters:,}", f"{model.flops / 1e6:,.1f}", f"{model.accuracy:.2%}")
         for name, model in sizes.items()
-    ]
-    print_table(headings, rows, numbers=headings[1:])
+    )
+    print(Table("", headings, rows).plain())
     low, high = pruning.evaluation.interval
     print(f"{pruning.evaluation.test_images:,} test images; the last 95 % interval is {low:.2%} to {high:.2%}")
     print(f"written: {options.out}")

@@ -1,15 +1,12 @@
-"""Progress and tables on a terminal, and plain text where there is none."""
+"""Progress on a terminal, and plain text where there is none."""
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 Show = Callable[[str, int, int | None, str], None]
-WIDEST = 10_000  # of a table that goes into a file
 
 
 @contextlib.contextmanager
@@ -38,15 +35,3 @@ def progress_bar(*, lines: bool = False) -> Iterator[Show]:
             bar.update(bar.task_ids[-1], completed=done, total=total, note=text)
 
         yield show
-
-
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Print aligned columns: names to the left, those headed by one of `numbers` to the right."""
-    width = None if sys.stdout.isatty() else WIDEST
-    console = Console(markup=False, highlight=False, emoji=False, width=width)
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in numbers else "left", header_style="")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from teka.audit.page.tables import WIDTH, Table
+from teka.audit.page.tables import WIDEST, WIDTH, Table
 
 HEADS = ("name", *(f"head number {index}" for index in range(17)))
 NAME = "a name that is " + "very " * 30 + "long"
@@ -33,3 +33,12 @@ def test_cells_of_several_lines_are_aligned_and_text_is_no_markup():
 def test_markdown_has_as_many_cells_in_every_row():
     text = Table("title", ("a | b", "c"), (("one \\ two", "3\n4"),)).markdown()
     assert text == "### title\n\n| a \\| b | c |\n| --- | --: |\n| one \\\\ two | 3<br>4 |"
+
+
+def test_a_wide_table_is_as_wide_as_it_needs_with_numbers_to_the_right_and_words_to_the_left():
+    name = "a folder/" * 20 + "[seven].png"
+    rows = ((name, "7", "9.1%"), ("two", "twelve", "100.0%"))
+    head, _, first, second = Table("", ("picture", "class", "share"), rows, words=("class",)).plain(WIDEST).splitlines()
+    assert first == f"{name}  7{'9.1%':>13}"
+    assert second == f"{'two':<{len(name)}}  twelve  100.0%"
+    assert head == f"{'picture':<{len(name)}}  class{'share':>9}"

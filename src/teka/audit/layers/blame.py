@@ -73,7 +73,12 @@ def blame_layers(
     for argument, number in (("threshold", threshold), ("num_images", num_images), ("batch_size", batch_size)):
         if number is not None and not number > 0:
             raise wrong_value(argument, number, "a positive number")
-    followed = _followed(module, layers)
+    # Lists of modules are never called themselves.
+    parts = {name: part for name, part in module.named_modules() if not isinstance(part, nn.ModuleList | nn.ModuleDict)}
+    for name in layers or ():
+        if name not in parts:
+            raise unknown_name("layers", name, [one for one in parts if one])
+    followed = {name: part for name, part in parts.items() if layers is None or name in layers}
     chosen = torch.linspace(0, len(images) - 1, min(num_images, len(images))).round().long()
     place = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), images.device)
     placed = movement.place(images[chosen].to(place))
@@ -107,15 +112,6 @@ def blame_layers(
         num_images=len(chosen),
         seen_size=tuple(still.shape[2:]),
     )
-
-
-def _followed(module: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module]:
-    # Lists of modules are never called themselves.
-    parts = {name: part for name, part in module.named_modules() if not isinstance(part, nn.ModuleList | nn.ModuleDict)}
-    for name in layers or ():
-        if name not in parts:
-            raise unknown_name("layers", name, [one for one in parts if one])
-    return parts if layers is None else {name: part for name, part in parts.items() if name in layers}
 
 
 def _survey(run: Callable[[Tensor], object], followed: Mapping[str, nn.Module], still: Tensor) -> Survey:
@@ -197,16 +193,10 @@ def _first_breaks(
             if is_told or error is None or error <= numbers.limit:
                 continue
             # Without a module around it, say because not all were followed, the one that got it stands for the place.
-            module, call = (visit.module, visit.call) if is_output else visit.inside or (visit.module, visit.call)
-            found[kind] = LayerBreak(
-                kind,
-                call_name(module, call),
-                type(followed[module]).__name__,
-                error,
-                numbers.limit,
-                numbers.has_interior,
-                None if is_output else (before, here),
-            )
+            module, call = (not is_output and visit.inside) or (visit.module, visit.call)
+            name, between = call_name(module, call), None if is_output else (before, here)
+            broken, has_interior = type(followed[module]).__name__, numbers.has_interior
+            found[kind] = LayerBreak(kind, name, broken, error, numbers.limit, has_interior, between)
         before = here
     return found
 
@@ -225,14 +215,13 @@ def _list_findings(
     inputs: dict[tuple[str, int], int | None] = {}
     for stop in stops:
         module = stop.visit.module
-        key = (module, stop.visit.call)
         if stop.visit.side == "input":
-            inputs[key] = stop.slot
+            inputs[module, stop.visit.call] = stop.slot
             continue
         numbers = None if stop.slot is None else measured.get(stop.slot)
         if numbers is None:
             continue
-        got = inputs[key]
+        got = inputs[module, stop.visit.call]
         one = _finding(stop, numbers, None if got is None else measured.get(got), steps)
         parts = [
             more for part, more in added.items() if part != module and (not module or part.startswith(f"{module}."))
@@ -271,10 +260,13 @@ def _finding(
 
 def _skipped(stops: Sequence[Stop], errors: ShiftErrors, followed: Mapping[str, nn.Module]) -> dict[str, str]:
     """For each module that could not be compared, why."""
-    reasons = {}
-    for stop in stops:
-        reason = stop.reason if stop.slot is None else errors.failed.get(stop.slot)
-        if stop.visit.side == "output" and reason is not None:
-            reasons[call_name(stop.visit.module, stop.visit.call)] = reason
+    found = {
+        call_name(stop.visit.module, stop.visit.call): stop.reason
+        if stop.slot is None
+        else errors.failed.get(stop.slot)
+        for stop in stops
+        if stop.visit.side == "output"
+    }
     called = {stop.visit.module for stop in stops}
-    return reasons | {call_name(name, 1): "it was not called" for name in followed if name not in called}
+    uncalled = {call_name(name, 1): "it was not called" for name in followed if name not in called}
+    return {name: reason for name, reason in found.items() if reason is not None} | uncalled

@@ -16,22 +16,15 @@ EXPLAINED_SHARE = 0.5
 class LayerBreak:
     """The first layer, in the order of execution, whose error of one kind is above its limit.
 
-    Args:
-        kind: "interior", "edge" or "aliasing".
-        name: Name of the innermost module in which it happens.
-        module: Class of that module.
-        error: The error, at the worst shift.
-        limit: What it was compared with.
-        has_interior: Whether some of its cells are out of reach of the edge of the image. Without any, what breaks
-            within the image cannot be told from what comes of the edge, and the kind says which is likelier.
-        between: Where it happens in the module's own code, not in a part of it: the last parts or inputs before and the
-            first after. None where it happens within the module as a whole.
+    If none of its cells is out of reach of the edge (`has_interior`), what breaks within the image cannot be told from
+    what comes of the edge, and the kind says which is likelier. What happens in a module's own code happens `between`
+    the last parts or inputs before and the first after, not within it as a whole.
     """
 
-    kind: str
-    name: str
-    module: str
-    error: float
+    kind: str  # one of `BREAKS`
+    name: str  # of the innermost module in which it happens
+    module: str  # its class
+    error: float  # at the worst shift
     limit: int | float
     has_interior: bool = True
     between: tuple[str, str] | None = None
@@ -41,43 +34,26 @@ class LayerBreak:
 class LayerFinding:
     """What was measured of one layer, relative to the size of its output; every error is that of the worst shift.
 
-    Args:
-        name: Name of the module, with its number where a forward pass calls it again: "relu (call 2)".
-        kind: Class of the module.
-        layout: How the output lies in memory, a name of `teka.audit.layers.recogniser.LAYOUTS`.
-        grid: Cells along every axis; () for a vector.
-        stride: Pixels from one cell to the next along every axis; for a vector, of the coarsest layer before it.
-        prefix_tokens: Tokens before those of the grid, such as a class token.
-        interior_error: Error of the cells that the edge of the image cannot reach, at shifts that are multiples of the
-            stride. None where every cell is in reach of it, and for vectors: there only `error` speaks.
-        border_error: The same of the other cells. None where there is no interior.
-        aliasing_error: Error at the other shifts, against the best of the neighbouring multiples of the stride. None
-            where all measured shifts are multiples.
-        noise: Difference of the outputs for two copies of the same images.
-        added: `error` less that of the layer's input at the same shifts. None where either could not be measured.
-        error: Error of all cells that came from inside, at multiples of the stride. None where no shift is one.
-        border: Cells that the edge can reach, before the interior and after it along every axis; () for a vector.
-        exact_step: The fewest pixels along every axis such that all measured shifts along that axis by multiples of
-            them are within the limit; None for an axis without any.
-        errors: The error at each of the shifts that were measured, of the interior where there is one; None where no
-            cell can be compared.
+    Errors are at shifts that are multiples of the stride, but for aliasing: that is at the others, against the best of
+    the neighbouring multiples. An error is None where nothing could be compared.
     """
 
-    name: str
-    kind: str
-    layout: str
-    grid: tuple[int, ...]
-    stride: tuple[int | float, ...]
-    prefix_tokens: int
-    interior_error: float | None
-    border_error: float | None
+    name: str  # of the module, with its number where a forward pass calls it again: "relu (call 2)"
+    kind: str  # its class
+    layout: str  # one of `teka.audit.layers.recogniser.LAYOUTS`
+    grid: tuple[int, ...]  # cells along every axis; () for a vector
+    stride: tuple[int | float, ...]  # pixels from cell to cell; for a vector, of the coarsest layer before it
+    prefix_tokens: int  # before those of the grid, such as a class token
+    interior_error: float | None  # of the cells that the edge of the image cannot reach; None for vectors
+    border_error: float | None  # of the other cells; None where there is no interior
     aliasing_error: float | None
-    noise: float
-    added: float | None
-    error: float | None = None
-    border: tuple[tuple[int, int], ...] = ()
+    noise: float  # difference of the outputs for two copies of the same images
+    added: float | None  # `error` less that of the layer's input at the same shifts
+    error: float | None = None  # of all cells that came from inside
+    border: tuple[tuple[int, int], ...] = ()  # cells that the edge can reach, before and after the interior
+    # The fewest pixels along every axis such that all measured shifts by multiples of them are within the limit.
     exact_step: tuple[int | None, ...] = ()
-    errors: tuple[float | None, ...] = ()
+    errors: tuple[float | None, ...] = ()  # at each shift, of the interior where there is one
 
     def limit(self, threshold: int | float) -> float:
         """The error above which the layer breaks: the threshold, or 10 times the noise if that is more."""
@@ -124,17 +100,12 @@ class LayerFindings:
         return next((finding for finding in self.findings if finding.name == name), None)
 
     def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
-        """The layers that add most error, the most first; modules of which a part adds half as much are left out.
-
-        Args:
-            count: How many at most.
-        """
+        """The layers that add most error, the most first; modules of which a part adds half as much are left out."""
         rising = [one for one in self.findings if one.added is not None and one.added > one.limit(self.threshold)]
-        own = [one for one in rising if not any(_explains(part, one) for part in rising)]
+
+        def explains(part: LayerFinding, whole: LayerFinding) -> bool:
+            inside = part is not whole and (part.name.startswith(f"{whole.name}.") or whole.name == "(model)")
+            return inside and (part.added or 0.0) >= EXPLAINED_SHARE * (whole.added or 0.0)
+
+        own = [one for one in rising if not any(explains(part, one) for part in rising)]
         return tuple(sorted(own, key=lambda one: -(one.added or 0.0))[:count])
-
-
-def _explains(part: LayerFinding, whole: LayerFinding) -> bool:
-    """Whether the jump of a module is that of a part of it."""
-    inside = part is not whole and (part.name.startswith(f"{whole.name}.") or whole.name == "(model)")
-    return inside and (part.added or 0.0) >= EXPLAINED_SHARE * (whole.added or 0.0)

@@ -1,5 +1,6 @@
 """How a tensor lies over the image, told from its shape and what came before it; and what holds absolute positions."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 # (B, C, h, w); (B, h, w, C); (B, C, h·w); (B, C·h·w); (B, prefix + h·w, …); (B, heads, prefix + h·w, D); anything else.
 LAYOUTS = ("map", "channels-last map", "flat map", "flattened", "tokens", "tokens of heads", "vector")
 
+NO_GRID = "no grid over the image has {} cells, even with a few tokens before them"
 # Class, distillation and register tokens before those of the grid: at most so many are looked for.
 MAX_PREFIX = 8
 # Before a grid that nothing else speaks for, only a class and a distillation token: more would fit too much.
@@ -124,43 +126,41 @@ class Recogniser:
             if second == third == 1:
                 return self._vector()
             return Layout("map", (second, third), self._stride_of_map(module, (second, third), side, source))
-        by_layout = {"map": (second, third), "channels-last map": (first, second)}
-        order = ("channels-last map", "map") if isinstance(module, ACT_ON_LAST_AXIS) else ("map", "channels-last map")
+        grids = [("map", (second, third)), ("channels-last map", (first, second))]
+        if isinstance(module, ACT_ON_LAST_AXIS):
+            grids.reverse()
         if self._placed.name.startswith("tokens"):
             total = self._placed.num_tokens
             if second == third == total:
                 return "attention weights: pairs of tokens, not places"
             if total in (second, first):
                 return replace(self._placed, name="tokens of heads" if second == total else "tokens")
-            for name in order:
-                if by_layout[name] == self._placed.grid:
-                    return Layout(name, self._placed.grid, self._placed.stride)
+            for name, grid in grids:
+                if grid == self._placed.grid:
+                    return Layout(name, grid, self._placed.stride)
             return f"a tensor of shape (B, {first}, {second}, {third}) is no map on the tokens' grid"
         if second == third == 1:
             return self._vector()
-        for name in order:
-            if by_layout[name] in self._strides:
-                return Layout(name, by_layout[name], self._strides[by_layout[name]])
-        for name in order:
-            if self._divides(by_layout[name]):
-                return Layout(name, by_layout[name], self._ratio(by_layout[name]))
+        for name, grid in grids:
+            if grid in self._strides:
+                return Layout(name, grid, self._strides[grid])
+        for name, grid in grids:
+            if self._divides(grid):
+                return Layout(name, grid, self._ratio(grid))
         return f"no axes of a tensor of shape (B, {first}, {second}, {third}) are a grid over the image"
 
     def _tokens_layout(self, module: nn.Module, shape: tuple[int, ...], source: Layout | None) -> Layout | str:
         _, total, width = shape
         came_flat = source is not None and source.name == "flat map"
         if came_flat or isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d"):
-            return self._vector() if width == 1 else self._flat_map(width) or self._no_grid(width)
+            return self._vector() if width == 1 else self._flat_map(width) or NO_GRID.format(width)
         if total == 1:
             return self._vector()
         is_known = total in self._tokens or 0 <= total - math.prod(self._placed.grid) <= MAX_PREFIX
         # Tokens turned over, to be mixed: unless the module says that its channels are last.
         is_turned = not is_known and width in self._tokens and not isinstance(module, nn.LayerNorm)
         flat = self._flat_map(width) if is_turned else None
-        return flat or self._grid_of_tokens(total) or self._flat_map(width) or self._no_grid(total)
-
-    def _no_grid(self, total: int) -> str:
-        return f"no grid over the image has {total} cells, even with a few tokens before them"
+        return flat or self._grid_of_tokens(total) or self._flat_map(width) or NO_GRID.format(total)
 
     def _grid_of_tokens(self, total: int) -> Layout | None:
         if total in self._tokens:
@@ -171,17 +171,14 @@ class Recogniser:
         even = [tuple(size // side for size in self.seen_size) for side in sides]
         tries = ((known, (0,)), (even, (0,)), (known, range(1, MAX_PREFIX + 1)), (even, range(1, MAX_PREFIX_ALONE + 1)))
         for grids, prefixes in tries:
-            for prefix in prefixes:
-                for grid in grids:
-                    if math.prod(grid) == total - prefix > 1:
-                        return Layout("tokens", grid, self._strides.get(grid, self._ratio(grid)), prefix)
+            for prefix, grid in itertools.product(prefixes, grids):
+                if math.prod(grid) == total - prefix > 1:
+                    return Layout("tokens", grid, self._strides.get(grid, self._ratio(grid)), prefix)
         return None
 
     def _flat_map(self, cells: int) -> Layout | None:
-        for grid in reversed(self._strides):
-            if math.prod(grid) == cells:
-                return Layout("flat map", grid, self._strides[grid])
-        return None
+        known = (grid for grid in reversed(self._strides) if math.prod(grid) == cells)
+        return next((Layout("flat map", grid, self._strides[grid]) for grid in known), None)
 
     def _vector(self) -> Layout:
         coarsest = tuple(max(stride) for stride in zip(*self._strides.values(), strict=True))
@@ -209,7 +206,9 @@ class Recogniser:
             return self._strides[grid]
         # What was padded for this module has a few cells more than what came before, at the same stride.
         more = [after - before for before, after in zip(self._placed.grid, grid, strict=True)]
-        padded = all(0 <= cells <= size for cells, size in zip(more, _kernel_size(module), strict=True))
+        sides = _pair(getattr(module, "kernel_size", 0))
+        sides = sides if all(isinstance(side, int) for side in sides) else (0, 0)
+        padded = all(0 <= cells <= side for cells, side in zip(more, sides, strict=True))
         return self._placed.stride if padded else self._ratio(grid)
 
 
@@ -238,11 +237,6 @@ def pads_edge(module: nn.Module) -> bool:
     return padding == "same" or (padding != "valid" and any(_pair(padding)))
 
 
-def _kernel_size(module: nn.Module) -> tuple:
-    size = _pair(getattr(module, "kernel_size", 0))
-    return size if all(isinstance(side, int) for side in size) else (0, 0)
-
-
 def _pair(value: object) -> tuple:
     return tuple(value) if isinstance(value, tuple | list) else (value, value)
 
@@ -262,13 +256,12 @@ def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[s
     grids = [layout for layout in layouts if layout.grid]
     totals = {layout.num_tokens for layout in grids if layout.name.startswith("tokens")}
     sides = {layout.grid for layout in grids if max(layout.grid) > 1}
-    found = []
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        called = _called(name)
-        if RELATIVE.search(called) or CLASS_NAME.match(called):
-            continue
-        if ABSOLUTE_NAME.search(called) or _has_place(tensor, totals, sides):
-            found.append(name)
+    found = [
+        name
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        if not (RELATIVE.search(called := _called(name)) or CLASS_NAME.match(called))
+        and (ABSOLUTE_NAME.search(called) or _has_place(tensor, totals, sides))
+    ]
     for name, part in module.named_modules():
         kind = type(part).__name__
         owns = any(other.startswith(f"{name}.") for other in found)

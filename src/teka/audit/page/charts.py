@@ -14,7 +14,8 @@ from jaxtyping import Float64, Real
 
 from teka.audit.page.notation import write_step
 from teka.audit.page.style import GRID, INK, LineStyle, chosen_ticks, line_style
-from teka.errors import require, unknown_name
+from teka.checks import check_name
+from teka.errors import require
 
 if TYPE_CHECKING:
     import matplotlib.artist
@@ -44,13 +45,7 @@ Numbers = Sequence[float | int] | np.ndarray
 
 @dataclass(frozen=True)
 class ShareCurve:
-    """A share along an axis.
-
-    Args:
-        name: Of whom.
-        values: The share at each place along the axis, from the lowest to the highest.
-        band: Lower and upper end of its band, at those places where it is known.
-    """
+    """A share along an axis, from the lowest place to the highest, and its band at those places where it is known."""
 
     name: str
     values: Mapping[int, float | int]
@@ -58,11 +53,7 @@ class ShareCurve:
 
 
 def make_figure(width: float | int, height: float | int, dpi: int = DPI) -> "matplotlib.figure.Figure":
-    """A white figure of so many inches that belongs to no window and no global state.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """A white figure of so many inches that belongs to no window and no global state."""
     require("matplotlib", "reports need", "teka[report]")
     from matplotlib.figure import Figure
 
@@ -150,17 +141,8 @@ def draw_curves(
     """Draw shares in % along one axis or several, all with the same models in the same order, on one scale.
 
     Lines are labelled at their ends when the panels are beside each other, by a legend when they are stacked.
-
-    Args:
-        panels: What each axis is, with its curves.
-        layout: "beside" or "stacked".
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: The layout is unknown.
     """
-    if layout not in LAYOUTS:
-        raise unknown_name("layout", layout, LAYOUTS)
+    check_name("layout", layout, LAYOUTS)
     stacked, count = layout == "stacked", len(panels)
     last = list(panels.values())[-1]
     stretch = stretch_for([curve.name for curve in last if curve.values])
@@ -220,15 +202,10 @@ def set_accuracy_scale(
     margin = MARGIN * max(high - low, 0.05)
     low, high = max(low - margin, float(_height(np.zeros(1))[0])), high + margin
     places = _choose_ticks(low, high, ticks)
-    names, ends = [f"{place:g}" for place in places], _from_height(np.array([low, high]))
-    if axis == "x":
-        panel.set_xscale("function", functions=(_height, _from_height))
-        panel.set_xlim(*ends)
-        panel.set_xticks(places, names)
-    else:
-        panel.set_yscale("function", functions=(_height, _from_height))
-        panel.set_ylim(*ends)
-        panel.set_yticks(places, names)
+    scale, limits = (panel.set_xscale, panel.set_xlim) if axis == "x" else (panel.set_yscale, panel.set_ylim)
+    scale("function", functions=(_height, _from_height))
+    limits(*_from_height(np.array([low, high])))
+    (panel.set_xticks if axis == "x" else panel.set_yticks)(places, [f"{place:g}" for place in places])
 
 
 def _height(percents: Real[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
@@ -295,27 +272,12 @@ def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], stre
     to_fraction = panel.transData + panel.transAxes.inverted()
     heights = spread([float(to_fraction.transform((label.x, label.y))[1]) for label in labels], sizes, 0.0, TOP)
     for label, text, height in zip(labels, texts, heights, strict=True):
+        tie = {"arrowstyle": "-", "color": label.colour, "linewidth": 1.2, "relpos": (0, 0.5), "shrinkB": 5}
+        tie["patchA"] = None  # not cut off at the text's frame, where a steep line would end beside another name
         panel.annotate(
-            text,
-            xy=(label.x, label.y),
-            xycoords="data",
-            xytext=(1.06, height),
-            textcoords="axes fraction",
-            va="center",
-            ha="left",
-            fontsize=9,
-            color=INK,
-            annotation_clip=False,
-            parse_math=False,  # A name is not a formula, even with a dollar sign.
-            arrowprops={
-                "arrowstyle": "-",
-                "color": label.colour,
-                "linewidth": 1.2,
-                "relpos": (0, 0.5),
-                "patchA": None,  # not cut off at the text's frame, where a steep line would end beside another name
-                "shrinkB": 5,
-            },
-        )
+            text, xy=(label.x, label.y), xytext=(1.06, height), textcoords="axes fraction", va="center", ha="left",
+            fontsize=9, color=INK, annotation_clip=False, parse_math=False, arrowprops=tie,
+        )  # fmt: skip
 
 
 def _wrap(name: str) -> str:

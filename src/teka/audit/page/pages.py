@@ -29,31 +29,13 @@ from teka.files import write_bytes
 
 
 def write_audit_page(reports: Sequence[AuditReport], path: str | Path) -> Path:
-    """Write the page of one or more audits, whole or not at all.
-
-    Args:
-        reports: The reports, one for each model; several are shown side by side.
-        path: The file.
-
-    Returns:
-        The file's path.
-
-    Raises:
-        ImportError: jinja2 is not installed.
-        ValueError: No report.
-        OSError: The folder does not exist or cannot be written.
-    """
+    """Write the page of one or more audits, whole or not at all; several models are shown side by side."""
     write_bytes(Path(path), render_audit_page(reports).encode("utf-8"))
     return Path(path)
 
 
 def render_audit_page(reports: Sequence[AuditReport]) -> str:
-    """One page that needs no other file and no network: the verdict, the numbers, pictures of them, and settings.
-
-    Raises:
-        ImportError: jinja2 is not installed.
-        ValueError: No report.
-    """
+    """One page that needs no other file and no network: the verdict, the numbers, pictures of them, and settings."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     folder = files("teka.audit.page")
@@ -87,11 +69,7 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
 
 
 def render_page(package: str, template: str, content: Mapping[str, object]) -> str:
-    """One page that needs no other file and no network, from a template in a package and what it names.
-
-    Raises:
-        ImportError: jinja2 is not installed.
-    """
+    """One page that needs no other file and no network, from a template in a package and what it names."""
     require("jinja2", "reports need", "teka[report]")
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup

@@ -8,21 +8,17 @@ from dataclasses import dataclass
 GAP = 2
 WIDTH = 120
 """Columns of the terminal that a table fits into, unless it is asked to fit into fewer."""
+WIDEST = 10_000  # of a table whose names are never wrapped
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names the rows; a cell may have several lines.
-
-    Args:
-        title: What stands above it, if anything.
-        heads: Heads of the columns.
-        rows: The rows, with a text for each head.
-    """
+    """A table whose first column names the rows, below a title, if any; a cell may have several lines."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    words: tuple[str, ...] = ()  # heads of further columns that hold no numbers
 
     def plain(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
         """Aligned text: long names are wrapped, to a narrowest column, then columns that do not fit continue below."""
@@ -47,7 +43,7 @@ class Table:
         rule = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
         grid = Grid(box=rule, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style=None)
         for at in columns:
-            justify = "right" if at else "left"
+            justify = "right" if at and self.heads[at] not in self.words else "left"
             grid.add_column(Text(self.heads[at]), justify=justify, width=sizes[at], no_wrap=at > 0, overflow="fold")
         for row in self.rows:
             grid.add_row(*(Text(row[at]) for at in columns))

@@ -14,14 +14,7 @@ from teka.errors import wrong_value
 
 WIDTH = 100
 """Columns of a terminal that the text fits into."""
-TERMINAL_NUMBERS = (
-    "accuracy",
-    "minimum_accuracy",
-    "worst_shift_accuracy",
-    "consistency",
-    "flip_rate",
-    "maximum_error",
-)
+TERMINAL_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency", "flip_rate", "maximum_error")
 """The numbers that a terminal has room for."""
 
 
@@ -29,9 +22,6 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     """The numbers as an aligned table, then for each model its verdict, caveats, layers to blame and what failed.
 
     Every number has its interval below it. Shares are in percent.
-
-    Raises:
-        ValueError: No report.
     """
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
