@@ -17,16 +17,11 @@ if TYPE_CHECKING:
 class ModelError(ValueError):
     """A model under audit raised, or gave an output that cannot be measured.
 
-    Args:
-        message: What happened, and at which shift and images.
-
     Attributes:
         responses: What was measured before it happened, or None.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.responses: Responses | None = None
+    responses: "Responses | None" = None
 
 
 def module_of(function: object) -> nn.Module | None:

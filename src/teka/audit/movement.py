@@ -178,9 +178,9 @@ def translate(
         shift: One step in cells for each spatial axis, or one number along the last; fractions in modes `fourier` and
             `bilinear` only.
         mode: One of the modes above.
-        background: Value of the background: one, or one for each channel. For modes `lossless`, `zero` and `canvas`.
-        canvas_size: Size of the canvas for mode `canvas`, one number for each axis or one for all; else None.
-        crop_size: Size of the window for mode `crop`, one number for each axis or one for all; else None.
+        background: As of `Movement`, for modes `lossless`, `zero` and `canvas`.
+        canvas_size: As of `Movement`.
+        crop_size: As of `Movement`.
 
     Returns:
         New images (B, C, *S), or (B, C, *canvas_size) in mode `canvas`, or (B, C, *crop_size) in mode `crop`.

@@ -24,11 +24,8 @@ SCALE_NUMBERS = 2**25
 class NoiseFloor:
     """Relative differences that movement has no part in: no error below them means anything.
 
-    Args:
-        repeat: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input.
-        precision: ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖, of the same weights in single and in double precision; None where it
-            could not be measured.
-        reason: Why there is no `precision`; None where there is.
+    ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input, and ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in
+    single and in double precision, or the reason why that could not be measured.
     """
 
     repeat: float
@@ -87,12 +84,8 @@ def _difference(answers: list[Tensor], references: list[Tensor]) -> float:
 class SensitivityMap:
     """How far outputs move with their images: 0 not at all, 1 as far as another image lies.
 
-    Args:
-        movement: How the images were moved.
-        shifts: The set of shifts, one step for each spatial axis; of images, (dy, dx).
-        values: Mean distance to the output of the image unshifted, divided by the scale, at each shift.
-        scale: Median distance between the outputs of different images, unshifted.
-        num_images: Number of images N.
+    The values are mean distances to the output of the image unshifted, divided by the scale, which is the median
+    distance between the outputs of different images.
     """
 
     movement: Movement

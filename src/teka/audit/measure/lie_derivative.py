@@ -38,14 +38,9 @@ DERIVATIVES: dict[str, Derivative] = {
 
 @dataclass(frozen=True)
 class LieDerivative:
-    """How fast outputs change as their images begin to move along one axis.
+    """‖L f(x)‖ / ‖f(x)‖ of each image per cell of movement along one axis; of images, 0 is dy and 1 is dx.
 
-    Args:
-        axis: The spatial axis; of images, 0 is dy and 1 is dx.
-        output: "dense" (maps that should move along) or "invariant" (outputs that should stay).
-        by_image: ‖L f(x)‖ / ‖f(x)‖ of each image, per cell of movement, (N,).
-        method: How it was computed: "forward-mode jvp", "double backward" or "central difference".
-        reason: Why not by a forward-mode jvp; None where it was.
+    The output is "dense" or "invariant", the method one of `DERIVATIVES`; the reason says why not the first.
     """
 
     axis: int

@@ -189,8 +189,8 @@ def search_worst(
         labels: Their classes (N,), integers from 0 to K − 1.
         shifts: As of `measure_responses`.
         movement: As of `measure_responses`.
-        batch_size: Images for one call; batches are full until the images run out.
         device: As of `measure_responses`.
+        batch_size: Images for one call; batches are full until the images run out.
         budget_seconds: Time after which no further call begins; the first one is always made. An image that was not
             shown at every shift by then is not correct at all of them in `correct`, so that its share is a lower bound.
         progress: Called after each call with the entries settled (images times shifts), their total and the seconds

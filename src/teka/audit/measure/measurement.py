@@ -73,10 +73,7 @@ def check_stride(stride: int | Sequence[int] | None, num_axes: int) -> tuple[int
 
 
 class Measurement:
-    """A measurement in progress: the model, the images at their shifts, and the answers so far.
-
-    The arguments are those of `measure_responses`, and what it refuses before the first call is refused here.
-    """
+    """Its arguments are those of `measure_responses`; what that refuses before the first call is refused here."""
 
     def __init__(
         self,

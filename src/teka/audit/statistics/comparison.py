@@ -25,17 +25,11 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class Difference:
-    """A number of the first model less that of the second, over the same images.
+    """A number of the first model less that of the second, over the same images, with the ends of its interval.
 
-    Args:
-        value: The difference.
-        lower: Lower end of its interval.
-        upper: Upper end.
-        confidence: Confidence of the interval, within (0, 1).
-        p_value: Two-sided p-value that there is none.
-        method: How the interval was made: "bonett-price", "bootstrap over images", "bonett-price, an image one trial"
-            where resamples would hardly differ, or "none, …" with the reason, where both ends are the value.
-        test: How the p-value was made: "exact mcnemar" or "sign flips of images".
+    The method of the interval is "bonett-price", "bootstrap over images", "bonett-price, an image one trial" where
+    resamples would hardly differ, or "none, …" with the reason, where both ends are the value; the test of the
+    two-sided p-value that there is no difference is "exact mcnemar" or "sign flips of images".
     """
 
     value: float
@@ -49,13 +43,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class DifferenceCurve:
-    """A share of the first model less that of the second at every shift.
-
-    Args:
-        curve: The differences, intervals and band.
-        p_values: Exact p-value of McNemar's test at each shift, for that shift alone.
-        adjusted_p_values: The same, adjusted by Holm for the number of shifts.
-    """
+    """A share of the first model less that of the second, with p-values of McNemar, also adjusted by Holm."""
 
     curve: Curve
     p_values: tuple[float, ...]
@@ -101,14 +89,14 @@ def compare_responses(
     Args:
         first: What the first model answered, complete at the zero shift.
         second: What the second model answered to the same images.
-        confidence: Of every interval and every band, between 0 and 1.
-        num_resamples: Resamples of the bootstrap.
+        confidence: As of `summarize`.
+        num_resamples: As of `summarize`.
         num_flips: Random flips of the permutation test; the smallest p-value is 1 / (1 + flips).
         seed: Seed of resamples and flips.
 
     Raises:
-        ValueError: Other images, labels, shifts or movement for the second model than for the first; responses that are
-            not complete at the zero shift; a confidence outside (0, 1); or too few resamples for it.
+        ValueError: Other images, labels, shifts or movement for the second model than for the first; or what
+            `summarize` refuses.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     if num_flips < 1:

@@ -20,24 +20,19 @@ Table = tuple[Tensor, Tensor | None]
 class CurveMetric:
     """A number at every shift: a mean over images, or the root of a ratio of sums over images.
 
-    What to call it, its unit ("%" of a share), whether "higher" or "lower" is better, and what it is in words; `of` has
-    the value of each image at each shift, (S, N), or both tables of a ratio, or None where it is not defined. At the
-    zero shift it may be known to be 1 by definition, and it cannot exceed `largest`.
+    `of` has the value of each image at each shift, (S, N), or both tables of a ratio, or None where it is not defined.
+    Shares of images are written in percent. At the zero shift it may be known to be 1 by definition, and it cannot
+    exceed `largest`.
     """
 
     label: str
     meaning: str
     of: Callable[[Responses], Any]
-    unit: str = ""
+    is_share: bool = False
     better: str = "lower"
     is_ratio: bool = False
     known_at_zero: bool = False
     largest: float = sys.float_info.max
-
-    @property
-    def is_share(self) -> bool:
-        """Whether it is a share of images, written in percent."""
-        return self.unit == "%"
 
     @property
     def power(self) -> float:
@@ -73,11 +68,6 @@ class NumberMetric:
     over: str
     better: str = "lower"
     is_compared: bool = False
-
-    @property
-    def unit(self) -> str:
-        """The unit of its curve."""
-        return CURVES[self.curve].unit
 
     @property
     def is_share(self) -> bool:
@@ -134,14 +124,14 @@ _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all imag
 
 CURVES = {
     "accuracy": CurveMetric(
-        "correct (%)", "share of the images answered correctly", lambda r: r.correct, "%", "higher", largest=1.0
+        "correct (%)", "share of the images answered correctly", lambda r: r.correct, True, "higher", largest=1.0
     ),
-    "loss": CurveMetric("cross-entropy (nats)", "mean cross-entropy of the label, in nats", lambda r: r.loss, "nats"),
+    "loss": CurveMetric("cross-entropy (nats)", "mean cross-entropy of the label, in nats", lambda r: r.loss),
     "agreement": CurveMetric(
         "answered as unshifted (%)",
         "share of the images answered as the unshifted image",
         lambda r: r.agreement,
-        "%",
+        True,
         "higher",
         known_at_zero=True,
         largest=1.0,
@@ -149,7 +139,7 @@ CURVES = {
     "probability_change": CurveMetric(
         "mean |Δp| of the class answered", f"mean {_PROBABILITY}", lambda r: r.probability_change, largest=1.0
     ),
-    "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", f"mean {_DIVERGENCE}", lambda r: r.divergence, "nats"),
+    "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", f"mean {_DIVERGENCE}", lambda r: r.divergence),
     "error": CurveMetric("relative error", _ERROR, lambda r: r.errors, is_ratio=True),
 }
 """The numbers at every shift, by the name under which they are saved."""
@@ -224,12 +214,8 @@ class Metrics:
 class SeedMetrics:
     """Averages over seeds, and how far the seeds are apart.
 
-    Args:
-        num_seeds: Number of seeds K.
-        metrics: The averages over seeds of what `Metrics` describes, with intervals for other seeds and other images.
-        by_seed: Each number of each seed, in the order given.
-        deviations: Standard deviation over seeds of each number, with K − 1 in the denominator; of K > 1 seeds.
-        warning: Why the intervals do not speak of other seeds, if they do not.
+    The metrics are averages over seeds, with intervals for other seeds and other images, or a warning why not; the
+    deviations are those of K > 1 seeds, with K − 1 in the denominator.
     """
 
     num_seeds: int

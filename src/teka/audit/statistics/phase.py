@@ -23,13 +23,9 @@ _NEARLY = 0.9
 
 @dataclass(frozen=True)
 class PhaseTable:
-    """Means over the shifts of each phase, (dy mod stride, dx mod stride), without the zero shift.
+    """Means over the shifts of each phase, (dy mod stride, dx mod stride), in ascending order, without the zero shift.
 
-    Args:
-        stride: The stride along each axis.
-        phases: The phases of the shifts, in ascending order.
-        num_shifts: Number of shifts of each phase.
-        values: Of `PHASE_VALUES`, those that are defined: the mean over the shifts of each phase.
+    The values are those of `PHASE_VALUES` that are defined.
     """
 
     stride: tuple[int, ...]
@@ -40,14 +36,10 @@ class PhaseTable:
 
 @dataclass(frozen=True)
 class StrideChoice:
-    """Which stride explains how a number varies over the shifts.
+    """Which stride explains how a number of `PHASE_VALUES` varies over the shifts, or None.
 
-    Args:
-        stride: The stride, or None if no candidate could be tested or the number does not vary.
-        share: The share of the variance over shifts that its phases explain, adjusted for their number.
-        p_value: p-value that phases of none of the candidates explain anything.
-        number: The number, of `PHASE_VALUES`.
-        shares: The adjusted share of each candidate that could be tested.
+    It has the share of the variance over shifts that its phases explain, adjusted for their number, and that of each
+    candidate that could be tested; and the p-value that phases of none of them explain anything.
     """
 
     stride: int | None
@@ -74,13 +66,13 @@ def error_by_phase(
         responses: What the model answered. Shifts that are not complete are left out, and so is the zero shift, at
             which error and agreement are known.
         stride: The stride r, one for all axes or one for each.
-        confidence: Of every interval, between 0 and 1.
-        num_resamples: Resamples of the bootstrap.
-        seed: Their seed.
+        confidence: As of `summarize`.
+        num_resamples: As of `summarize`.
+        seed: As of `summarize`.
 
     Raises:
-        ValueError: A stride below 1, or not one for each axis; no shift but zero that is complete; a confidence outside
-            (0, 1); or too few resamples for it.
+        ValueError: A stride below 1, or not one for each axis; no shift but zero that is complete; or what `summarize`
+            refuses.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     complete = responses.take_complete()

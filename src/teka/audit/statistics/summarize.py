@@ -87,13 +87,13 @@ def summarize_seeds(
 
     Args:
         responses: What the model of each seed answered to the same images at the same shifts.
-        confidence: Of every interval and every band, between 0 and 1.
-        num_resamples: Resamples of the bootstrap.
-        seed: Their seed.
+        confidence: As of `summarize`.
+        num_resamples: As of `summarize`.
+        seed: As of `summarize`.
 
     Raises:
         ValueError: No responses; other images, labels, shifts, movement or kind of output for one seed than for the
-            first; a zero shift that is not complete; a confidence outside (0, 1); or too few resamples for it.
+            first; or what `summarize` refuses.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     if not responses:
