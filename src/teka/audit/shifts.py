@@ -121,15 +121,9 @@ def _levels(steps: set[int | float]) -> dict[int | float, int]:
     values = sorted(steps)
     anchors = sorted({0, values.index(0), len(values) - 1})
     levels = {values[anchor]: 0 for anchor in anchors}
-    gaps = list(itertools.pairwise(anchors))
-    level = 0
-    while gaps:
+    gaps, level = list(itertools.pairwise(anchors)), 0
+    while gaps := [(left, right) for left, right in gaps if right - left > 1]:
         level += 1
-        halves = []
-        for left, right in gaps:
-            if right - left > 1:
-                middle = (left + right) // 2
-                levels[values[middle]] = level
-                halves += [(left, middle), (middle, right)]
-        gaps = halves
+        levels |= {values[(left + right) // 2]: level for left, right in gaps}
+        gaps = [half for left, right in gaps for half in itertools.pairwise((left, (left + right) // 2, right))]
     return levels

@@ -275,7 +275,7 @@ def test_outputs_of_changing_shape_are_refused():
         ({"labels": LABELS.double()}, "labels.dtype is torch.float64"),
         ({"labels": LABELS - 1}, "labels is -1"),
         ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
-        ({"output": "logit"}, "output is 'logit'"),
+        ({"output": "logit"}, "output is 'logit'.*did you mean 'logits'"),
         ({"output": "dense"}, "since the output is said to be dense"),
         ({"stride": 0}, "stride is 0"),
         ({"batch_size": 0}, "batch_size is 0"),

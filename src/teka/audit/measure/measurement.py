@@ -4,7 +4,6 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Int, Shaped
@@ -20,23 +19,14 @@ from teka.errors import unknown_name, wrong_shape, wrong_value
 OUTPUT_CHOICES = ("auto", *OUTPUTS)
 
 
-class OutputKind(NamedTuple):
-    """What a model's output is: "logits", "features" or "dense", and the pixels for one cell of a dense one."""
-
-    name: str
-    stride: tuple[int, ...] | None = None
-
-
 def infer_output(
     shape: Sequence[int], seen_size: Sequence[int], output: str = "auto", stride: int | Sequence[int] | None = None
-) -> OutputKind:
+) -> tuple[str, tuple[int, ...] | None]:
     """The kind of an output of some shape (the batch first), of images of the spatial size that the model gets.
 
     For "auto", (B, K) with K ≥ 2 is logits; (B, C', *S') with as many spatial axes as the images is dense if its sizes
     divide those of the images and are not all 1, or if a stride is given; all else is features.
     """
-    if output not in OUTPUT_CHOICES:
-        raise unknown_name("output", output, OUTPUT_CHOICES)
     sizes, is_logits = tuple(shape[2:]), len(shape) == 2 and shape[1] >= 2
     is_map = len(shape) == 2 + len(seen_size)
     divides = is_map and not any(map(operator.mod, seen_size, sizes))
@@ -54,12 +44,12 @@ def infer_output(
             expected = f"sizes that divide {tuple(seen_size)}, those of the images; or give stride"
             raise wrong_shape("the output of the model", shape, expected)
         whole = tuple([seen // size for size, seen in zip(sizes, seen_size, strict=True)])
-        return OutputKind("dense", check_stride(stride, len(sizes)) or whole)
+        return "dense", check_stride(stride, len(sizes)) or whole
     if stride is not None:
         raise wrong_value("stride", stride, f"None, since an output of shape {tuple(shape)} is not a dense one")
     if output == "logits" and not is_logits:
         raise wrong_shape("the output of the model", shape, "(batch, classes) with two or more classes, of logits")
-    return OutputKind(output)
+    return output, None
 
 
 def check_stride(stride: int | Sequence[int] | None, num_axes: int) -> tuple[int, ...] | None:
@@ -144,8 +134,8 @@ class Measurement:
         return output, tuple(batch.shape[2:])
 
     def _begin(self, output: Tensor, seen_size: tuple[int, ...]) -> ResponseTable:
-        kind = infer_output(output.shape, seen_size, self._output, self._stride)
-        return ResponseTable(self.moved, self._labels, kind.name, kind.stride, seen_size, output)
+        name, stride = infer_output(output.shape, seen_size, self._output, self._stride)
+        return ResponseTable(self.moved, self._labels, name, stride, seen_size, output)
 
 
 def check_labels(labels: Tensor, num_images: int) -> Tensor:
