@@ -118,7 +118,7 @@ def test_the_table_is_written_three_times_and_the_figure_in_both_forms(study_fol
         "table1.md", "table1.csv", "reproduction.html", "figure1.png", "figure1_all_classes.png"
     ]  # fmt: skip
     assert all(path.is_file() for path in written.files)
-    page, text = written.page.read_text(encoding="utf-8"), written.markdown.read_text(encoding="utf-8")
+    text, _, page = (path.read_text(encoding="utf-8") for path in written.files[:3])
     for part in ("91.0 ± 1.4", "3 of 9 models trained, 6 not there yet", "two cores"):
         assert part in page
         assert part in text
@@ -131,7 +131,7 @@ def test_the_table_is_written_three_times_and_the_figure_in_both_forms(study_fol
 
 def test_without_shifted_images_there_is_no_figure(study_folder, study_cell):
     written = write_reproduction(study_folder(photograph_cell(study_cell, MODEL)))
-    assert written.pictures == ()
+    assert len(written.files) == 3
     assert "under shifts" not in written.terminal
 
 

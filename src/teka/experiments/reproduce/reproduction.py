@@ -1,16 +1,12 @@
 """The experiments of Horn et al. (2021), studies that come with the library: trained, written as table and figure."""
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import NamedTuple
 
 from teka import __version__
 from teka.audit.page.charts import encode_png
-from teka.audit.page.notation import listed
 from teka.audit.page.pages import data_uri, render_page
-from teka.audit.page.tables import WIDTH, Table
 from teka.errors import unknown_name
 from teka.experiments.reproduce.horn2021 import (
     CLASS,
@@ -25,8 +21,9 @@ from teka.experiments.reproduce.horn2021 import (
 from teka.experiments.reproduce.papers import figure1
 from teka.experiments.study import Study, read_study, run_study
 from teka.experiments.study.report.results import StudyResults, read_study_results
+from teka.experiments.study.report.tables import how_far, measured
+from teka.experiments.study.report.write import Written, write_files
 from teka.experiments.study.run_study import Progress
-from teka.files import write_bytes
 
 TARGETS = ("table1", "figure1")
 SCALES = ("small", "full")
@@ -124,22 +121,7 @@ def reproduce(
     )
 
 
-class ReproductionFiles(NamedTuple):
-    """The files written: the tables as Markdown, CSV and HTML, and the pictures; and the tables for a terminal."""
-
-    markdown: Path
-    csv: Path
-    page: Path
-    pictures: tuple[Path, ...]
-    terminal: str
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files."""
-        return (self.markdown, self.csv, self.page, *self.pictures)
-
-
-def write_reproduction(folder: str | Path, *, description: str = "", planned: int | None = None) -> ReproductionFiles:
+def write_reproduction(folder: str | Path, *, description: str = "", planned: int | None = None) -> Written:
     """Write `table1.md`, `table1.csv`, `reproduction.html`, `figure1.png` and `figure1_all_classes.png`.
 
     Every file is written whole or not at all; nothing is written if the results cannot be read. Where no Performer was
@@ -177,17 +159,14 @@ def write_reproduction(folder: str | Path, *, description: str = "", planned: in
             "commands": sorted({result.command for result in study.results}),
         },
     )
-    written = {
-        "table1.md": _markdown(tables, notes, description).encode(),
-        "table1.csv": table1_csv(study).encode(),
-        "reproduction.html": page.encode(),
+    parts = [f"# {TITLE}", description, *(table.markdown() for table in tables), *notes]
+    contents: dict[str, str | bytes] = {
+        "table1.md": "\n\n".join(part for part in parts if part) + "\n",
+        "table1.csv": table1_csv(study),
+        "reproduction.html": page,
         **pictures,
     }
-    for name, content in written.items():
-        write_bytes(folder / name, content)
-    terminal = "\n\n".join([*(table.plain() for table in tables), *(textwrap.fill(note, WIDTH) for note in notes)])
-    first, second, third, *rest = (folder / name for name in written)
-    return ReproductionFiles(first, second, third, tuple(rest), terminal)
+    return write_files(folder, contents, tables, notes)
 
 
 def reproduction_notes(study: StudyResults) -> list[str]:
@@ -199,20 +178,5 @@ def reproduction_notes(study: StudyResults) -> list[str]:
         "multiply-add. Seconds: of the training steps of one run.",
         "CIFAR-10 has three channels and MNIST and Fashion-MNIST one, whence two numbers of parameters and FLOPs.",
     ]
-    there = f"{len(study.results):,} of {study.planned:,} models trained"
-    further = [f"{len(study.failed):,} diverged"] if study.failed else []
-    further += [f"{study.missing:,} not there yet"] if study.missing else []
-    notes.append(", ".join([there, *further]) + ".")
-    results = study.results
-    if results:
-        days = sorted({result.date for result in results})
-        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        machines = listed(sorted({result.hardware for result in results}))
-        versions = listed(sorted({f"torch {result.torch}" for result in results}))
-        notes.append(f"Measured {when} on {machines} with {versions}.")
-    return notes
-
-
-def _markdown(tables: list[Table], notes: list[str], description: str) -> str:
-    parts = [f"# {TITLE}", description, *(table.markdown() for table in tables), *notes]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    notes.append(how_far(study, "models trained"))
+    return [*notes, measured(study, "torch")] if study.results else notes

@@ -207,7 +207,7 @@ def test_factors_find_their_places(study_of, study_cell, factors, column, rows):
     matrix = StudyMatrix(study_of(study_cell(labels={factor: f"some {factor}" for factor in factors.split()})))
     assert (matrix.column_factor, matrix.row_factors) == (column, rows)
     (group,) = matrix.study.groups
-    assert matrix.at(matrix.panel_of(group), matrix.row_of(group), matrix.column_of(group)) is group
+    assert matrix.at(*matrix.place_of(group)) is group
     assert matrix.panels == (["some data"] if "data" in factors.split() else [""])
     assert matrix.name_of(group)
 

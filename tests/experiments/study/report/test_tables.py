@@ -1,15 +1,6 @@
 import re
 
-import pytest
-
-from teka.audit.page.tables import WIDTH
-from teka.experiments.study.report.tables import (
-    accuracy_tables,
-    comparison_tables,
-    markdown_tables,
-    plain_tables,
-    shift_tables,
-)
+from teka.experiments.study.report.tables import accuracy_tables, comparison_tables, shift_tables
 
 REFERENCE = {"kernel": "softmax"}
 
@@ -65,22 +56,3 @@ def test_shifts_and_errors_have_their_columns(study_of, study_cell):
     assert row[0] == "softmax × absolute"
     assert row[1] == "90.0"
     assert row[4:] == ("3.1e-01", "2.3e-07")
-
-
-@pytest.mark.parametrize("reference", [{}, REFERENCE, {"kernel": "not there yet"}])
-def test_every_table_fits_a_terminal_of_120_columns(study_of, study_cells, failed_cell, reference):
-    text = plain_tables(study_of(*study_cells()[1:], failed_cell("mnist", "softmax", seed=0)), reference)
-    assert max(map(len, text.splitlines())) <= WIDTH
-    assert "diverged (1 of 3)" in text
-    assert "59 of 60 cells finished, 1 diverged." in text
-
-
-def test_markdown_has_as_many_cells_in_every_row(study_of, study_cell):
-    text = markdown_tables(
-        study_of(study_cell(labels={"data": "mnist", "kernel": "a | b", "position": "c"})), REFERENCE
-    )
-    blocks = [block for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 3
-    for block in blocks:
-        assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1
-    assert "a \\| b" in text

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from teka.audit.page.tables import WIDTH
 from teka.experiments.study.report.write import write_study
 
 REFERENCE = {"kernel": "softmax"}
@@ -19,12 +20,33 @@ def names(folder):
 
 def test_tables_and_pictures_are_written_and_nothing_else(study_folder, study_cells):
     folder = study_folder(*study_cells(data=("mnist",), kernels=("softmax", "constant")))
-    files = write_study(folder, reference=REFERENCE)
+    written = write_study(folder, reference=REFERENCE)
     curves = {"learning_curves_rotation.png", "learning_curves_none.png"}
     assert names(folder) == TABLES | SHARED | curves | {"heat_map.png"}
-    assert {path.name for path in files.files} == names(folder)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files.pictures)
-    assert "softmax × rotation" in files.terminal
+    assert {path.name for path in written.files} == names(folder)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written.files if path.suffix == ".png")
+    assert "softmax × rotation" in written.terminal
+
+
+@pytest.mark.parametrize("reference", [{}, REFERENCE, {"kernel": "not there yet"}])
+def test_every_table_fits_a_terminal_of_120_columns(study_folder, study_cell, failed_cell, reference):
+    cells = [study_cell("mnist", kernel, seed=seed) for kernel in ("softmax", "constant") for seed in range(3)]
+    folder = study_folder(*cells[1:], failed_cell("mnist", "softmax", seed=0))
+    text = write_study(folder, reference=reference).terminal
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "diverged (1 of 3)" in text
+    assert "5 of 6 cells finished, 1 diverged." in text
+
+
+def test_markdown_has_as_many_cells_in_every_row(study_folder, study_cell):
+    folder = study_folder(study_cell(labels={"data": "mnist", "kernel": "a | b", "position": "c"}))
+    write_study(folder, reference=REFERENCE)
+    text = (folder / "summary.md").read_text(encoding="utf-8")
+    blocks = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 3
+    for block in blocks:
+        assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1
+    assert "a \\| b" in text
 
 
 def test_a_single_factor_has_a_simple_table_and_dots(study_folder, study_cell):
@@ -35,9 +57,10 @@ def test_a_single_factor_has_a_simple_table_and_dots(study_folder, study_cell):
 
 def test_csv_and_json_hold_the_same_numbers(study_folder, study_cells, failed_cell):
     cells = [*study_cells(data=("mnist",), kernels=("softmax", "taylor 2")), failed_cell("mnist", "constant", "none")]
-    files = write_study(study_folder(*cells), reference=REFERENCE, planned=19)
-    rows = list(csv.DictReader(io.StringIO(files.csv.read_text(encoding="utf-8"))))
-    content = json.loads(files.json.read_text(encoding="utf-8"))
+    folder = study_folder(*cells)
+    write_study(folder, reference=REFERENCE, planned=19)
+    rows = list(csv.DictReader(io.StringIO((folder / "summary.csv").read_text(encoding="utf-8"))))
+    content = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert content["cells"] == {"planned": 19, "finished": 12, "diverged": 1, "missing": 6}
     assert len(rows) == len(content["groups"]) == 5
     for row, group in zip(rows, content["groups"], strict=True):
@@ -49,14 +72,14 @@ def test_csv_and_json_hold_the_same_numbers(study_folder, study_cells, failed_ce
 
 def test_a_study_of_failed_cells_has_tables_alone(study_folder, failed_cell):
     folder = study_folder(failed_cell(seed=0), failed_cell(seed=1))
-    assert write_study(folder, reference=REFERENCE).pictures == ()
+    write_study(folder, reference=REFERENCE)
     assert names(folder) == TABLES
     assert "diverged (2 of 2)" in (folder / "summary.md").read_text(encoding="utf-8")
 
 
 def test_a_study_without_its_reference_yet_is_written(study_folder, study_cell):
     folder = study_folder(study_cell(kernel="taylor 2"))
-    assert len(write_study(folder, reference=REFERENCE, planned=7).pictures) == 4
+    assert len(write_study(folder, reference=REFERENCE, planned=7).files) == 3 + 4
 
 
 @pytest.mark.parametrize("reference", [{"kernels": "softmax"}, REFERENCE], ids=["unknown-factor", "broken-cell"])

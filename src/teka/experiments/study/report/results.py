@@ -139,13 +139,8 @@ def read_study_results(folder: str | Path, *, planned: int | None = None) -> Stu
 
     Where the latter has every model, a cell's CPU seconds are its steps times those of one step.
 
-    Args:
-        folder: The study's folder.
-        planned: How many cells the study has when it is done; by default the product of all levels and seeds found.
-
-    Raises:
-        ValueError: No cell, a file that is not what it should be, cells with different factors, or one that is there
-            twice; it names the file.
+    `planned` is how many cells the study has when it is done; by default the product of all levels and seeds found. A
+    file that is not what it should be, cells with different factors, and one that is there twice are errors.
     """
     cells: dict[tuple[object, ...], CellResult | FailedCell] = {}
     factors: list[str] = []
@@ -174,69 +169,36 @@ def read_study_results(folder: str | Path, *, planned: int | None = None) -> Stu
     return StudyResults(kept, planned, timing)
 
 
-@dataclass(frozen=True)
 class StudyMatrix:
-    """A study laid out: one panel for each data set, and in it rows and columns.
+    """A study laid out: one panel for each data set, and in it rows and columns, both from the best to the worst.
 
     The factor "data" makes the panels. Of the other factors, where there are two or more, "position", or else the last
-    one other than "kernel", makes the columns; all that remain make the rows together.
+    one other than "kernel", makes the columns; all that remain make the rows together. Without data sets the only panel
+    is "", without columns the only column.
     """
 
-    study: StudyResults
+    def __init__(self, study: StudyResults) -> None:
+        self.study = study
+        others = [factor for factor in study.factors if factor != PANEL]
+        columns = [factor for factor in others if factor != ROW]
+        self.column_factor = None if len(others) < 2 else COLUMN if COLUMN in others else columns[-1]
+        self.row_factors = tuple(factor for factor in others if factor != self.column_factor)
+        self.row_title = ", ".join(self.row_factors) or "model"
+        self._groups = {self.place_of(group): group for group in study.groups}
+        self._means = {
+            place: found.value for place, group in self._groups.items() if (found := group.estimate("accuracy"))
+        }
+        self.panels = list(dict.fromkeys(panel for panel, _, _ in self._groups))
+        self.rows, self.columns = self._ranked(1), self._ranked(2)
 
-    @property
-    def column_factor(self) -> str | None:
-        """The factor of the columns, None for a study without columns."""
-        others = [factor for factor in self.study.factors if factor != PANEL]
-        if len(others) < 2:
-            return None
-        return COLUMN if COLUMN in others else [factor for factor in others if factor != ROW][-1]
-
-    @property
-    def row_factors(self) -> tuple[str, ...]:
-        """The factors of the rows."""
-        return tuple(factor for factor in self.study.factors if factor not in (PANEL, self.column_factor))
-
-    @property
-    def row_title(self) -> str:
-        """What the rows are."""
-        return ", ".join(self.row_factors) or "model"
-
-    def panel_of(self, group: StudyGroup) -> str:
-        """The group's panel, an empty text in a study without data sets."""
-        return group.labels.get(PANEL, "")
-
-    def row_of(self, group: StudyGroup) -> str:
-        """The group's row."""
-        return ", ".join(group.labels[factor] for factor in self.row_factors) or "all"
-
-    def column_of(self, group: StudyGroup) -> str:
-        """The group's column, an empty text in a study without columns."""
-        return "" if self.column_factor is None else group.labels[self.column_factor]
+    def place_of(self, group: StudyGroup) -> tuple[str, str, str]:
+        """Panel, row and column of a group."""
+        row = ", ".join(group.labels[factor] for factor in self.row_factors) or "all"
+        return group.labels.get(PANEL, ""), row, group.labels[self.column_factor] if self.column_factor else ""
 
     def name_of(self, group: StudyGroup) -> str:
         """Row and column of a group: "squared relu × rotation"."""
-        return " × ".join(part for part in (self.row_of(group), self.column_of(group)) if part)
-
-    @cached_property
-    def _by_place(self) -> dict[tuple[str, str, str], StudyGroup]:
-        groups = self.study.groups
-        return {(self.panel_of(group), self.row_of(group), self.column_of(group)): group for group in groups}
-
-    @property
-    def panels(self) -> list[str]:
-        """The data sets."""
-        return list(dict.fromkeys(panel for panel, _, _ in self._by_place))
-
-    @cached_property
-    def rows(self) -> list[str]:
-        """The rows, from the highest accuracy to the lowest."""
-        return self._ranked(1)
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """The columns, from the highest accuracy to the lowest."""
-        return self._ranked(2)
+        return " × ".join(part for part in self.place_of(group)[1:] if part)
 
     def reference_row(self, reference: Mapping[str, str]) -> str | None:
         """The row that a reference's levels of some factors pick, None where they do not pick a single row."""
@@ -246,24 +208,22 @@ class StudyMatrix:
 
     def at(self, panel: str, row: str, column: str) -> StudyGroup | None:
         """The group at a place, None where no cell is there."""
-        return self._by_place.get((panel, row, column))
+        return self._groups.get((panel, row, column))
 
     def ranked_groups(self, panel: str) -> list[StudyGroup]:
         """The groups of a panel, from the highest accuracy to the lowest, those without one last."""
-        means = {place: found.value for place, group in self._by_place.items() if (found := group.estimate("accuracy"))}
-        places = [place for place in self._by_place if place[0] == panel]
-        return [self._by_place[place] for place in sorted(places, key=lambda place: -means.get(place, -1.0))]
+        places = [place for place in self._groups if place[0] == panel]
+        return [self._groups[place] for place in sorted(places, key=lambda place: -self._means.get(place, -1.0))]
 
     def _ranked(self, axis: int) -> list[str]:
         """Levels by their mean lead over the others at the same place, so that missing cells favour none."""
-        means = {place: found.value for place, group in self._by_place.items() if (found := group.estimate("accuracy"))}
         fields: dict[tuple[str, ...], list[float]] = {}
-        for place, mean in means.items():
+        for place, mean in self._means.items():
             fields.setdefault(place[:axis] + place[axis + 1 :], []).append(mean)
         leads: dict[str, list[float]] = {}
-        for place, mean in means.items():
+        for place, mean in self._means.items():
             leads.setdefault(place[axis], []).append(mean - fmean(fields[place[:axis] + place[axis + 1 :]]))
-        levels = dict.fromkeys(place[axis] for place in self._by_place)
+        levels = dict.fromkeys(place[axis] for place in self._groups)
         return sorted(levels, key=lambda level: -fmean(leads[level]) if level in leads else 1.0)
 
 

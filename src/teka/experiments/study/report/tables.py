@@ -1,11 +1,10 @@
 """The tables of a study: accuracies in rows and columns, and every group against the reference."""
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
 from teka.audit.page.notation import averaged, listed, percent, significant
-from teka.audit.page.tables import WIDTH, Table
+from teka.audit.page.tables import Table
 from teka.audit.statistics.estimate import Estimate
 from teka.experiments.study.report.results import StudyGroup, StudyMatrix, StudyResults, compare_with, reference_group
 
@@ -17,26 +16,22 @@ EARLY = "*"
 
 def with_interval(share: Estimate) -> str:
     """A share in % and half the width of its interval: "95.3 ± 0.4"."""
-    return percent(share.value) + _half_width(share)
+    return percent(share.value) + _within(share.half_width)
 
 
 def signed_with_interval(difference: Estimate) -> str:
     """A difference of shares in % points with its sign, a true minus: "−0.3 ± 0.4"."""
-    return _signed(difference.value) + _half_width(difference)
+    return _signed(difference.value) + _within(difference.half_width)
 
 
 def with_deviation(shares: Sequence[float]) -> str:
     """Mean and standard deviation over seeds of shares in %: "94.8 ± 0.3"; the mean alone for one seed."""
-    return percent(fmean(shares)) + _deviation(shares)
+    return percent(fmean(shares)) + _within(stdev(shares) if len(shares) > 1 else None)
 
 
 def signed_with_deviation(differences: Sequence[float]) -> str:
     """The same of differences of shares, with a sign, a true minus: "−0.3 ± 0.4"."""
-    return _signed(fmean(differences)) + _deviation(differences)
-
-
-def _deviation(shares: Sequence[float]) -> str:
-    return f" ± {percent(stdev(shares))}" if len(shares) > 1 else ""
+    return _signed(fmean(differences)) + _within(stdev(differences) if len(differences) > 1 else None)
 
 
 def _signed(difference: float) -> str:
@@ -44,8 +39,8 @@ def _signed(difference: float) -> str:
     return f"{rounded:+.1f}".replace("-", "−")
 
 
-def _half_width(share: Estimate) -> str:
-    return "" if share.half_width is None else f" ± {percent(share.half_width)}"
+def _within(spread: float | None) -> str:
+    return "" if spread is None else f" ± {percent(spread)}"
 
 
 def diverged(group: StudyGroup) -> str:
@@ -67,17 +62,13 @@ def accuracy_tables(study: StudyResults) -> list[Table]:
     matrix = StudyMatrix(study)
     if matrix.column_factor is None:
         return []
-    return [
-        Table(
-            _title(panel, f"accuracy in %, {matrix.row_title} × {matrix.column_factor}"),
-            (matrix.row_title, *matrix.columns),
-            tuple(
-                (row, *(accuracy_cell(matrix.at(panel, row, column)) for column in matrix.columns))
-                for row in matrix.rows
-            ),
-        )
-        for panel in matrix.panels
-    ]
+
+    def rows(panel: str) -> Iterator[tuple[str, ...]]:
+        for row in matrix.rows:
+            yield row, *(accuracy_cell(matrix.at(panel, row, column)) for column in matrix.columns)
+
+    words = f"accuracy in %, {matrix.row_title} × {matrix.column_factor}"
+    return _tables(matrix, words, (matrix.row_title, *matrix.columns), rows)
 
 
 def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
@@ -88,53 +79,45 @@ def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list
     if reference:
         levels = listed([f"{factor} {level}" for factor, level in reference.items()])
         words += f", and the difference to {levels} in % points"
-    return [
-        Table(
-            _title(panel, words),
-            (_names(matrix), *heads),
-            tuple(
-                (
-                    _name(matrix, group),
-                    str(len(group.results)),
-                    _accuracy(group),
-                    *(_differences(study, group, reference) if reference else ()),
-                    *_cost(group),
-                )
-                for group in matrix.ranked_groups(panel)
-            ),
+
+    def cells(group: StudyGroup) -> tuple[str, ...]:
+        accuracy = group.estimate("accuracy")
+        differences = _differences(study, group, reference) if reference else ()
+        flops, seconds = group.estimate("forward_flops"), group.estimate("process_seconds")
+        return (
+            str(len(group.results)),
+            with_interval(accuracy) if accuracy else NOTHING,
+            *differences,
+            significant(flops.value / 1e6) if flops else NOTHING,
+            significant(seconds.value) if seconds else NOTHING,
         )
-        for panel in matrix.panels
-    ]
+
+    return _ranked_tables(matrix, words, heads, cells)
 
 
 def shift_tables(study: StudyResults) -> list[Table]:
     """For each data set one row for each group, the most accurate first: how it bears shifts."""
-    matrix = StudyMatrix(study)
-    return [
-        Table(
-            _title(panel, "accuracy in % under shifts"),
-            (_names(matrix), *SHIFTS),
-            tuple((_name(matrix, group), *_under_shifts(group)) for group in matrix.ranked_groups(panel)),
-        )
-        for panel in matrix.panels
-    ]
+    return _ranked_tables(StudyMatrix(study), "accuracy in % under shifts", SHIFTS, _under_shifts)
 
 
-def _title(panel: str, words: str) -> str:
-    return ": ".join(part for part in (panel, words) if part)
+def _tables(
+    matrix: StudyMatrix, words: str, heads: tuple[str, ...], rows: Callable[[str], Iterable[tuple[str, ...]]]
+) -> list[Table]:
+    """A table for each data set, with its name in the title."""
+    return [Table(f"{panel}: {words}" if panel else words, heads, tuple(rows(panel))) for panel in matrix.panels]
 
 
-def _names(matrix: StudyMatrix) -> str:
-    return " × ".join(part for part in (matrix.row_title, matrix.column_factor) if part)
+def _ranked_tables(
+    matrix: StudyMatrix, words: str, heads: tuple[str, ...], cells: Callable[[StudyGroup], tuple[str, ...]]
+) -> list[Table]:
+    """Tables with a row for each group, the best first: its name, and how many of its runs diverged, then the cells."""
 
+    def rows(panel: str) -> Iterator[tuple[str, ...]]:
+        for group in matrix.ranked_groups(panel):
+            yield ", ".join(part for part in (matrix.name_of(group), diverged(group)) if part), *cells(group)
 
-def _name(matrix: StudyMatrix, group: StudyGroup) -> str:
-    return ", ".join(part for part in (matrix.name_of(group), diverged(group)) if part)
-
-
-def _accuracy(group: StudyGroup) -> str:
-    accuracy = group.estimate("accuracy")
-    return with_interval(accuracy) if accuracy else NOTHING
+    names = " × ".join(part for part in (matrix.row_title, matrix.column_factor) if part)
+    return _tables(matrix, words, (names, *heads), rows)
 
 
 def _differences(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> tuple[str, str]:
@@ -146,11 +129,6 @@ def _differences(study: StudyResults, group: StudyGroup, reference: Mapping[str,
         return NOTHING, NOTHING
     at_time = signed_with_interval(comparison.equal_time) if comparison.equal_time else NOTHING
     return signed_with_interval(comparison.equal_steps), at_time + (EARLY if comparison.early else " ")
-
-
-def _cost(group: StudyGroup) -> tuple[str, str]:
-    flops, seconds = group.estimate("forward_flops"), group.estimate("process_seconds")
-    return significant(flops.value / 1e6) if flops else NOTHING, significant(seconds.value) if seconds else NOTHING
 
 
 def _under_shifts(group: StudyGroup) -> tuple[str, ...]:
@@ -181,11 +159,24 @@ def study_notes(study: StudyResults, reference: Mapping[str, str]) -> list[str]:
         "Under shifts: accuracy on the shifted images where they are not shifted, the lowest at any shift, and the "
         "share of the images right at every shift; equivariance error and noise floor are the largest over seeds."
     )
-    there = f"{len(study.results):,} of {study.planned:,} cells finished"
-    further = [f"{len(study.failed):,} diverged"] if study.failed else []
-    further += [f"{study.missing:,} not there yet"] if study.missing else []
-    notes.append(", ".join([there, *further]) + ".")
+    notes.append(how_far(study, "cells finished"))
     return [*notes, _conditions(study)] if study.results else notes
+
+
+def how_far(study: StudyResults, words: str) -> str:
+    """How many cells are there, how many diverged, and how many are missing, in a sentence."""
+    parts = [f"{len(study.results):,} of {study.planned:,} {words}"]
+    parts += [f"{len(study.failed):,} diverged"] if study.failed else []
+    parts += [f"{study.missing:,} not there yet"] if study.missing else []
+    return ", ".join(parts) + "."
+
+
+def measured(study: StudyResults, *packages: str) -> str:
+    """When the cells were measured, on what, and with which versions, in a sentence."""
+    days, machines = sorted({one.date[:10] for one in study.results}), sorted({one.hardware for one in study.results})
+    versions = [listed(sorted({f"{name} {getattr(one, name)}" for one in study.results})) for name in packages]
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"Measured {when} on {listed(machines)} with {' and '.join(versions)}."
 
 
 def _seconds(study: StudyResults) -> str:
@@ -203,32 +194,16 @@ def _seconds(study: StudyResults) -> str:
 
 def _conditions(study: StudyResults) -> str:
     results = study.results
-    shifts = {len(result.shifts) for result in results}
     values = {
-        "steps": sorted({result.steps for result in results}),
-        "test images": sorted({result.test_images for result in results}),
-        "shifted images": sorted({result.shifted_images for result in results}),
-        "shifts": sorted(shifts),
+        "steps": {result.steps for result in results},
+        "test images": {result.test_images for result in results},
+        "shifted images": {result.shifted_images for result in results},
+        "shifts": {len(result.shifts) for result in results},
     }
-    sizes = "; ".join(f"{listed([f'{number:,}' for number in numbers])} {name}" for name, numbers in values.items())
-    days = sorted({result.date[:10] for result in results})
-    versions = [listed(sorted({f"{name} {getattr(result, name)}" for result in results})) for name in ("teka", "torch")]
-    machines = listed(sorted({result.hardware for result in results}))
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    return f"{sizes}. Measured {when} on {machines} with {' and '.join(versions)}."
+    sizes = [f"{listed([f'{number:,}' for number in sorted(numbers)])} {name}" for name, numbers in values.items()]
+    return f"{'; '.join(sizes)}. {measured(study, 'teka', 'torch')}"
 
 
-def _tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
+def study_tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
+    """Every table of a study."""
     return [*accuracy_tables(study), *comparison_tables(study, reference), *shift_tables(study)]
-
-
-def plain_tables(study: StudyResults, reference: Mapping[str, str]) -> str:
-    """Every table and the notes as text for a terminal of 120 columns."""
-    tables = [table.plain() for table in _tables(study, reference)]
-    return "\n\n".join([*tables, *(textwrap.fill(note, WIDTH) for note in study_notes(study, reference))])
-
-
-def markdown_tables(study: StudyResults, reference: Mapping[str, str]) -> str:
-    """Every table and the notes as Markdown."""
-    tables = [table.markdown() for table in _tables(study, reference)]
-    return "\n\n".join([*tables, *study_notes(study, reference)]) + "\n"

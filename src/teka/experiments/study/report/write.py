@@ -2,11 +2,13 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from teka.audit.page.charts import encode_png
+from teka.audit.page.tables import WIDTH, Table
 from teka.audit.statistics.estimate import Estimate
 from teka.errors import require
 from teka.experiments.study.report.curves import draw_learning_curves
@@ -20,7 +22,7 @@ from teka.experiments.study.report.results import (
     read_study_results,
     reference_group,
 )
-from teka.experiments.study.report.tables import markdown_tables, plain_tables
+from teka.experiments.study.report.tables import study_notes, study_tables
 from teka.files import write_bytes
 
 QUANTITIES: tuple[Quantity, ...] = (
@@ -32,17 +34,8 @@ QUANTITIES: tuple[Quantity, ...] = (
 )
 
 
-def summary_rows(study: StudyResults, reference: Mapping[str, str]) -> list[dict[str, str | float | int | None]]:
-    """One row for each group, the best of each data set first; shares are from 0 to 1, what is not known is None."""
-    return [_row(study, group, reference) for group in _ranked_groups(study)]
-
-
-def _ranked_groups(study: StudyResults) -> list[StudyGroup]:
-    matrix = StudyMatrix(study)
-    return [group for panel in matrix.panels for group in matrix.ranked_groups(panel)]
-
-
 def _row(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> dict[str, str | float | int | None]:
+    """A group in numbers; shares are from 0 to 1, what is not known is None."""
     other = reference_group(study, group, reference)
     comparison = compare_with(group, other) if other else None
     first = group.results[0] if group.results else None
@@ -71,11 +64,6 @@ def _named(name: str, found: Estimate | None) -> dict[str, float | None]:
     return {name: found and found.value, f"{name}_half_width": found and found.half_width}
 
 
-def summary_csv(study: StudyResults, reference: Mapping[str, str]) -> str:
-    """The rows as CSV; what is not known is empty."""
-    return as_csv(summary_rows(study, reference))
-
-
 def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows as CSV, whole numbers as such; what is None is empty."""
     require("pandas", "reports need", "teka[report]")
@@ -84,11 +72,12 @@ def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
-def summary_content(study: StudyResults, reference: Mapping[str, str]) -> dict[str, object]:
+def _summary(
+    study: StudyResults, rows: Sequence[tuple[StudyGroup, Mapping[str, object]]], reference: Mapping[str, str]
+) -> dict[str, object]:
     """The counts, the rows, and for each group its learning curve over seeds and its values by seed, ready for JSON."""
     groups = []
-    for group in _ranked_groups(study):
-        row = _row(study, group, reference)
+    for group, row in rows:
         curve = [
             {
                 "step": point.step,
@@ -115,22 +104,24 @@ def summary_content(study: StudyResults, reference: Mapping[str, str]) -> dict[s
     }
 
 
-class StudyFiles(NamedTuple):
-    """The files written: the tables as Markdown, CSV and JSON, and the pictures; and the tables for a terminal."""
+class Written(NamedTuple):
+    """The files written, and the tables and notes as text for a terminal of 120 columns."""
 
-    markdown: Path
-    csv: Path
-    json: Path
-    pictures: tuple[Path, ...]
+    files: tuple[Path, ...]
     terminal: str
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files."""
-        return (self.markdown, self.csv, self.json, *self.pictures)
+
+def write_files(
+    folder: Path, contents: Mapping[str, str | bytes], tables: Sequence[Table], notes: Sequence[str]
+) -> Written:
+    """Write the files of a folder, all of whose contents are ready, by their names."""
+    for name, content in contents.items():
+        write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
+    terminal = [*(table.plain() for table in tables), *(textwrap.fill(note, WIDTH) for note in notes)]
+    return Written(tuple(folder / name for name in contents), "\n\n".join(terminal))
 
 
-def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: int | None = None) -> StudyFiles:
+def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: int | None = None) -> Written:
     """Write the tables and pictures of a study's folder from the cells that are there.
 
     Every file is written whole or not at all; nothing is written if the cells cannot be read. Without a finished cell
@@ -142,7 +133,7 @@ def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: in
         planned: How many cells the study has when it is done; by default the product of all levels and seeds found.
 
     Returns:
-        Paths of the files written, and the tables as text of at most 120 columns.
+        The files, `summary.md`, `summary.csv`, `summary.json` and the pictures, and the text for a terminal.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -151,19 +142,18 @@ def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: in
     """
     folder = Path(folder)
     study = read_study_results(folder, planned=planned)
-    summary = json.dumps(summary_content(study, reference), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    texts = {
-        "summary.md": markdown_tables(study, reference),
-        "summary.csv": summary_csv(study, reference),
-        "summary.json": summary,
+    matrix = StudyMatrix(study)
+    ranked = [group for panel in matrix.panels for group in matrix.ranked_groups(panel)]
+    rows = [(group, _row(study, group, reference)) for group in ranked]
+    tables, notes = study_tables(study, reference), study_notes(study, reference)
+    summary = json.dumps(_summary(study, rows, reference), indent=2, ensure_ascii=False, allow_nan=False)
+    contents: dict[str, str | bytes] = {
+        "summary.md": "\n\n".join([*(table.markdown() for table in tables), *notes]) + "\n",
+        "summary.csv": as_csv([row for _, row in rows]),
+        "summary.json": f"{summary}\n",
+        **(_pictures(matrix, reference) if study.results else {}),
     }
-    pictures = _pictures(StudyMatrix(study), reference) if study.results else {}
-    for name, content in {**{name: text.encode() for name, text in texts.items()}, **pictures}.items():
-        write_bytes(folder / name, content)
-    markdown, table, numbers = (folder / name for name in texts)
-    return StudyFiles(
-        markdown, table, numbers, tuple(folder / name for name in pictures), plain_tables(study, reference)
-    )
+    return write_files(folder, contents, tables, notes)
 
 
 def _pictures(matrix: StudyMatrix, reference: Mapping[str, str]) -> dict[str, bytes]:
@@ -171,8 +161,8 @@ def _pictures(matrix: StudyMatrix, reference: Mapping[str, str]) -> dict[str, by
     if matrix.column_factor:
         figures["heat_map.png"] = draw_heat_map(matrix)
     for column in matrix.columns:
-        if any(group.curve for group in matrix.study.groups if matrix.column_of(group) == column):
+        if any(group.curve for group in matrix.study.groups if matrix.place_of(group)[2] == column):
             suffix = re.sub(r"[^\w.]+", "-", column.lower()).strip("-")
-            name = "_".join(["learning_curves", *([suffix] if suffix else [])])
+            name = f"learning_curves_{suffix}" if suffix else "learning_curves"
             figures[f"{name}.png"] = draw_learning_curves(matrix, column, reference)
     return {name: encode_png(figure) for name, figure in figures.items()}
