@@ -10,7 +10,7 @@ import torch
 import teka
 
 
-def provenance(command: str) -> dict[str, object]:
+def provenance(command: str) -> dict[str, str]:
     """The command that was given, versions, hardware and date."""
     return {
         "command": command,

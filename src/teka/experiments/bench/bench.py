@@ -93,21 +93,8 @@ def bench(
         ImportError: matplotlib is missing, or performer-pytorch is and its layer is not left out.
     """
     budget = Budget(budget_seconds)
-    settings = Settings(
-        lengths,
-        direction,
-        dim,
-        heads,
-        batch,
-        repeats,
-        warmup,
-        threads,
-        layers,
-        device,
-        max_bytes,
-        max_seconds,
-        budget_seconds,
-    )
+    sizes = (dim, heads, batch, repeats, warmup, threads)
+    settings = Settings(lengths, direction, *sizes, layers, device, max_bytes, max_seconds, budget_seconds)
     folder = make_directory("out", out)
     require("matplotlib", "reports need", "teka[report]")
     result: dict[str, object] = {}

@@ -76,12 +76,9 @@ def extrapolate(known: Mapping[int, Cost], num_tokens: int, quantity: str) -> fl
     if not points:
         return 0.0
     length, value = points[-1]
-    power = LEAST_POWER
-    if len(points) == 2:
-        before, less = points[0]
-        power = math.log(value / less) / math.log(length / before)
-        power = min(max(power, LEAST_POWER), LARGEST_POWER)
-    return value * (num_tokens / length) ** power
+    before, less = points[0]
+    power = LEAST_POWER if before == length else math.log(value / less) / math.log(length / before)
+    return value * (num_tokens / length) ** min(max(power, LEAST_POWER), LARGEST_POWER)
 
 
 def largest_bytes(known: Mapping[int, Cost], num_tokens: int) -> float:
@@ -91,8 +88,9 @@ def largest_bytes(known: Mapping[int, Cost], num_tokens: int) -> float:
     """
     if len(known) > 1:
         return MARGIN * extrapolate(known, num_tokens, "peak_bytes")
-    bounds = [cost.peak_bytes * (num_tokens / length) ** LARGEST_POWER for length, cost in known.items()]
-    return bounds[0] if bounds else math.inf
+    return max(
+        (cost.peak_bytes * (num_tokens / size) ** LARGEST_POWER for size, cost in known.items()), default=math.inf
+    )
 
 
 @dataclass(frozen=True)
@@ -137,9 +135,8 @@ def measure_size(
 ) -> tuple[list[Row], list[Row]]:
     """Measure all layers, the baseline first, at the first of the numbers of tokens that are to come.
 
-    Returns:
-        A row for each layer that was timed, and an entry with the reason for each that was not. What is measured is
-        added to what is known of the cases.
+    Gives a row for each layer that was timed, and an entry with the reason for each that was not. What is measured is
+    added to what is known of the cases.
     """
     tokens = make_tokens(lengths[0], settings)
     reasons: dict[Layer, str] = {}
@@ -221,19 +218,20 @@ def _rows(
         median = statistics.median(column)
         low, high = np.quantile(column, (0.25, 0.75)).tolist()
         case.known[tokens.shape[1]] = Cost(median, cost.peak_bytes, cost.flops)
-        row = {
-            **_place(case.layer, tokens.shape[1]),
-            "rounds": len(column),
-            "seconds": median,
-            "iqr": high - low,
-            "ratio_to_gemms": _ratio(column, columns[0]),
-            "ratio_to_sdpa": None if sdpa is None else _ratio(column, sdpa),
-            "peak_bytes": cost.peak_bytes,
-            "flops": cost.flops,
-            "flops_ratio_to_gemms": cost.flops / costs[0].flops,
-            "gflops_per_second": cost.flops / median / 1e9,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                **_place(case.layer, tokens.shape[1]),
+                "rounds": len(column),
+                "seconds": median,
+                "iqr": high - low,
+                "ratio_to_gemms": _ratio(column, columns[0]),
+                "ratio_to_sdpa": None if sdpa is None else _ratio(column, sdpa),
+                "peak_bytes": cost.peak_bytes,
+                "flops": cost.flops,
+                "flops_ratio_to_gemms": cost.flops / costs[0].flops,
+                "gflops_per_second": cost.flops / median / 1e9,
+            }
+        )
     return rows
 
 

@@ -37,6 +37,7 @@ class FourGemms(nn.Module):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
+        self.heads = heads
         self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
@@ -44,13 +45,8 @@ class FourGemms(nn.Module):
         return self.output(self.value(self.key(self.query(tokens))))
 
 
-class FusedSoftmax(nn.Module):
-    """`torch.nn.functional.scaled_dot_product_attention` between four projections."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
+class FusedSoftmax(FourGemms):
+    """`torch.nn.functional.scaled_dot_product_attention` between the same four projections."""
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
         """Attend, without position."""
@@ -85,13 +81,10 @@ class PerformerPytorch(nn.Module):
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer and how it is computed.
+    """A layer, "kernel-relative" if it is teka's, the backend or library that computes it, and how it is made.
 
-    Args:
-        name: Content kernel and relative kernel, "kernel-relative", or the name of a layer that is not teka's.
-        backend: teka's backend, or the library that computes it.
-        make: From (dim, heads) to a module that is called with tokens and their grid.
-        num_axes: Axes of the grid that it is given: 2, a square; 1, a sequence of the same length.
+    From (dim, heads) it makes a module that is called with tokens and their grid, of so many axes: 2, a square; 1, a
+    sequence of the same length.
     """
 
     name: str
@@ -104,24 +97,22 @@ class Layer:
         return Grid((math.isqrt(num_tokens),) * 2) if self.num_axes == 2 else Grid(num_tokens)
 
 
-def _attention(kernel: str, relative: str | None, backend: str) -> Layer:
+def _attention(kernel: str, relative: str | None, backend: str, *, causal: bool = False) -> Layer:
+    num_axes = 1 if causal else 2
+
     def make(dim: int, heads: int) -> Attention:
-        return Attention(dim, heads, kernel=kernel, relative=relative, backend=backend)
+        return Attention(
+            dim, heads, kernel=kernel, relative=relative, causal=causal, backend=backend, num_axes=num_axes
+        )
 
-    return Layer(kernel if relative is None else f"{kernel}-{relative}", backend, make)
-
-
-def _causal(kernel: str, backend: str) -> Layer:
-    def make(dim: int, heads: int) -> Attention:
-        return Attention(dim, heads, kernel=kernel, relative=None, causal=True, backend=backend, num_axes=1)
-
-    return Layer(f"{kernel}-causal", backend, make, num_axes=1)
+    name = "-".join(part for part in (kernel, "causal" if causal else relative) if part)
+    return Layer(name, backend, make, num_axes)
 
 
 LAYERS: tuple[Layer, ...] = (
     Layer(BASELINE, "torch", FourGemms),
     _attention("squared_relu", None, "linear"),
-    _causal("squared_relu", "linear"),
+    _attention("squared_relu", None, "linear", causal=True),
     _attention("squared_relu", "clipped", "rings"),
     _attention("squared_relu", "fourier", "linear"),
     _attention("squared_relu", "rotary", "linear"),

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -76,13 +76,10 @@ def _storages(tree: object) -> list[UntypedStorage]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step costs.
+    """What a step costs: wall time, peak memory, and operations of its matrix products, two for each multiply-add.
 
-    Args:
-        seconds: Wall time.
-        peak_bytes: Most bytes of tensors allocated at once, beyond tokens and parameters, gradients included.
-        flops: Floating-point operations of its matrix products, two for each multiply-add; sums, transforms and
-            functions of single numbers do not count.
+    The memory is that of tensors beyond tokens and parameters, gradients included. Sums, transforms and functions of
+    single numbers are no operations.
     """
 
     seconds: float
@@ -115,9 +112,8 @@ def measure_cost(step: Step) -> Cost:
 def estimate_peak_memory(step: Step) -> int | None:
     """Most bytes that a step will allocate at once, beyond tokens and parameters, from shapes alone.
 
-    It runs on tensors that have shapes but no numbers, and so neither time nor memory to speak of. A layer with random
-    features must have run once, as it looks at its numbers the first time. None if that depends on the numbers, as
-    where a backend computes those rows again that rounding may have spoilt.
+    A layer with random features must have run once, as it looks at its numbers the first time. None if that depends on
+    the numbers, as where a backend computes those rows again that rounding may have spoilt.
     """
     torch_fakes = fake_tensors()
     fake = torch_fakes.FakeTensorMode()
@@ -199,8 +195,7 @@ def time_in_rounds(
     return [list(column) for column in zip(*rounds, strict=True)]
 
 
-@dataclass(frozen=True)
-class Disagreement:
+class Disagreement(NamedTuple):
     """The largest relative difference ‖fast − dense‖ / ‖dense‖, in the output or in somebody's gradient."""
 
     what: str
@@ -223,7 +218,7 @@ def disagreement(step: Step) -> Disagreement | None:
     twin.backend = "dense"
     fast, dense = _outcome(step), _outcome(Step(twin, step.tokens, step.grid))
     found = [Disagreement(what, _relative_error(fast[what], dense[what])) for what in dense]
-    return next((one for one in found if one.error != one.error), max(found, key=lambda one: one.error))
+    return max(found, key=lambda one: (math.isnan(one.error), one.error))
 
 
 def _outcome(step: Step) -> dict[str, Tensor]:

@@ -43,30 +43,20 @@ class Slope(NamedTuple):
 
 
 def log_log_slope(tokens: Sequence[int], values: Sequence[float]) -> Slope | None:
-    """Least-squares slope of log value against log L over L ≥ 1,024, None with fewer than three such sizes.
-
-    b = Σ (x − x̄)(y − ȳ) / Σ (x − x̄)², with standard error √(Σ residual² / ((n − 2) Σ (x − x̄)²)).
-    """
-    logarithms = np.log(
-        [(length, value) for length, value in zip(tokens, values, strict=True) if length >= FIRST_TOKENS]
-    )
-    if len(logarithms) < FEWEST_SIZES:
+    """Least-squares slope of log value against log L over L ≥ 1,024, None with fewer than three such sizes."""
+    kept = [(length, value) for length, value in zip(tokens, values, strict=True) if length >= FIRST_TOKENS]
+    if len(kept) < FEWEST_SIZES:
         return None
-    x, y = (logarithms - logarithms.mean(axis=0)).T
-    slope = float(x @ y / (x @ x))
-    residual = y - slope * x
-    return Slope(slope, math.sqrt(float(residual @ residual) / ((len(x) - 2) * float(x @ x))))
+    slopes, covariance = np.polyfit(*np.log(kept).T, deg=1, cov=True)
+    return Slope(float(slopes[0]), math.sqrt(covariance[0, 0]))
 
 
 def crossover(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, object] | None:
     """From how many tokens on a layer is faster than another, of the seconds of both by number of tokens.
 
-    At the last size that both have it must be faster by 5 %, so that noise between equals makes no crossover. Between
-    two sizes the logarithm of the ratio of times is taken to be linear in log L.
-
-    Returns:
-        "tokens", or None where it is not faster at the last size; "where" in words; "up_to", the last size that both
-        have. None if no size has both.
+    At the last size that both have, "up_to", it must be faster by 5 %, so that noise between equals makes no crossover;
+    where it is not, "tokens" is None. Between two sizes the logarithm of the ratio of times is taken to be linear in
+    log L. None if no size has both.
     """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
@@ -84,12 +74,7 @@ def crossover(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[st
 
 
 def scaling(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
-    """Slopes of time and memory and the crossover with `scaled_dot_product_attention`, for every layer of the rows.
-
-    Returns:
-        For each layer "layer", "backend", "time" and "memory" (each with "slope" and "standard_error", or None with
-        fewer than three sizes of 1,024 tokens or more) and "crossover" (see there; None for what is not compared).
-    """
+    """Slopes of time and memory and the crossover with `scaled_dot_product_attention`, for every layer of the rows."""
     found = []
     lines = _lines(rows)
     seconds = {place: {row["tokens"]: float(row["seconds"]) for row in own} for place, own in lines.items()}
@@ -126,9 +111,11 @@ def bench_table(result: Mapping[str, Any]) -> str:
     title = "growth with the number of tokens L from 1,024 on, ± standard error"
     tables.append(Table(title, SCALING_HEADS, tuple(map(_scaling_cells, result["scaling"]))))
     blocks = [table.plain() for table in tables]
-    if result["left_out"]:
-        blocks.append("\n".join(map(_left_out, result["left_out"])))
-    return "\n\n".join([*blocks, conditions(result)])
+    left_out = [
+        f"not timed: {place_name(one['layer'], one['backend'])} at {one['tokens']:,} tokens: {one['reason']}"
+        for one in result["left_out"]
+    ]
+    return "\n\n".join([*blocks, *(["\n".join(left_out)] if left_out else []), conditions(result)])
 
 
 def place_name(layer: str, backend: str) -> str:
@@ -146,10 +133,6 @@ def conditions(result: Mapping[str, Any]) -> str:
         f"{direction}, batch {settings['batch']}, dim {settings['dim']}, {settings['heads']} heads, float32, "
         f"{settings['device']}; medians over the rounds."
     )
-
-
-def _left_out(entry: Mapping[str, Any]) -> str:
-    return f"not timed: {place_name(entry['layer'], entry['backend'])} at {entry['tokens']:,} tokens: {entry['reason']}"
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -216,21 +199,11 @@ def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
     return figure
 
 
-class LineStyle(NamedTuple):
-    """How a layer's line looks."""
-
-    colour: str
-    marker: str
-    is_hollow: bool
-
-
-def line_style(layer: str, backend: str) -> LineStyle:
+def line_style(layer: str, backend: str) -> tuple[str, str, bool]:
     """Colour by position, marker by content kernel, hollow where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
-    colour = COLOURS.get(relative, BLACK)
-    if kernel in NOT_TEKA or kernel == BASELINE:
-        colour = PALE if kernel == BASELINE else BLACK
-    return LineStyle(colour, MARKERS[kernel], backend == "dense" or kernel in QUADRATIC)
+    colour = {**dict.fromkeys(NOT_TEKA, BLACK), BASELINE: PALE}.get(kernel, COLOURS.get(relative, BLACK))
+    return colour, MARKERS[kernel], backend == "dense" or kernel in QUADRATIC
 
 
 def _draw_line(
@@ -241,18 +214,18 @@ def _draw_line(
     quantity: str,
     factor: float,
 ) -> None:
-    style, is_baseline = line_style(layer, backend), layer == BASELINE
+    (colour, marker, is_hollow), is_baseline = line_style(layer, backend), layer == BASELINE
     panel.loglog(
         [row["tokens"] for row in rows],
         [factor * row[quantity] for row in rows],
-        color=style.colour,
-        linestyle=(0, (4, 2)) if style.is_hollow else "-",
+        color=colour,
+        linestyle=(0, (4, 2)) if is_hollow else "-",
         linewidth=3.0 if is_baseline else 1.6,
-        marker=style.marker,
+        marker=marker,
         markersize=6.5,
-        markerfacecolor="white" if style.is_hollow else style.colour,
-        markeredgecolor=style.colour if style.is_hollow else "white",
-        markeredgewidth=1.4 if style.is_hollow else 0.6,
+        markerfacecolor="white" if is_hollow else colour,
+        markeredgecolor=colour if is_hollow else "white",
+        markeredgewidth=1.4 if is_hollow else 0.6,
         zorder=1.5 if is_baseline else 2,
     )
 

@@ -68,12 +68,8 @@ class LearningCurve(Callback):
     """Measures held-out images after some of the steps, and the time of the steps alone.
 
     Neither the measurement nor the loading of images counts as time of a step. The points are part of a checkpoint, so
-    that a resumed run has the whole curve.
-
-    Args:
-        split: The held-out images.
-        num_points: Number of points, at equal distances in steps, the last one after the last step; None for one after
-            every epoch, of a run that may stop before its last.
+    that a resumed run has the whole curve. They are at equal distances in steps, the last one after the last step; None
+    is one after every epoch, of a run that may stop before its last.
     """
 
     def __init__(self, split: Split, *, num_points: int | None) -> None:
@@ -175,14 +171,12 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
         kept = callback_state(place / CHECKPOINTS / LAST, HeadRecorder.__name__).get("moments")
         if isinstance(model, SelfAttentionNetwork) and isinstance(kept, list):
             moments = [Moment.from_dict(one) for one in kept]
-            chance = chance_of(cell.run, moments[0].heads, model)
-            measured["heads"] = measure_heads(moments, chance)
+            measured["heads"] = measure_heads(moments, chance_of(cell.run, moments[0].heads, model))
+        measured |= {name: trained[name] for name in ("parameters", "epochs")}
         result = CellResult(
             **about,
             **measured,
-            parameters=trained["parameters"],
             steps=curve.points[-1].step,
-            epochs=trained["epochs"],
             seconds=round(curve.seconds, 3),
             process_seconds=round(curve.process_seconds, 3),
             learning_curve=tuple(curve.points),

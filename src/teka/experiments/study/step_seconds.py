@@ -1,6 +1,7 @@
 """Time a training step of every model of a study, all in turn."""
 
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -95,32 +96,22 @@ class StepTimer:
         self.augmentations = make_augmentations(run)
         self.images = dataset.train.images[: run.batch_size]
         self.labels = dataset.train.labels[: run.batch_size]
-        self.seconds: list[float] = []
 
-    def warm_up(self) -> None:
-        """Take steps that are not timed."""
-        for _ in range(WARMUP):
-            self._step()
-
-    def measure(self) -> None:
-        """Take steps and note the processor seconds of one."""
-        start = time.process_time()
-        for _ in range(STEPS):
-            self._step()
-        self.seconds.append((time.process_time() - start) / STEPS)
-
-    def _step(self) -> None:
-        run, images = self.cell.run, self.images
-        for augmentation in self.augmentations:
-            images = augmentation(images, Generator().manual_seed(run.seed))
-        self.optimizer.zero_grad()
-        dtype = getattr(torch, run.precision)
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-            loss = cross_entropy(self.model(images), self.labels, label_smoothing=run.label_smoothing)
-        loss.backward()
-        if run.gradient_clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.gradient_clip)
-        self.optimizer.step()
+    def take(self, count: int) -> float:
+        """Take steps, and give the processor seconds of one."""
+        run, dtype, start = self.cell.run, getattr(torch, self.cell.run.precision), time.process_time()
+        for _ in range(count):
+            images = self.images
+            for augmentation in self.augmentations:
+                images = augmentation(images, Generator().manual_seed(run.seed))
+            self.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+                loss = cross_entropy(self.model(images), self.labels, label_smoothing=run.label_smoothing)
+            loss.backward()
+            if run.gradient_clip:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.gradient_clip)
+            self.optimizer.step()
+        return (time.process_time() - start) / count
 
 
 def measure_step_seconds(
@@ -156,28 +147,28 @@ def measure_step_seconds(
     threads = share_of_cores(processes)
     folder = make_directory("out", out)
     cells = [study.make_cell(labels, study.seeds[0]) for labels in study.combinations()]
-    total = len(cells) * (ROUNDS + 1)
-    progress(Progress(STAGE, 0, total, None))
+    done = itertools.count()
+
+    def tell(cell: Cell | None) -> None:
+        progress(Progress(STAGE, next(done), len(cells) * (ROUNDS + 1), cell))
+
+    tell(None)
     with torch_threads(threads):
         timers = []
         for cell in cells:
             timers.append(StepTimer(cell, load_cell_data(cell.run, data_dir)))
-            timers[-1].warm_up()
-            progress(Progress(STAGE, len(timers), total, cell))
-        for turn in range(ROUNDS):
-            for place, timer in enumerate(timers):
-                timer.measure()
-                progress(Progress(STAGE, (turn + 1) * len(cells) + place + 1, total, timer.cell))
+            timers[-1].take(WARMUP)
+            tell(cell)
+        seconds: list[list[float]] = [[] for _ in cells]
+        for _ in range(ROUNDS):
+            for timer, found in zip(timers, seconds, strict=True):
+                found.append(timer.take(STEPS))
+                tell(timer.cell)
+        models = []
+        for cell, found in zip(cells, seconds, strict=True):
+            median, low, high = (round(of(found), 6) for of in (statistics.median, min, max))
+            models.append(ModelSeconds(labels=cell.labels, seconds=median, lowest=low, highest=high))
         measured = StepSeconds(
-            **provenance(command),
-            threads=threads,
-            rounds=ROUNDS,
-            steps_a_round=STEPS,
-            models=tuple(_measured(timer) for timer in timers),
+            **provenance(command), threads=threads, rounds=ROUNDS, steps_a_round=STEPS, models=tuple(models)
         )
     return write_json(folder / STEP_SECONDS, encode(measured))
-
-
-def _measured(timer: StepTimer) -> ModelSeconds:
-    median, low, high = (round(of(timer.seconds), 6) for of in (statistics.median, min, max))
-    return ModelSeconds(labels=timer.cell.labels, seconds=median, lowest=low, highest=high)
