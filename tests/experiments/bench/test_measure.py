@@ -227,7 +227,8 @@ def test_the_peak_of_every_layer_is_what_the_allocator_records(layer, tmp_path: 
     # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens, and a
     # transform a copy of what it transforms, padded from 17 to 18 cells a side: one of some seven tensors of that size.
     unseen = {"torch": 2**16, "dense": 2**16, "fft": recorded / 6}.get(layer.backend, 0.001 * recorded)
-    assert recorded - unseen <= allocations.peak <= recorded
+    # The positions of the cells in float64 are kept from one step to the next, but made anew under a dispatch mode.
+    assert recorded - unseen <= allocations.peak <= recorded + 8 * 81 * 2
 
 
 SQUARE = 36
