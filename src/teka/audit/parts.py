@@ -52,7 +52,6 @@ class Work:
     results: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     failures: list[Failure] = field(default_factory=list)
     stride: tuple[int, ...] = (1, 1)  # pixels to a cell of the grid whose phases are told apart, found with them
-    movements: dict[str, Movement] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sizes = (self.images.shape[2], self.images.shape[3])
@@ -91,9 +90,7 @@ class Work:
 
     def movement(self, mode: str) -> Movement:
         """How the images move in one of the modes."""
-        if mode not in self.movements:
-            self.movements[mode] = self.settings.movement(mode, self.sizes)
-        return self.movements[mode]
+        return self.settings.movement(mode, self.sizes)
 
     def unshifted(self) -> Tensor:
         """What the model sees of a few images that are not moved, in the first mode."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from teka.audit.function import call_model, check_evaluation_mode
@@ -61,9 +61,7 @@ def horn2021(function: Model, images: Images, labels: Labels, asking: Asking = A
     """
     if labels is None:
         raise wrong_value("labels", None, "a class for each image, for preset 'horn2021'")
-    if tuple(images.shape[2:]) != (HORN_SIDE, HORN_SIDE):
-        expected = f"(images, channels, {HORN_SIDE}, {HORN_SIDE}) for preset 'horn2021'"
-        raise wrong_shape("images", images.shape, expected)
+    _check_side(images, HORN_SIDE, "horn2021")
     shifts = [(0, step) for step in range(-HORN_MARGIN, HORN_MARGIN + 1)]
     counts, numbers, metrics = {}, {}, {}
     for name, class_index in (("class 1", HORN_CLASS), ("all classes", None)):
@@ -102,13 +100,9 @@ def zhang2019(function: Model, images: Images, labels: Labels = None, asking: As
     The offsets are those that the authors' code draws after `numpy.random.seed(seed)` with the same batch size. The
     interval is over images, for the offsets that were drawn.
     """
-    if tuple(images.shape[2:]) != (ZHANG_CANVAS, ZHANG_CANVAS):
-        expected = f"(images, channels, {ZHANG_CANVAS}, {ZHANG_CANVAS}) for preset 'zhang2019'"
-        raise wrong_shape("images", images.shape, expected)
-    window = partial(_window, side=ZHANG_CROP)
-    agreement = pair_agreement(
-        function, images, window, low=0, high=ZHANG_CANVAS - ZHANG_CROP, passes=ZHANG_PASSES, asking=asking
-    )
+    _check_side(images, ZHANG_CANVAS, "zhang2019")
+    window, offsets = partial(_window, side=ZHANG_CROP), ZHANG_CANVAS - ZHANG_CROP
+    agreement = pair_agreement(function, images, window, low=0, high=offsets, passes=ZHANG_PASSES, asking=asking)
     return PresetResult(
         "zhang2019",
         "Images of 256 × 256; two crops of 224 × 224, their offsets drawn from 0 … 31 along each axis, one pair for "
@@ -152,6 +146,11 @@ def chaman2021(function: Model, images: Images, labels: Labels = None, asking: A
     )
 
 
+def _check_side(images: Images, side: int, preset: str) -> None:
+    if tuple(images.shape[2:]) != (side, side):
+        raise wrong_shape("images", images.shape, f"(images, channels, {side}, {side}) for preset {preset!r}")
+
+
 PRESETS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
 
 
@@ -180,21 +179,18 @@ def pair_agreement(
         for start in range(0, len(images), asking.batch_size):
             batch = images[start : start + asking.batch_size].to(asking.device)
             places = [tuple(random.randint(low, high, 2).tolist()) for _ in range(2)]
-            first, second = (_answers(function, move(batch, place), start) for place in places)
-            agreement[index, start : start + asking.batch_size] = first == second
+            what, answers = f"on images {start} to {start + len(batch) - 1}", []
+            for seen in (move(batch, place) for place in places):
+                logits = call_model(function, seen, lambda what=what: what)
+                infer_output(logits.shape, seen.shape[2:], "logits")
+                answers.append(logits.argmax(dim=1).cpu())
+            agreement[index, start : start + asking.batch_size] = answers[0] == answers[1]
     return agreement
-
-
-def _answers(function: Model, seen: Shaped[Tensor, "batch channels h w"], start: int) -> Tensor:
-    logits = call_model(function, seen, lambda: f"on images {start} to {start + len(seen) - 1}")
-    infer_output(logits.shape, seen.shape[2:], "logits")
-    return logits.argmax(dim=1).cpu()
 
 
 def _window(images: Tensor, place: Place, *, side: int) -> Tensor:
     """The square window of which the upper left pixel lies at a place."""
-    top, left = place
-    return images[:, :, top : top + side, left : left + side]
+    return images[:, :, place[0] : place[0] + side, place[1] : place[1] + side]
 
 
 def _padded_window(images: Tensor, place: Place, *, margin: int) -> Tensor:

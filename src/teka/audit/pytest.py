@@ -103,11 +103,8 @@ def minimal_counter_example(responses: Responses) -> str:
     if predictions is None:
         raise wrong_value("responses.output", responses.output, "'logits'")
     still = predictions[responses.zero]
-    order = sorted(
-        range(len(responses.shifts)),
-        key=lambda row: (max(map(abs, responses.shifts[row])), sum(map(abs, responses.shifts[row])), row),
-    )
-    for row in order:
+    lengths = [(max(map(abs, shift)), sum(map(abs, shift)), row) for row, shift in enumerate(responses.shifts)]
+    for _, _, row in sorted(lengths):
         changed = ((predictions[row] != still) & responses.evaluated[row]).nonzero().flatten()
         if len(changed):
             index = int(changed[0])

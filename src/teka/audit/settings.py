@@ -10,8 +10,9 @@ from teka.audit.measure.measurement import OUTPUT_CHOICES
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS
 from teka.audit.shifts import square_shifts
+from teka.checks import check_name
 from teka.codec import encode
-from teka.errors import unknown_name, wrong_value
+from teka.errors import wrong_value
 
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
 Steps = int | float | Sequence[int | float]
@@ -69,14 +70,11 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if not self.modes or len(set(self.modes)) < len(self.modes):
             raise wrong_value("modes", list(self.modes), "at least one mode, each once")
-        for argument, names, known in (
-            ("preset", () if self.preset is None else (self.preset,), PRESETS),
-            ("parts", self.parts, PARTS),
-            ("output", (self.output,), OUTPUT_CHOICES),
-        ):
-            for name in names:
-                if name not in known:
-                    raise unknown_name(argument, name, known)
+        if self.preset is not None:
+            check_name("preset", self.preset, PRESETS)
+        for part in self.parts:
+            check_name("parts", part, PARTS)
+        check_name("output", self.output, OUTPUT_CHOICES)
         if self.batch_size < 1:
             raise wrong_value("batch_size", self.batch_size, "at least 1")
         if self.budget_seconds is not None and self.budget_seconds <= 0:
@@ -105,14 +103,7 @@ class AuditSettings:
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
         """How images of these spatial sizes move in one of the modes."""
-        reach = self.reach(sizes)
-        room = {
-            "canvas": self.canvas_size or tuple([side + 2 * step for side, step in zip(sizes, reach, strict=True)]),
-            "crop": self.crop_size or tuple([side - 2 * step for side, step in zip(sizes, reach, strict=True)]),
-        }
-        return Movement(
-            mode,
-            self.background,
-            room["canvas"] if mode == "canvas" else None,
-            room["crop"] if mode == "crop" else None,
-        )
+        reach = zip(sizes, self.reach(sizes), strict=True)
+        canvas = self.canvas_size or tuple([side + 2 * step for side, step in reach]) if mode == "canvas" else None
+        crop = self.crop_size or tuple([side - 2 * step for side, step in reach]) if mode == "crop" else None
+        return Movement(mode, self.background, canvas, crop)

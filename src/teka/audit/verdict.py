@@ -49,10 +49,11 @@ def _headline(metrics: Sequence[Metrics], noise: NoiseFloor | None, caveats: Seq
         return "No image was moved: time was up before."
     if all(_is_exact(one, noise) for one in moved):
         return "Moving the image changes nothing but rounding."
-    flips = [one.numbers["flip_rate"].value for one in moved if "flip_rate" in one.numbers]
+    flips, errors = (
+        [one.numbers[name].value for one in moved if name in one.numbers] for name in ("flip_rate", "maximum_error")
+    )
     if flips and max(flips) > 0:
         return f"Moving the image changes the answer in {write_share(max(flips))} % of the cases."
-    errors = [one.numbers["maximum_error"].value for one in moved if "maximum_error" in one.numbers]
     # An output that is 0 has no size to compare with.
     by = f" by up to {write_size(max(errors))} of its size" if errors else ""
     return f"Moving the image changes the output{by}{', and never the answer' if flips else ''}."

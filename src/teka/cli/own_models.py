@@ -19,18 +19,11 @@ def load_run(path: str, input_size: Size, device: torch.device | str | None, dat
     except ImportError as error:
         raise ImportError(f"runs need {error.name}, which is not installed: pip install teka[train]") from error
     trained = restore(Path(path).expanduser(), data_dir=data_dir)
-    data = trained.dataset
-    size = _checked_size(trained.name, data.image_size, input_size)
-    transform = Preprocessing(data.in_channels, size)
+    data, name = trained.dataset, trained.name
+    size = _checked_size(name, data.image_size, input_size)
+    transform, classes = Preprocessing(data.in_channels, size), data.num_classes
     return subject_of_module(
-        trained.model,
-        trained.name,
-        "teka run",
-        transform,
-        size,
-        device,
-        num_classes=data.num_classes,
-        loads_at_input_size=True,
+        trained.model, name, "teka run", transform, size, device, num_classes=classes, loads_at_input_size=True
     )
 
 

@@ -104,7 +104,7 @@ def test_a_mode_of_another_size_stands_alone():
         place_for_modes(subject, SETTINGS, 20)
     with pytest.raises(ValueError, match="less than half"):
         place_for_modes(subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",)))
-    with pytest.raises(ValueError, match="one of before, after"):
+    with pytest.raises(ValueError, match="one of 'after', 'before'"):
         make_case(subject, "digits", SETTINGS, shift="never")
 
 

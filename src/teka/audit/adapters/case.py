@@ -14,7 +14,7 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Size, Subject
 from teka.audit.caveats import Caveat, resized
 from teka.audit.settings import AuditSettings
-from teka.checks import height_and_width
+from teka.checks import check_name, height_and_width
 from teka.errors import wrong_value
 
 RESIZING = ("before", "after")
@@ -56,8 +56,7 @@ def make_case(
     function. In modes `crop` and `canvas` they are placed as `place_for_modes` says. Labels of other classes than the
     model's cannot be used (`labelled`).
     """
-    if shift not in RESIZING:
-        raise wrong_value("shift", shift, f"one of {', '.join(RESIZING)}")
+    check_name("shift", shift, RESIZING)
     if image_size is None and subject.loads_at_input_size and not data.endswith(".npz"):
         image_size = subject.input_size
     before = shift == "before"

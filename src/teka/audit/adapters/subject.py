@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.function import weights_hash
+from teka.codec import encode
 
 # One side or (height, width); None leaves it to the model.
 Size = int | tuple[int, int] | None
@@ -57,17 +58,10 @@ class Subject:
 
     def describe(self) -> dict[str, object]:
         """What a report keeps of the model, ready for JSON."""
+        kept = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
         parameters = None if self.module is None else sum(one.numel() for one in self.module.parameters())
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "parameters": parameters,
-            "input_size": None if self.input_size is None else list(self.input_size),
-            "in_channels": self.in_channels,
-            "num_classes": self.num_classes,
-            "weights_sha256": self.weights_hash,
-            "note": self.note,
-        }
+        facts = {name: encode(getattr(self, name)) for name in kept}
+        return {**facts, "parameters": parameters, "weights_sha256": self.weights_hash}
 
 
 class Wrapped(nn.Module):

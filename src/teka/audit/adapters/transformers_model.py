@@ -33,13 +33,9 @@ def load_transformers(source: str, *, input_size: Size = None, device: torch.dev
     source = str(folder) if folder.is_dir() else source
     with _quiet(library):
         try:
-            module, found = library.AutoModelForImageClassification.from_pretrained(
-                source,
-                use_safetensors=True,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
+            settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
+            models = library.AutoModelForImageClassification
+            module, found = models.from_pretrained(source, output_loading_info=True, **settings)
         # What the library raises depends on what is missing or damaged.
         except FOREIGN as error:
             reason = " ".join(str(error).split())
@@ -116,12 +112,11 @@ def _compare(processor: Any, transform: Preprocessing, source: str) -> None:
     differences = (came - expected).abs() * deviation * 255
     found = (float(differences.mean()), float(differences.max()))
     if not all(one <= most for one, most in zip(found, PROCESSOR_TOLERANCE, strict=True)):
-        raise wrong_value(
-            "model",
-            source,
+        expected = (
             f"a known image processor: {type(processor).__name__} does something else than its settings say "
-            f"(a difference of {found[0]:.1f} levels of 255 in the mean, {found[1]:.1f} at most)",
+            f"(a difference of {found[0]:.1f} levels of 255 in the mean, {found[1]:.1f} at most)"
         )
+        raise wrong_value("model", source, expected)
 
 
 @contextlib.contextmanager

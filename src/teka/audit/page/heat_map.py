@@ -50,7 +50,7 @@ class HeatMap:
         """The pair at which the number is worst, the first of equals; None where it is the same everywhere."""
         if len(set(self.values.values())) == 1:
             return None
-        return (min if is_share(self.number) else max)(self.values, key=lambda pair: self.values[pair])
+        return (min if is_share(self.number) else max)(self.values, key=self.values.__getitem__)
 
     def write(self, pair: Pair) -> str:
         """The number at a pair, "–" where it was not measured."""

@@ -13,10 +13,8 @@ def percent(share: float) -> str:
 
 def write_share(share: float) -> str:
     """A share in percent to one decimal; "100.0" and "0.0" only where it is exactly that."""
-    text = percent(share)
-    if text == "100.0" and share < 1:
-        return ">99.9"
-    return "<0.1" if text == "0.0" and share > 0 else text
+    rounded = {"100.0": ">99.9", "0.0": "<0.1"} if 0 < share < 1 else {}
+    return rounded.get(percent(share), percent(share))
 
 
 def write_size(value: float) -> str:

@@ -140,12 +140,8 @@ def _spread(found: LieDerivative) -> str:
 
 def settings_groups(report: AuditReport) -> list[tuple[str, list[tuple[str, str]]]]:
     """Model, data, settings and provenance, each with names and values; what is None or empty is left out."""
-    groups = {
-        "Model": report.model,
-        "Data": report.data,
-        "Settings": report.settings,
-        "Made with": report.provenance,
-    }
+    made = report.provenance
+    groups = {"Model": report.model, "Data": report.data, "Settings": report.settings, "Made with": made}
     written = {
         head: [(_name(name), _write(value)) for name, value in content.items() if value not in (None, "")]
         for head, content in groups.items()
