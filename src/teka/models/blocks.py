@@ -1,11 +1,12 @@
 """What the models are made of beside their attention: a classifier of images, pre-norm and post-norm blocks."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import check_sizes, check_tensor
+from teka.checks import MOST_BLOCKS, check_sizes, check_tensor, height_and_width
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn import Attention
@@ -21,10 +22,7 @@ class ImageClassifier(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes({"in_channels": in_channels, "num_classes": num_classes})
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if len(size) != 2 or min(size) < smallest:
-            raise wrong_value("image_size", image_size, f"height and width of at least {smallest} pixels")
-        self.image_size, self.in_channels = size, in_channels
+        self.image_size, self.in_channels = height_and_width("image_size", image_size, smallest=smallest), in_channels
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Logits of images; a ValueError if they have other channels or another size than the model was made for."""
@@ -57,6 +55,15 @@ class PreNormBlock(nn.Module):
         """Transform the tokens."""
         tokens = tokens + self.attention_dropout(self.attention(self.attention_norm(tokens)))
         return tokens + self.mlp(self.mlp_norm(tokens))
+
+
+def pre_norm_blocks(
+    make_attention: Callable[[], nn.Module], dim: int, depth: int, *, mlp_ratio: float, dropout: float
+) -> nn.Sequential:
+    """Blocks one after another, each with an attention of its own."""
+    check_sizes({"depth": depth}, most=MOST_BLOCKS)
+    blocks = (PreNormBlock(make_attention(), dim, mlp_ratio=mlp_ratio, dropout=dropout) for _ in range(depth))
+    return nn.Sequential(*blocks)
 
 
 class PostNormBlock(nn.Module):

@@ -1,6 +1,7 @@
 """Linformer on images: keys and values projected along the tokens to a fixed number."""
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -8,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import scaled_dot_product_attention
 
-from teka.checks import MOST_BLOCKS, check_name, check_sizes
+from teka.checks import check_name, check_sizes
 from teka.errors import wrong_shape, wrong_value
-from teka.models.blocks import ImageClassifier, PreNormBlock
+from teka.models.blocks import ImageClassifier, pre_norm_blocks
 from teka.nn.heads import join_heads, project_heads
 
 TOKENS = ("pixel", "image")
@@ -132,7 +133,6 @@ class Linformer(ImageClassifier):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes)
         check_sizes({"dim": dim})
-        check_sizes({"depth": depth}, most=MOST_BLOCKS)
         check_name("tokens", tokens, TOKENS)
         patch_size = (1, 1) if tokens == "pixel" else self.image_size
         num_tokens = 1 + (math.prod(self.image_size) if tokens == "pixel" else 1)
@@ -140,17 +140,8 @@ class Linformer(ImageClassifier):
         self.class_token = Parameter(torch.randn(dim))
         self.position_embedding = Parameter(torch.randn(num_tokens, dim))
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(
-            *(
-                PreNormBlock(
-                    LinformerAttention(dim, heads, num_tokens, num_projected, dropout=dropout),
-                    dim,
-                    mlp_ratio=mlp_ratio,
-                    dropout=dropout,
-                )
-                for _ in range(depth)
-            )
-        )
+        attention = partial(LinformerAttention, dim, heads, num_tokens, num_projected, dropout=dropout)
+        self.blocks = pre_norm_blocks(attention, dim, depth, mlp_ratio=mlp_ratio, dropout=dropout)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 

@@ -1,6 +1,7 @@
 """Routing Transformer on images: attention within clusters of queries and keys."""
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -8,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from teka.checks import MOST_BLOCKS, check_sizes
+from teka.checks import check_sizes
 from teka.errors import wrong_value
-from teka.models.blocks import ImageClassifier, PreNormBlock
+from teka.models.blocks import ImageClassifier, pre_norm_blocks
 from teka.nn.heads import join_heads, project_heads
 
 
@@ -196,7 +197,6 @@ class RoutingTransformer(ImageClassifier):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes)
         check_sizes({"dim": dim})
-        check_sizes({"depth": depth}, most=MOST_BLOCKS)
         num_tokens = math.prod(self.image_size)
         num_clusters = round(math.sqrt(num_tokens)) if num_clusters is None else num_clusters
         check_sizes({"num_clusters": num_clusters})
@@ -207,24 +207,9 @@ class RoutingTransformer(ImageClassifier):
         self.stem = nn.Conv2d(in_channels, dim, 1)
         self.row_embedding = Parameter(torch.randn(height, dim))
         self.column_embedding = Parameter(torch.randn(width, dim))
-        self.blocks = nn.Sequential(
-            *(
-                PreNormBlock(
-                    RoutingAttention(
-                        dim,
-                        heads,
-                        num_clusters=num_clusters,
-                        cluster_size=cluster_size,
-                        decay=decay,
-                        dropout=dropout,
-                    ),
-                    dim,
-                    mlp_ratio=mlp_ratio,
-                    dropout=dropout,
-                )
-                for _ in range(depth)
-            )
-        )
+        clusters = {"num_clusters": num_clusters, "cluster_size": cluster_size}
+        attention = partial(RoutingAttention, dim, heads, **clusters, decay=decay, dropout=dropout)
+        self.blocks = pre_norm_blocks(attention, dim, depth, mlp_ratio=mlp_ratio, dropout=dropout)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 
