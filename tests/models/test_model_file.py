@@ -135,7 +135,7 @@ def put_weights(folder: Path, content: bytes) -> None:
         ({"weights": None}, "weights is None"),
         ({"weights": {"sha256": 3, "bytes": 3}}, "weights is"),
         ({"model": "performr"}, "did you mean 'performer'"),
-        ({"options": {**TINY, "widht": 3}}, "option of performer is 'widht'"),
+        ({"options": {**TINY, "widht": 3}}, "options of performer is .*, expected no field 'widht'"),
         ({"options": {**TINY, "kernel": "sofmax"}}, "did you mean 'softmax'"),
         ({"options": {**TINY, "dim": 16}}, r"has shape \(8,\), expected \(16,\)"),
         ({"options": {**TINY, "depth": 1, "pool": "mean"}}, "it has no "),

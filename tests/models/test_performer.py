@@ -204,7 +204,7 @@ def test_the_number_of_random_features_can_be_set_in_the_papers_forms(position: 
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"image_size": 0}, "image_size is 0, expected height and width"),
+    ({"image_size": 0}, "image_size is 0, expected one whole number or .height, width., each at least 1 pixels"),
     ({"image_size": (6, 10, 2)}, r"image_size is \(6, 10, 2\)"),
     ({"image_size": (6, 9), "patch_size": 2}, r"image_size is \(6, 9\), expected .* multiples of patch_size = 2"),
     ({"in_channels": 0}, "in_channels is 0"),

@@ -4,7 +4,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from teka.checks import LARGEST, check_name, check_sizes
 from teka.codec import decode
-from teka.errors import unknown_name, wrong_value
+from teka.errors import wrong_value
 from teka.memory import LARGEST_IMAGE, TooManyNumbersError, count_numbers, memory_bytes
 from teka.models.convolutional import VGG16, AlexNet, ResNet18
 from teka.models.linformer import Linformer
@@ -56,17 +56,8 @@ def options_class(model: str) -> type[Any]:
 
 def read_options(model: str, given: Mapping[str, object]) -> Any:
     """The options of a model from a flat dictionary, an `options_class(model)`; old names are read too."""
-    kind = options_class(model)
-    old = OLD_NAMES.get(model, {})
-    named = {old.get(name, name): value for name, value in given.items()}
-    known = {one.name: one.default for one in fields(kind)}
-    for name in named:
-        if name not in known:
-            raise unknown_name(f"option of {model}", name, known)
-    missing = [name for name, default in known.items() if default is MISSING and name not in named]
-    if missing:
-        raise wrong_value("options", dict(given), f"also {', '.join(missing)}, which {model} needs")
-    return decode(kind, named, f"options of {model}")
+    kind, old = options_class(model), OLD_NAMES.get(model, {})
+    return decode(kind, {old.get(name, name): value for name, value in given.items()}, f"options of {model}")
 
 
 @dataclass(frozen=True)

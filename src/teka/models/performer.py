@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from typing_extensions import Unpack
 
-from teka.checks import LARGEST, MOST_BLOCKS, check_flags, check_name, check_sizes, is_whole
+from teka.checks import MOST_BLOCKS, check_flags, check_name, check_sizes, height_and_width
 from teka.errors import wrong_value
 from teka.functional import RELATIVES, Kernel
 from teka.functional.kernel import RANDOM_KERNELS, with_floor
@@ -151,8 +151,7 @@ class Performer(nn.Module):
         # In the last block before a class token is read, positions could not change the logits.
         unplaced = options | {"value_convolution": None}
         if is_relative:
-            unplaced |= {"position_heads": None, "rotary_normalizer": None}
-            unplaced |= {"backend": without_relative(chosen.backend)}
+            unplaced |= {"position_heads": None, "rotary_normalizer": None, "backend": without_relative(chosen.backend)}
             unplaced |= {"num_features": chosen.num_features if random else None}
         self.blocks = nn.ModuleList(
             TransformerBlock(dim, heads, mlp_ratio=mlp_ratio, relative=relative, **options) for relative in relatives
@@ -166,13 +165,10 @@ class Performer(nn.Module):
 
     def resize(self, image_size: int | tuple[int, int]) -> None:
         """Take images of another size from now on, multiples of the patch size: no parameter depends on it."""
-        size = tuple(image_size) if isinstance(image_size, Sequence) else (image_size, image_size)
-        sides = (is_whole(side) and 1 <= side <= LARGEST and side % self.patch_size == 0 for side in size)
-        if len(size) != 2 or not all(sides):
-            raise wrong_value(
-                "image_size", image_size, f"height and width, multiples of patch_size = {self.patch_size}"
-            )
-        self.image_size = size
+        self.image_size = size = height_and_width("image_size", image_size)
+        if any(side % self.patch_size for side in size):
+            expected = f"height and width, multiples of patch_size = {self.patch_size}"
+            raise wrong_value("image_size", image_size, expected)
         self.grid = Grid((size[0] // self.patch_size, size[1] // self.patch_size), periodic=self.periodic)
 
     def chosen_backends(self) -> tuple[str, ...]:
@@ -189,10 +185,9 @@ class Performer(nn.Module):
         tokens = self.grid.flatten(self.stem(images))
         if self.absolute_position is not None:
             tokens = self.absolute_position(tokens, self.grid)
-        first = 0
+        first = 0 if self.class_token is None else 1
         if self.class_token is not None:
             tokens = torch.cat([self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
-            first = 1
         for block in self.blocks:
             # Of the last block before a class token is read, nothing else is needed.
             num_queries = 1 if self.pool == "class" and block is self.blocks[-1] else None
