@@ -13,7 +13,8 @@ from teka.audit.function import check_evaluation_mode, evaluate, relative_differ
 from teka.audit.images import roll_and_blank
 from teka.audit.movement import make_movement
 from teka.audit.shifts import Shift
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.checks import check_name, check_sizes
+from teka.errors import wrong_shape, wrong_value
 
 OUTPUTS = ("auto", "dense", "invariant")
 
@@ -106,8 +107,7 @@ def equivariance_error(
             empty inputs; an output that is no tensor, is not finite, has the wrong shape, or has norm zero; a border
             that leaves nothing, or one for an output that is not dense.
     """
-    if border < 0:
-        raise wrong_value("border", border, "a number of cells of at least 0")
+    check_sizes({"border": border}, least=0)
     if inputs.ndim < 3 or inputs.numel() == 0:
         raise wrong_shape("inputs", inputs.shape, "(batch, channels, one or more spatial sizes), none of them empty")
     movement = make_movement(mode, background, canvas_size)
@@ -282,8 +282,7 @@ def _measure(
     `compared` gives what is compared of a dense output at a step, and of the moved output for the unmoved input.
     """
     check_evaluation_mode("function", function)
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
+    check_name("output", output, OUTPUTS)
     with torch.no_grad():
         # Each call gets a copy, because the function may write into its input.
         reference = evaluate(function, inputs.clone())

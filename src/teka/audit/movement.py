@@ -19,7 +19,8 @@ from teka.audit.images import (
     window_size,
 )
 from teka.audit.shifts import SubpixelShift, check_shifts
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name
+from teka.errors import wrong_value
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,7 @@ class Movement:
     crop_size: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise unknown_name("mode", self.mode, MODES)
+        check_name("mode", self.mode, MODES)
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
             owner, is_needed = argument.removesuffix("_size"), MODES[self.mode].size == argument
             if is_needed and size is None:

@@ -7,6 +7,7 @@ from typing import SupportsFloat, SupportsIndex
 
 import torch
 
+from teka.checks import check_sizes
 from teka.errors import wrong_value
 
 MOST_STEPS = 500  # of a set of shifts along an axis, in each direction: a million shifts of an image
@@ -46,12 +47,8 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], .
 
 
 def _steps(max_shift: int, num_axes: int) -> range:
-    if max_shift < 0:
-        raise wrong_value("max_shift", max_shift, "a whole number of at least 0")
-    if max_shift > MOST_STEPS:
-        raise wrong_value("max_shift", max_shift, f"at most {MOST_STEPS} steps along an axis")
-    if num_axes < 1:
-        raise wrong_value("num_axes", num_axes, "a whole number of at least 1")
+    check_sizes({"max_shift": max_shift}, least=0, most=MOST_STEPS)
+    check_sizes({"num_axes": num_axes})
     return range(-max_shift, max_shift + 1)
 
 
@@ -66,10 +63,8 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> t
     Raises:
         ValueError: Fewer than 2 tokens or 1 permutation.
     """
-    if num_tokens < 2:
-        raise wrong_value("num_tokens", num_tokens, "at least 2")
-    if number < 1:
-        raise wrong_value("number", number, "at least 1")
+    check_sizes({"num_tokens": num_tokens}, least=2)
+    check_sizes({"number": number})
     generator = torch.Generator().manual_seed(seed)
     drawn: list[tuple[int, ...]] = []
     while len(drawn) < number:

@@ -13,6 +13,7 @@ from teka.audit.function import check_evaluation_mode, evaluate_model
 from teka.audit.images import check_images
 from teka.audit.movement import Movement
 from teka.audit.shifts import SubpixelShift
+from teka.checks import check_sizes
 from teka.errors import FOREIGN, wrong_shape, wrong_value
 
 # The scale is taken from the pairs of at most so many images, the first ones, and of so many numbers of their outputs.
@@ -117,8 +118,7 @@ def sensitivity_map(
     check_evaluation_mode("function", function)
     if len(images) < 2:
         raise wrong_value("images", f"{len(images)} images", "at least two, to compare the outputs of different ones")
-    if batch_size < 1:
-        raise wrong_value("batch_size", batch_size, "at least 1")
+    check_sizes({"batch_size": batch_size})
     wanted = tuple(shifts)
     batches = images.split(batch_size)
     # All are checked before the first call, one batch at a time: on their canvases they may not fit into memory.

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from teka.audit.function import check_evaluation_mode, evaluate_model
 from teka.audit.images import check_images, fourier_shift
+from teka.checks import check_sizes
 from teka.errors import FOREIGN, wrong_value
 
 # Step of the central difference, between its error of order h² and rounding of order ε / h.
@@ -95,8 +96,7 @@ def lie_derivative(
     num_axes = images.ndim - 2
     if not -num_axes <= axis < num_axes:
         raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
-    if batch_size < 1:
-        raise wrong_value("batch_size", batch_size, "at least 1")
+    check_sizes({"batch_size": batch_size})
     axis %= num_axes
     tried: list[str] = []
     measured: dict[str, tuple[float, ...]] = {}

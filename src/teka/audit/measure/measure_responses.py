@@ -14,6 +14,7 @@ from teka.audit.measure.checkpoint import Checkpoint
 from teka.audit.measure.measurement import Measurement
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
+from teka.checks import check_sizes
 from teka.codec import encode
 from teka.errors import wrong_value
 
@@ -109,8 +110,7 @@ def measure_responses(
             positive; a checkpoint of another model, other data or other settings.
         ImportError: A checkpoint, and safetensors is not installed.
     """
-    if batch_size < 1:
-        raise wrong_value("batch_size", batch_size, "at least 1")
+    check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)
     measurement = Measurement(function, images, shifts, movement, labels, output, stride, device)
     keeper = None
@@ -203,8 +203,7 @@ def search_worst(
         ModelError: The classifier raised, or gave NaN, infinity or no logits.
         ValueError: What `measure_responses` refuses.
     """
-    if batch_size < 1:
-        raise wrong_value("batch_size", batch_size, "at least 1")
+    check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)
     measurement = Measurement(function, images, shifts, movement, labels, "logits", None, device)
     num_shifts, total = len(measurement.moved.shifts), len(measurement.moved)

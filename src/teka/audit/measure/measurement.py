@@ -14,7 +14,8 @@ from teka.audit.measure.moved_images import MovedImages
 from teka.audit.measure.response_table import ResponseTable
 from teka.audit.measure.responses import OUTPUTS, Responses
 from teka.audit.movement import Movement
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.checks import check_name
+from teka.errors import wrong_shape, wrong_value
 
 OUTPUT_CHOICES = ("auto", *OUTPUTS)
 
@@ -77,8 +78,7 @@ class Measurement:
         device: torch.device | str | None,
     ) -> None:
         check_evaluation_mode("function", function)
-        if output not in OUTPUT_CHOICES:
-            raise unknown_name("output", output, OUTPUT_CHOICES)
+        check_name("output", output, OUTPUT_CHOICES)
         self.moved = MovedImages(images, shifts, movement, device)
         self._function, self._output = function, output
         self._stride = check_stride(stride, images.ndim - 2)

@@ -12,7 +12,7 @@ from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, averag
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, scipy_special
 from teka.audit.statistics.intervals import MINIMUM_IMAGES, estimate_magnitude, make_curve
 from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.errors import wrong_value
+from teka.checks import check_sizes
 
 COMPARED_CURVES = tuple(name for name, metric in CURVES.items() if metric.is_share)
 COMPARED_NUMBERS = tuple(name for name, metric in NUMBERS.items() if metric.is_compared)
@@ -99,8 +99,7 @@ def compare_responses(
             `summarize` refuses.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
-    if num_flips < 1:
-        raise wrong_value("num_flips", num_flips, "at least 1")
+    check_sizes({"num_flips": num_flips})
     check_same_images("second", first, second)
     # What was measured of one model only has nothing to be compared with.
     pair = take_common((first, second))

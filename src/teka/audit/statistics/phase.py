@@ -13,7 +13,8 @@ from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, averag
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import estimate_magnitude, estimate_mean_share
 from teka.audit.statistics.metrics import CURVES
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name, check_sizes
+from teka.errors import wrong_value
 
 PHASE_VALUES = ("error", "accuracy", "agreement")
 """Curves of which the values are told apart by phase."""
@@ -159,10 +160,8 @@ def best_stride(
     """
     if not candidates or min(candidates) < 2:
         raise wrong_value("candidates", candidates, "strides of at least 2")
-    if num_permutations < 1:
-        raise wrong_value("num_permutations", num_permutations, "at least 1")
-    if number not in PHASE_VALUES:
-        raise unknown_name("number", number, PHASE_VALUES)
+    check_sizes({"num_permutations": num_permutations})
+    check_name("number", number, PHASE_VALUES)
     complete = responses.take_complete()
     by_shift = CURVES[number].values(complete)
     if by_shift is None:

@@ -135,10 +135,9 @@ def number_average(
 ) -> ImageAverage:
     """A number that the responses define, of one row, with its draws; `curve` is the average that it is made of."""
     if metric.is_extreme:
-        ends = torch.aminmax(curve.values[None], dim=1), torch.aminmax(curve.draws, dim=1)
-        value, draws = (end.min if metric.over == "lowest" else end.max for end in ends)
-        row = int((curve.values == value).nonzero()[0])
-        return ImageAverage(value, curve.influence[row][None], draws[:, None])
+        end = torch.min if metric.over == "lowest" else torch.max
+        value, row = end(curve.values[None], dim=1)
+        return ImageAverage(value, curve.influence[row], end(curve.draws, dim=1, keepdim=True).values)
     if not metric.is_share:
         return _mean_over_shifts(responses, curve)
     values, weights = metric.of_images(responses)
