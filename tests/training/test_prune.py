@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -5,23 +6,15 @@ import torch
 
 from teka.models import SelfAttentionNetwork, load
 from teka.nn import GeneralizedQuadratic
-from teka.training import Run, TrainedRun, evaluate, export, measure, prune, restore, train
+from teka.training import Run, evaluate, export, measure, prune, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 from teka.training.prune import PRUNING_FILE, InitialWeights
 from teka.training.shift import ShiftSettings
 
 ATTENTIVE = Run.of(
-    image_size=12,
-    train_size=64,
-    validation_size=32,
-    model="self_attention",
-    position="generalized_quadratic",
-    dim=6,
-    depth=2,
-    heads=3,
-    epochs=2,
-    batch_size=32,
-)
+    image_size=12, train_size=64, validation_size=32, model="self_attention", position="generalized_quadratic",
+    dim=6, depth=2, heads=3, epochs=2, batch_size=32,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +113,7 @@ def test_where_training_fails_nothing_is_left(with_degenerate_heads, tmp_path):
     broken = with_degenerate_heads.model.without_heads([[], []])
     with torch.no_grad():
         broken.head.weight.fill_(float("nan"))
-    run = TrainedRun(
-        with_degenerate_heads.folder, ATTENTIVE, broken, with_degenerate_heads.dataset, with_degenerate_heads.result
-    )
+    run = dataclasses.replace(with_degenerate_heads, model=broken)
     with pytest.raises(FloatingPointError):
         prune(run, tmp_path / "out", progress_bar=False)
     assert not any(tmp_path.iterdir())
@@ -139,15 +130,8 @@ def test_training_begins_from_them_and_goes_on_from_a_checkpoint(trained, tmp_pa
         torch.testing.assert_close(parameter, trained.model.get_parameter(name))
     (tmp_path / "run" / "result.json").unlink()
     other = {name: torch.zeros_like(one) for name, one in model.state_dict().items()}
-    train(
-        run,
-        tmp_path / "run",
-        resume=True,
-        dataset=trained.dataset,
-        callbacks=[InitialWeights(other)],
-        progress_bar=False,
-        throughput=False,
-    )
+    options = {"dataset": trained.dataset, "progress_bar": False, "throughput": False}
+    train(run, tmp_path / "run", resume=True, callbacks=[InitialWeights(other)], **options)
     resumed = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(resumed, tmp_path / "run" / CHECKPOINTS / LAST)
     for name, parameter in resumed.named_parameters():

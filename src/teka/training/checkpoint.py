@@ -110,14 +110,13 @@ def check_run(path: Path, run: Run) -> dict[str, object]:
     if not isinstance(trained, dict):
         return {}
     try:
-        there, here = Run.from_dict(trained).to_dict(), run.to_dict()
+        there = Run.from_dict(trained)
     except ValueError as error:
         raise wrong_value("checkpoint", str(path), f"that of this run ({error})") from error
-    first, *others = [name for name in here if name != "data_dir" and here[name] != there[name]] or [None]
-    if first is not None:
-        rest = f" and {', '.join(map(str, others))}" if others else ""
-        expected = f"that of this run; {first} is {there[first]!r} there and {here[first]!r} here{rest}"
-        raise wrong_value("checkpoint", str(path), expected)
+    if fields := run.differs_from(there):
+        first = f"{fields[0]} is {getattr(there, fields[0])!r} there and {getattr(run, fields[0])!r} here"
+        rest = f" and {', '.join(fields[1:])}" if fields[1:] else ""
+        raise wrong_value("checkpoint", str(path), f"that of this run; {first}{rest}")
     return kept
 
 

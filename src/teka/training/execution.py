@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -12,7 +12,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from teka.checks import check_name, check_sizes
@@ -69,12 +69,10 @@ class Execution:
 
 def _checkpoint(block: TransformerBlock) -> None:
     """Let a block keep its input alone; only what it is called with by position is passed on."""
-    plain: Callable[..., Tensor] = block.forward
+    plain: Callable[..., Any] = block.forward
 
-    def forward(*arguments: object) -> Tensor:
-        made = checkpoint(plain, *arguments, use_reentrant=False) if torch.is_grad_enabled() else plain(*arguments)
-        assert isinstance(made, Tensor)
-        return made
+    def forward(*arguments: object) -> Any:
+        return checkpoint(plain, *arguments, use_reentrant=False) if torch.is_grad_enabled() else plain(*arguments)
 
     object.__setattr__(block, "forward", forward)
 
@@ -99,7 +97,7 @@ class Processes(NamedTuple):
         return started
 
     def environments(self) -> list[ClusterEnvironment]:
-        """What Lightning is told of the launcher; nothing where it finds out by itself."""
+        """What Lightning is told of the launcher where it does not find out by itself."""
         if self.launcher == "srun":
             # Lightning would save the middle of an epoch on a signal, and put the job into the queue again itself.
             return [SLURMEnvironment(auto_requeue=False)]

@@ -205,6 +205,11 @@ class Run:
         }
         return cls(**parts, seed=decode(int, fields.get("seed", cls.seed), "seed"))
 
+    def differs_from(self, other: Run) -> list[str]:
+        """The fields that another run has otherwise, but for the data's folder."""
+        here, there = self.to_dict(), other.to_dict()
+        return [name for name in here if name != "data_dir" and here[name] != there[name]]
+
     def save(self, directory: Path) -> None:
         """Write `run.json` into a folder."""
         write_json(directory / RUN_FILE, self.to_dict())

@@ -1,6 +1,5 @@
 """Trained runs measured at every shift, and written as a report's `report.json` and `examples.npz`."""
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,10 @@ from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.checks import check_name, check_sizes
 from teka.data import Split, lossless_selection
 from teka.errors import wrong_value
-from teka.files import write_bytes, write_json
+from teka.files import write_json
 from teka.models import Performer, SelfAttentionNetwork
 from teka.provenance import provenance
+from teka.training.arrays import write_arrays
 from teka.training.shift_report import BUILT_IN
 from teka.training.trained_run import TrainedRun
 
@@ -172,7 +172,7 @@ def write_shift_report(
         "selection": settings.selection,
         "models": [model_entry(run, answered) for run, answered in zip(runs, responses, strict=True)],
     }
-    write_bytes(folder / "examples.npz", _examples(runs, responses, settings))
+    write_arrays(folder / "examples.npz", _examples(runs, responses, settings))
     write_json(folder / "report.json", report)
     return report
 
@@ -188,7 +188,9 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
                 raise wrong_value(f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}")
 
 
-def _examples(runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings) -> bytes:
+def _examples(
+    runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings
+) -> dict[str, np.ndarray]:
     """One image of each class as the models of the first seed saw it, at some shifts along dx and dy."""
     split, movement = settings.images(runs[0].dataset.test), settings.movement(runs[0])
     first = {int(label): index for index, label in reversed(list(enumerate(split.labels.tolist())))}
@@ -201,13 +203,10 @@ def _examples(runs: Sequence[TrainedRun], responses: Sequence[Responses], settin
     one_seed = [pair for pair in zip(runs, responses, strict=True) if pair[0].run.seed == runs[0].run.seed]
     rows = [shifts.index(shift) for shift in shown]
     predictions = [answered.predictions for _, answered in one_seed if answered.predictions is not None]
-    buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        images=(moved.mean(dim=2) * 255).round().to(torch.uint8).numpy(),
-        shifts=np.array(shown),
-        labels=split.labels[chosen].numpy(),
-        model_names=np.array([run.name for run, _ in one_seed]),
-        predictions=np.stack([predicted[rows][:, chosen].numpy() for predicted in predictions]),
-    )
-    return buffer.getvalue()
+    return {
+        "images": (moved.mean(dim=2) * 255).round().to(torch.uint8).numpy(),
+        "shifts": np.array(shown),
+        "labels": split.labels[chosen].numpy(),
+        "model_names": np.array([run.name for run, _ in one_seed]),
+        "predictions": np.stack([predicted[rows][:, chosen].numpy() for predicted in predictions]),
+    }

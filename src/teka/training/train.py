@@ -243,9 +243,7 @@ def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
         return
     if not resume:
         raise wrong_value("out", str(folder), "a folder without a run, or to resume the run it holds")
-    found = Run.load(folder).to_dict()
-    fields = [name for name, value in run.to_dict().items() if name != "data_dir" and found[name] != value]
-    if fields:
+    if fields := run.differs_from(Run.load(folder)):
         raise wrong_value("out", str(folder), f"the same run to resume; it differs in {', '.join(fields)}")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -140,7 +140,11 @@ class HeadGrid:
 
 def head_grids(heads: Heads) -> list[HeadGrid]:
     """How near the heads of each layer are to a grid."""
-    return [HeadGrid(**_by_draw(heads.of_layer(layer), 1)[0]) for layer in range(len(heads.layers))]
+    grids = []
+    for layer, count in enumerate(heads.layers):
+        numbers = _by_draw(heads.of_layer(layer), 1)
+        grids.append(HeadGrid(count, **{name: values.item() for name, values in numbers.items()}))
+    return grids
 
 
 def chance_head_grids(position: str, heads: Iterable[int], *, grid: Grid, embedding_dim: int) -> list[HeadGrid]:
@@ -165,18 +169,17 @@ def _chance(position: str, heads: int, grid: Grid, embedding_dim: int) -> HeadGr
             **{name: torch.cat([getattr(one, name) for one in drawn]) for name in tensors},
         )
         numbers = _by_draw(look(joined, grid), CHANCE_DRAWS)
-    means = {name: sum(one[name] for one in numbers) / CHANCE_DRAWS for name in numbers[0]}
-    return HeadGrid(**{**means, "heads": heads})
+    return HeadGrid(heads, **{name: values.double().mean().item() for name, values in numbers.items()})
 
 
-def _by_draw(heads: Heads, draws: int) -> list[dict[str, Any]]:
-    """The fields of `HeadGrid` for each of some layers of equally many heads."""
+def _by_draw(heads: Heads, draws: int) -> dict[str, Shaped[Tensor, "draws"]]:
+    """The other fields of `HeadGrid` for each of some layers of equally many heads."""
     offset, weight, mean = (tensor.unflatten(0, (draws, -1)) for tensor in (heads.offset, heads.weight, heads.mean))
     (down, _), (oblique, right) = heads.covariance.permute(1, 2, 0).unflatten(2, (draws, -1))
     # The larger eigenvalue in closed form: a factorisation would raise at NaN, and a record must not end a training.
     widest = ((down + right) / 2 + torch.hypot((down - right) / 2, oblique)).sqrt()
     local, away = weight >= LOCAL_WEIGHT, offset.abs().amax(dim=-1)
-    numbers = {
+    return {
         "local": local.sum(dim=1),
         "distinct": _count(offset, away >= 0),
         "window_3": _count(offset, away <= 1),
@@ -185,8 +188,6 @@ def _by_draw(heads: Heads, draws: int) -> list[dict[str, Any]]:
         "spread": widest.quantile(0.5, dim=1),
         "distance": mean.norm(dim=-1).quantile(0.5, dim=1),
     }
-    size = offset.shape[1]
-    return [{"heads": size, **{name: values[draw].item() for name, values in numbers.items()}} for draw in range(draws)]
 
 
 def _count(offset: Int[Tensor, "draws heads 2"], chosen: Bool[Tensor, "draws heads"]) -> Int[Tensor, "draws"]:

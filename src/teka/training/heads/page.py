@@ -17,8 +17,7 @@ from teka.training.heads import pictures as draw
 from teka.training.heads.record import HeadRecord
 
 COLUMNS = {
-    "layer": None,
-    "heads": None,
+    **dict.fromkeys(("layer", "heads")),
     "different offsets": ("distinct", 0),
     "of 3 × 3 taken": ("window_3", 0),
     "by chance": "window_3",
@@ -120,8 +119,7 @@ def write_heads(
 ) -> HeadFiles:
     """Write `heads.html`, `head_centers.png`, `attention_maps.png`, `head_grid.png`, `accuracy.png` and `heads.gif`.
 
-    Every file is written whole or not at all, and none before all are made. There is no `accuracy.png` where no
-    accuracy was measured.
+    None is written before all are made, and no `accuracy.png` where no accuracy was measured.
 
     Args:
         record: The heads over training.
@@ -157,10 +155,7 @@ def write_heads(
             "finding": head_finding(record),
             "centers": uris["head_centers.png"],
             "centers_note": centers_note(record),
-            "frames": [
-                (record.when(moment), data_uri(draw.encode_frame(frame)))
-                for moment, frame in zip(moments, frames, strict=True)
-            ],
+            "frames": list(zip(map(record.when, moments), map(data_uri, map(draw.encode_frame, frames)), strict=True)),
             "maps": uris["attention_maps.png"],
             "maps_note": maps_note(record, query, num_images),
             "query": query,

@@ -1,7 +1,6 @@
 """A record of a network's heads over its training, `heads.npz`: kept while it goes on, and read back."""
 
 import dataclasses
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
 from teka.errors import wrong_value
-from teka.files import write_bytes
 from teka.models import SelfAttentionNetwork
-from teka.training.arrays import Layout, read_arrays
+from teka.training.arrays import Layout, read_arrays, write_arrays
 from teka.training.heads.measure import HeadGrid, Heads, chance_head_grids, head_grids, heads_of, middle_query
 from teka.training.run import Run
 
@@ -96,11 +94,11 @@ class HeadRecorder(Callback):
         self.moments.append(Moment(epoch, accuracy, heads, head_grids(heads)))
         if trainer.is_global_zero:
             self._chance = self._chance or chance_of(self.run, heads, self.model)
-            write_bytes(self.folder / HEADS_FILE, self._encode())
+            write_arrays(self.folder / HEADS_FILE, self._arrays())
 
-    def _encode(self) -> bytes:
+    def _arrays(self) -> dict[str, np.ndarray]:
         grid, moments = self.model.grid, self.moments
-        arrays: dict[str, Any] = {
+        arrays = {
             "encoding": np.array(self.run.position),
             "content": np.array(self.run.content or ""),
             "grid": np.array(grid.shape),
@@ -114,9 +112,7 @@ class HeadRecorder(Callback):
         for name in NUMBERS:
             arrays[name] = np.array([[getattr(one, name) for one in moment.grids] for moment in moments])
             arrays[f"chance_{name}"] = np.array([getattr(one, name) for one in self._chance])
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        return buffer.getvalue()
+        return arrays
 
 
 def chance_of(run: Run, heads: Heads, model: SelfAttentionNetwork) -> list[HeadGrid]:
