@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,16 +72,10 @@ def audit(
         ValueError: Images or labels of a wrong shape or type, no images, or not a single mode that could be measured;
             the message is then that of the first.
     """
-    given = {
-        "shifts": shifts,
-        "modes": modes,
-        "preset": preset,
-        "seed": seed,
-        "device": device,
-        "budget_seconds": budget_seconds,
-    }
-    named = {option: value for option, value in given.items() if value is not None}
-    settings = dataclasses.replace(settings or AuditSettings(), **named)  # pyright: ignore[reportArgumentType]
+    given = {"shifts": shifts, "modes": modes, "preset": preset, "seed": seed, "device": device}
+    given["budget_seconds"] = budget_seconds
+    named: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    settings = dataclasses.replace(settings or AuditSettings(), **named)
     _check_data(images, labels, class_names)
     folder = None if checkpoint is None else Path(checkpoint)
     work = Work(model, images, labels, settings, progress, folder)

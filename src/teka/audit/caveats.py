@@ -202,9 +202,8 @@ def chance(responses: Responses) -> Iterator[Caveat]:
 
 def phases_unseen(shifts: Sequence[Sequence[int | float]], stride: Sequence[int]) -> Iterator[Caveat]:
     """The model's coarsest grid is coarser than one pixel, and every shift a multiple of it: aliasing goes unseen."""
-    moves = any(any(shift) for shift in shifts)
     between = any(step % side for shift in shifts for step, side in zip(shift, stride, strict=True))
-    if max(stride) > 1 and moves and not between:
+    if max(stride) > 1 and any(map(any, shifts)) and not between:
         yield Caveat(
             "phases unseen",
             "limits",

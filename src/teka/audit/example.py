@@ -76,10 +76,9 @@ def make_examples(
             answers += answer.tolist()
             shares += [round(one, 4) for one in share.tolist()]
         label = None if responses.labels is None else int(responses.labels[index])
+        height, width = placed.shape[2:]
         image, channels = encode_levels(placed[0]), 3 if placed.shape[1] == 3 else 1
         examples.append(
-            Example(
-                movement.mode, index, label, image, *placed.shape[2:], channels, shifts, tuple(answers), tuple(shares)
-            )
+            Example(movement.mode, index, label, image, height, width, channels, shifts, tuple(answers), tuple(shares))
         )
     return tuple(examples)

@@ -5,6 +5,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ class PackedResponses:
         """The responses, for `teka.audit.compare_responses`; without the loss and the times."""
         try:
             with np.load(io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False) as file:
-                tables = {name: torch.from_numpy(file[name]) for name in file.files}
+                tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in file.files}
             for name, table in tables.items():
                 if name != "evaluated":
                     tables[name] = table.to(torch.float64 if table.is_floating_point() else torch.int64)

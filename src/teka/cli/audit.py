@@ -43,7 +43,8 @@ def _add_modes(parser: Parser) -> None:
 
 
 def _add_settings(parser: Parser) -> None:
-    parser.add_class_arguments(AuditSettings, skip={*AuditSettings.__dataclass_fields__}.difference(SETTINGS))
+    others: set[str | int] = {name for name in AuditSettings.__dataclass_fields__ if name not in SETTINGS}
+    parser.add_class_arguments(AuditSettings, skip=others)
 
 
 # Data, shifts, settings and results.

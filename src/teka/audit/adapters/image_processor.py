@@ -52,8 +52,7 @@ def _sizes(settings: Mapping[str, object]) -> tuple[int | tuple[int, int] | None
         if isinstance(resize, int) and kind.startswith("Levit"):
             resize = int(256 / 224 * resize)
         if isinstance(resize, int) and kind.startswith("ConvN"):
-            side = resize
-            share = settings.get("crop_pct")
+            side, share = resize, settings.get("crop_pct")
             wider = int(side / (224 / 256 if share is None else float(cast(float, share))))
             resize, crop = ((side, side), None) if side >= _WARPED_FROM else (wider, (side, side))
     if settings.get("do_center_crop"):
@@ -80,8 +79,7 @@ def _resize(size: object) -> int | tuple[int, int]:
 
 
 def _resampling(number: object) -> str:
-    if number is None:
-        return "bilinear"
+    number = _RESAMPLINGS.index("bilinear") if number is None else number
     if not isinstance(number, int) or not 0 <= number < len(_RESAMPLINGS):
         raise wrong_value("resample", number, f"one of Pillow's numbers, 0 to {len(_RESAMPLINGS) - 1}")
     return _RESAMPLINGS[number]

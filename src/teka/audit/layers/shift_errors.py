@@ -150,11 +150,9 @@ class ShiftErrors:
     ) -> None:
         self.shifts = tuple(shifts)
         self.failed: dict[int, str] = {}
-        self._slots = slots
-        self._seen_size, self._wraps = seen_size, wraps
+        self._slots, self._seen_size, self._wraps = slots, seen_size, wraps
         self._owner = {stop.visit: stop.slot for stop in stops if stop.is_new and stop.slot is not None}
-        neighbours = 2 ** len(seen_size)
-        self._sums = torch.zeros(len(slots), len(shifts), neighbours, SUMS, dtype=torch.float64)
+        self._sums = torch.zeros(len(slots), len(shifts), 2 ** len(seen_size), SUMS, dtype=torch.float64)
         self._plans: dict[tuple, tuple[Moves, ...]] = {}
         self._chosen: range = range(0)
 
@@ -189,10 +187,8 @@ class ShiftErrors:
 
     def measured(self, threshold: float) -> dict[int, Measured]:
         """The numbers of each tensor that could be compared, by its index."""
-        on_grid = {
-            stride: torch.tensor([is_multiple(shift, stride) for shift in self.shifts])
-            for stride in {slot.layout.stride for slot in self._slots}
-        }
+        strides = {slot.layout.stride for slot in self._slots}
+        on_grid = {one: torch.tensor([is_multiple(shift, one) for shift in self.shifts]) for one in strides}
         return {
             index: Measured(slot, self._sums[index], on_grid[slot.layout.stride], threshold)
             for index, slot in enumerate(self._slots)
@@ -204,10 +200,8 @@ class ShiftErrors:
         key = (layout.grid, layout.stride, slot.border, self._chosen)
         if key not in self._plans:
             # Only cells that fill the image exactly meet again round the torus.
-            fills = all(
-                stride * side == seen
-                for stride, side, seen in zip(layout.stride, layout.grid, self._seen_size, strict=False)
-            )
+            sides = zip(layout.stride, layout.grid, self._seen_size, strict=False)
+            fills = all(stride * side == seen for stride, side, seen in sides)
             shifts = self.shifts[self._chosen.start : self._chosen.stop]
             self._plans[key] = plan_moves(layout, slot.border, shifts, self._wraps and fills)
         return self._plans[key]

@@ -36,11 +36,11 @@ def call_name(module: str, call: int) -> str:
 
 
 class Trace(ExitStack):
-    """Hooks on modules that hand every input and output to a function as the model runs; nothing is kept.
+    """Hooks on modules, within a block, that hand every input and output to a function as the model runs.
 
-    A context manager: the hooks are there within it, and gone after it. The function is called with the visit, the
-    module, and the tensor that has one row for each image: the first such floating tensor among the arguments or in the
-    output, however nested; the first tensor of all if there is none; or None.
+    The function is called with the visit, the module, and the tensor that has one row for each image: the first such
+    floating tensor among the arguments or in the output, however nested; the first tensor of all if there is none; or
+    None.
     """
 
     def __init__(
@@ -140,15 +140,13 @@ class Survey:
         """Take in one visit; the arguments are those of `Trace`."""
         key = (visit.module, visit.call)
         found, is_new = ("no tensor", False) if tensor is None else self._find(visit, module, tensor)
-        slot = found if isinstance(found, int) else None
-        reason = found if isinstance(found, str) else ""
+        slot, reason = (found, "") if isinstance(found, int) else (None, found)
         self.stops.append(Stop(visit, type(module).__name__, slot, reason, is_new, pads_edge(module)))
         if visit.side == "input":
             self._inputs[key] = (slot, () if tensor is None else tuple(tensor.shape))
         elif slot is not None and self.slots[slot].layout.name == "vector":
-            before = self._inputs[key][0]
-            is_parametric = next(module.parameters(recurse=False), None) is not None
-            if before is not None and is_parametric and self.slots[before].layout.name == "flattened":
+            before, has_weights = self._inputs[key][0], any(True for _ in module.parameters(recurse=False))
+            if before is not None and has_weights and self.slots[before].layout.name == "flattened":
                 self.flattened[visit.module] = None
 
     def _find(self, visit: Visit, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:

@@ -160,9 +160,8 @@ def draw_curves(
     if stacked:
         add_legend(figure, places[0].get_lines(), [curve.name for curve in last], handle_length=3.2)
     else:
-        ends = {curve.name: max(curve.values) for curve in last if curve.values}
         labels = [
-            LineLabel(curve.name, line_style(at).colour, ends[curve.name], 100 * curve.values[ends[curve.name]])
+            LineLabel(curve.name, line_style(at).colour, end := max(curve.values), 100 * curve.values[end])
             for at, curve in enumerate(last)
             if curve.values
         ]

@@ -87,10 +87,8 @@ def curve_chart(curve: str, axis: str, lines: Sequence[CurveLine], all_lines: Se
     steps = sorted({point.step for line in lines for point in line.points})
     across = Scale(steps[0], steps[-1], LEFT + 6, RIGHT - 6)
     points = [point for line in all_lines for point in line.points]
-    if is_share(curve):
-        up = share_scale([min(point.value, point.band[0]) for point in points], BOTTOM, TOP)
-    else:
-        up = size_scale([number for point in points for number in (point.value, point.band[1])], BOTTOM, TOP)
+    scale, end = (share_scale, 0) if is_share(curve) else (size_scale, 1)
+    up = scale([number for point in points for number in (point.value, point.band[end])], BOTTOM, TOP)
     parts = []
     for tick in up.ticks(5):
         y = up.place(tick)

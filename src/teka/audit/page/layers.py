@@ -85,11 +85,9 @@ def blamed_layers(layers: LayerFindings | None) -> list[BlamedLayer]:
     for at, jump in enumerate(layers.biggest_jumps(MOST_JUMPS)):
         role = "adds error too" if at else "adds most error"
         blamed.append(BlamedLayer(role, jump.name, f"{jump.kind}, adds {write_size(jump.added or 0.0)}"))
-    for name in layers.absolute_embeddings:
-        blamed.append(BlamedLayer("holds absolute positions", name, "by its name and shape"))
-    for name in layers.flattened:
-        blamed.append(BlamedLayer("reads each cell by its own weights", name, "a flattened map"))
-    return blamed
+    holds, reads = "holds absolute positions", "reads each cell by its own weights"
+    blamed += [BlamedLayer(holds, name, "by its name and shape") for name in layers.absolute_embeddings]
+    return blamed + [BlamedLayer(reads, name, "a flattened map") for name in layers.flattened]
 
 
 def layer_sections(reports: Sequence[AuditReport]) -> list[LayerSection]:
@@ -130,13 +128,11 @@ def _notes(layers: LayerFindings) -> list[str]:
     ]
     if layers.class_tokens:
         notes.append(f"Class tokens, which are left out of the comparison: {listed(layers.class_tokens)}.")
-    if layers.skipped:
-        reasons: dict[str, list[str]] = {}
-        for name, reason in layers.skipped.items():
-            reasons.setdefault(reason, []).append(name)
-        words = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
-        notes.append(f"Not compared: {words}.")
-    return notes
+    reasons: dict[str, list[str]] = {}
+    for name, reason in layers.skipped.items():
+        reasons.setdefault(reason, []).append(name)
+    words = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+    return notes + [f"Not compared: {words}."] * bool(reasons)
 
 
 def layer_chart(layers: LayerFindings, width: float) -> str:

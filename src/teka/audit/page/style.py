@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 INK, SOFT, PALE, GRID, BLACK = "#1c2430", "#556070", "#8a8f98", "#dfe3e8", "#000000"
 """Text; what stands beside numbers, 6.4 : 1 on white; the background; rules; the reference of a comparison."""
 # Okabe and Ito's colours, which colour-blind readers tell apart, but for the three that are pale on white, and two dark
@@ -48,9 +50,8 @@ def level_styles(levels: Iterable[str], reference: str | None = None) -> dict[st
 def heat_colour(share: float) -> str:
     """The colour, "#rrggbb", for a share of the way from good to bad; beyond [0, 1] that of the nearer end."""
     place = round(min(max(share, 0.0), 1.0) * (HEAT_LEVELS - 1)) / (HEAT_LEVELS - 1) * (len(HEAT) - 1)
-    at = min(int(place), len(HEAT) - 2)
-    ends = zip(_channels(HEAT[at]), _channels(HEAT[at + 1]), strict=True)
-    return "#" + "".join(f"{round(low + (place - at) * (high - low)):02x}" for low, high in ends)
+    channels = zip(*map(_channels, HEAT), strict=True)
+    return "#" + "".join(f"{round(float(np.interp(place, range(len(HEAT)), one))):02x}" for one in channels)
 
 
 def contrast(first: str, second: str) -> float:
