@@ -160,6 +160,8 @@ def _group_lines(group: GroupFindings) -> list[str]:
     last = group.first_head + group.num_heads - 1
     heads = f"head {last}" if group.num_heads == 1 else f"heads {group.first_head} to {last}"
     lines = [f"{group.name}, {heads}, computed by the {group.backend} backend"]
+    measured = {"variation": group.variation, "‖q‖": group.query_norm, "‖k‖": group.key_norm}
+    columns = {name: numbers for name, numbers in measured.items() if numbers is not None}
     if group.estimator is not None:
         total = group.estimator.total
         lines += [
@@ -167,18 +169,11 @@ def _group_lines(group: GroupFindings) -> list[str]:
             f"{total.error:.2g} of its size,",
             f"  where the mean of the values would err by {total.error_of_mean:.2g}",
         ]
-    columns = ["head", "variation"]
-    columns += [] if group.query_norm is None else ["‖q‖"]
-    columns += [] if group.key_norm is None else ["‖k‖"]
-    columns += [] if group.estimator is None else ["error", "mean's error", "spread"]
-    lines.append("  " + "".join(f"{name:>14}" for name in columns))
-    for head in range(group.num_heads):
-        numbers = [group.variation[head]]
-        numbers += [norms[head] for norms in (group.query_norm, group.key_norm) if norms is not None]
-        if group.estimator is not None:
-            report = group.estimator.by_head[head]
-            numbers += [report.error, report.error_of_mean, report.spread]
-        lines.append(f"  {group.first_head + head:>14}" + "".join(f"{number:>14.3g}" for number in numbers))
+        errors = [(report.error, report.error_of_mean, report.spread) for report in group.estimator.by_head]
+        columns |= dict(zip(("error", "mean's error", "spread"), zip(*errors, strict=True), strict=True))
+    lines.append("  " + "".join(f"{name:>14}" for name in ("head", *columns)))
+    for head, numbers in enumerate(zip(*columns.values(), strict=True), start=group.first_head):
+        lines.append(f"  {head:>14}" + "".join(f"{number:>14.3g}" for number in numbers))
     size = group.size
     bound = "nothing bounds them" if size.bound is None else f"at most {size.bound:.3g} times whatever the tokens are"
     lines += [

@@ -1,6 +1,7 @@
 """How much of an attention layer's output changes when its tokens move, on any grid and at bare positions."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -74,22 +75,16 @@ class Excerpt:
 
     def _block(self, grid: Grid, max_tokens: int) -> tuple[Tensor, Grid]:
         longest = max(grid.shape)
-        while longest > 1 and Grid(tuple(min(side, longest) for side in grid.shape)).num_tokens > max_tokens:
+        while longest > 1 and math.prod(min(side, longest) for side in grid.shape) > max_tokens:
             longest -= 1
-        sides = tuple(min(side, longest) for side in grid.shape)
         kept = self.kept[0, self.num_prefix_tokens :].nonzero().flatten()
-        middle = int(kept[len(kept) // 2]) if len(kept) else 0
-        place = torch.unravel_index(torch.tensor(middle), grid.shape)
-        starts = tuple(
-            min(max(int(at) - side // 2, 0), whole - side)
-            for at, side, whole in zip(place, sides, grid.shape, strict=True)
-        )
-        numbers = torch.arange(grid.num_tokens, device=self.tokens.device).reshape(grid.shape)
-        block = numbers[tuple(slice(start, start + side) for start, side in zip(starts, sides, strict=True))]
-        periodic = tuple(
-            flag and side == whole for flag, side, whole in zip(grid.periodic, sides, grid.shape, strict=True)
-        )
-        return block.flatten(), Grid(sides, grid.spacing, periodic, grid.origin)
+        middle = torch.unravel_index(kept[len(kept) // 2] if len(kept) else torch.tensor(0), grid.shape)
+        block = torch.arange(grid.num_tokens, device=self.tokens.device).reshape(grid.shape)
+        for axis, (place, whole) in enumerate(zip(middle, grid.shape, strict=True)):
+            side = min(whole, longest)
+            block = block.narrow(axis, min(max(int(place) - side // 2, 0), whole - side), side)
+        periodic = tuple(flag and side <= longest for flag, side in zip(grid.periodic, grid.shape, strict=True))
+        return block.flatten(), Grid(tuple(block.shape), grid.spacing, periodic, grid.origin)
 
 
 def shift_findings(layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift] | None) -> ShiftFindings | None:
