@@ -103,6 +103,8 @@ def shift_findings(layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift
     else:
         return None
     if not steps:
+        if shifts is not None:
+            raise wrong_value("shifts", shifts, "at least one shift")
         return None
     by_shift, noise_floor = measure(layer, scene, steps)
     worst = max(by_shift, key=by_shift.__getitem__)
@@ -117,15 +119,11 @@ def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> 
         places = positions.flatten(0, -2).double()
         extent = [float(length) or 1.0 for length in places.amax(dim=0) - places.amin(dim=0)]
         return (tuple(extent), tuple(-0.3 * length for length in extent))
-    vectors = []
-    for shift in shifts:
-        vector = tuple(map(float, shift if isinstance(shift, Sequence) else (shift,)))
+    vectors = tuple(tuple(map(float, shift if isinstance(shift, Sequence) else (shift,))) for shift in shifts)
+    for shift, vector in zip(shifts, vectors, strict=True):
         if len(vector) != num_axes:
             raise wrong_value("shifts", shift, f"{num_axes} numbers each, one for each axis of the positions")
-        vectors.append(vector)
-    if not vectors:
-        raise wrong_value("shifts", shifts, "at least one shift")
-    return tuple(vectors)
+    return vectors
 
 
 def _at_positions(layer: Attention, scene: Excerpt, shifts: Shifts) -> tuple[dict[tuple[float, ...], float], float]:
@@ -151,8 +149,6 @@ def _grid_shifts(grid: Grid, shifts: Sequence[LayerShift] | None, *, is_causal: 
         far = tuple(0.0 if still else -float(max(1, side // 4)) for still, side in zip(fixed, grid.shape, strict=True))
         return (*single, far) if single else ()
     steps = tuple(dict.fromkeys(grid.check_shift(shift) for shift in shifts))  # pyright: ignore[reportArgumentType]
-    if not steps:
-        raise wrong_value("shifts", shifts, "at least one shift")
     if any(step and still for shift in steps for step, still in zip(shift, fixed, strict=True)):
         raise wrong_value("shifts", shifts, "0 along periodic axes, of which the order of a causal layer knows nothing")
     return tuple(tuple(map(float, shift)) for shift in steps)

@@ -233,9 +233,8 @@ class InvertibleDownsampling(nn.Module):
             expected = f"(batch, channels) and {self.num_axes} sides, multiples of factor = {self.factor}"
             raise wrong_shape("maps", maps.shape, expected)
         split = [size for side in maps.shape[2:] for size in (side // self.factor, self.factor)]
-        axes = range(self.num_axes)
-        blocks = maps.reshape(*maps.shape[:2], *split)
-        within_first = blocks.permute(0, 1, *(3 + 2 * axis for axis in axes), *(2 + 2 * axis for axis in axes))
+        blocks, end = maps.reshape(*maps.shape[:2], *split), 2 + len(split)
+        within_first = blocks.permute(0, 1, *range(3, end, 2), *range(2, end, 2))
         return within_first.flatten(1, 1 + self.num_axes)
 
     def inverse(self, maps: Float[Tensor, "batch more_channels *fewer"]) -> Float[Tensor, "batch channels *sides"]:
