@@ -20,8 +20,8 @@ from teka.experiments.study.cells import CELLS, list_cells
 from teka.experiments.study.report.write import write_study
 from teka.experiments.study.run_study import Progress
 from teka.files import make_directory
-from teka.training import Run, ShiftSettings, TrainedRun, measure, restore, train, write_shift_report
-from teka.training.shift import check_same_data
+from teka.training import Run, TrainedRun, restore, train
+from teka.training.shift import ShiftSettings, check_same_data, measure, write_shift_report
 from teka.training.shift_page import finding, plain_table, write_report
 from teka.training.shift_report import load_report
 

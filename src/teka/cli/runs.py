@@ -20,7 +20,7 @@ from teka.training.execution import is_first_process
 from teka.training.heads.measure import attention_maps, middle_query
 from teka.training.heads.page import head_finding, write_heads
 from teka.training.heads.record import HEADS_FILE, load_head_record
-from teka.training.recipe import Recipe
+from teka.training.recipe import Recipe, recipe_names
 from teka.training.run import DataOptions, ModelOptions
 from teka.training.trained_run import EVALUATION_FILE
 
@@ -50,7 +50,7 @@ class _TrainParser(Parser):
     Option(
         "--recipe",
         str | None,
-        f"How it is trained: {', '.join(training.recipe_names())}, or a YAML file; other options go before its fields.",
+        f"How it is trained: {', '.join(recipe_names())}, or a YAML file; other options go before its fields.",
     ),
     lambda parser: parser.add_argument(
         "--config", action="config", help="YAML or JSON file with any of the options below."

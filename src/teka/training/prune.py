@@ -42,16 +42,7 @@ class PrunedModel:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What a pruning did.
-
-    Args:
-        layers: The heads of every layer before it.
-        before: The trained model.
-        pruned: The model without the degenerate heads.
-        tuned: The same after training went on.
-        evaluation: Accuracy of the last in full.
-        seconds: Time that training took.
-    """
+    """The heads of every layer before a pruning, the model before and after it and trained on, and its evaluation."""
 
     layers: tuple[DegenerateHeads, ...]
     before: PrunedModel

@@ -79,16 +79,7 @@ class ShiftSettings:
 def measure(
     trained: TrainedRun, settings: ShiftSettings, progress: Callable[[int, int], None] | None = None
 ) -> Responses:
-    """What a run answers at every shift.
-
-    Args:
-        trained: The run.
-        settings: What is shifted, how far and how.
-        progress: Called with the number of answers so far and their total.
-
-    Raises:
-        ValueError: In mode "lossless", an image that would lose something.
-    """
+    """What a run answers at every shift; progress is called with the number of answers so far and their total."""
     split, movement, model = settings.images(trained.dataset.test), settings.movement(trained), trained.model
     size = trained.dataset.image_size
     seen = movement.seen_size(size)
@@ -149,21 +140,7 @@ def write_shift_report(
     *,
     command: str,
 ) -> dict[str, object]:
-    """Write `report.json` and `examples.npz` of runs on the same data.
-
-    Args:
-        runs: The runs.
-        responses: What `measure` gave for each.
-        settings: What was shifted.
-        folder: Where to write.
-        command: The command to keep with the numbers.
-
-    Returns:
-        What `report.json` holds.
-
-    Raises:
-        ValueError: Runs on different data or image sizes.
-    """
+    """Write `report.json` and `examples.npz` of runs on the same data and what `measure` gave for each."""
     check_same_data(runs)
     report: dict[str, object] = {
         "dataset": runs[0].dataset.name,

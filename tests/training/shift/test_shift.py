@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from teka.audit.statistics.metrics import CURVES
-from teka.training import ShiftSettings, measure, write_shift_report
+from teka.training.shift import ShiftSettings, measure, write_shift_report
 from teka.training.shift_page import load_examples
 from teka.training.shift_report import load_report
 
