@@ -54,7 +54,9 @@ def decode(
         raise wrong_type("state", state, "None or the DecodingState that the token before has left")
     num_tokens = 0 if state is None else state.num_tokens
     positions = _position(query, position, num_tokens)
-    kind = RELATIVES.get(relative) if isinstance(relative, str) else relative
+    kind = (
+        relative if isinstance(relative, Relative) else RELATIVES.get(relative) if isinstance(relative, str) else None
+    )
     if kind is not None and kind.follows_tokens:
         if position is not None:
             raise wrong_value("position", "given", "None with rings, whose tokens follow one another at one distance")
