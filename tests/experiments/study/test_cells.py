@@ -21,12 +21,17 @@ def read(content):
     return decode_cell(json.loads(json.dumps(content)), "cell.json")
 
 
+def read_finished(content) -> CellResult:
+    cell = read(content)
+    assert isinstance(cell, CellResult)
+    return cell
+
+
 def test_a_finished_cell_is_read_and_written_as_it_was(study_cell):
-    cell = read(study_cell("mnist", "softmax", "absolute", seed=2))
+    cell = read_finished(study_cell("mnist", "softmax", "absolute", seed=2))
     assert cell.labels == {"data": "mnist", "kernel": "softmax", "position": "absolute"}
     assert (cell.seed, cell.batch_size, cell.steps, cell.backend) == (2, 64, 625, "dense")
     assert list(cell.by_shift()) == [(0, 0), (0, 3), (-3, 0), (5, -2)]
-    assert isinstance(cell, CellResult)
     assert cell.unshifted_accuracy == cell.accuracy
     assert read({**encode(cell), "of a later teka": 1}) == cell
     assert cell.learning_curve[-1].accuracy == cell.accuracy
@@ -40,7 +45,7 @@ def test_a_cell_that_diverged_needs_no_measured_fields(failed_cell):
 
 
 def test_errors_that_were_not_measured_are_none(study_cell):
-    cell = read(study_cell(equivariance_error=None, noise_floor=None))
+    cell = read_finished(study_cell(equivariance_error=None, noise_floor=None))
     assert cell.equivariance_error is None
     assert cell.noise_floor is None
 
@@ -96,7 +101,7 @@ def test_the_curve_has_its_points_is_linear_between_them_and_nothing_outside(cur
 
 def test_points_at_the_same_time_are_no_division_by_zero(study_cell):
     points = [{"step": s, "process_seconds": t, "accuracy": s / 10, "loss": 1} for s, t in ((1, 1), (2, 1), (3, 2))]
-    cell = read({**study_cell(), "learning_curve": points})
+    cell = read_finished({**study_cell(), "learning_curve": points})
     assert cell.at("accuracy", 1.0, "process_seconds") == 0.1
     assert cell.at("accuracy", 1.5, "process_seconds") == pytest.approx(0.25)
 

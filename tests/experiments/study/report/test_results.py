@@ -156,6 +156,7 @@ def test_differences_are_paired_by_seed(pair):
     comparison = compared(*pair(ours, reference))
     expected = mean_over_seeds([-0.01, -0.02, -0.01])
     for found in (comparison.equal_steps, comparison.equal_time):
+        assert found is not None
         assert (found.value, found.lower, found.upper) == pytest.approx(
             (expected.value, expected.lower, expected.upper)
         )
