@@ -1,6 +1,6 @@
 """Break the source in many places, one at a time, and see that the tests find each: python tests/mutations.py.
 
-prints the table of docs/mutations.md. Each fault is tried on the tests named with it, then on the default suite, and
+prints a table. Each fault is tried on the tests named with it, then on the default suite, and
 what that does not find on the exhaustive one; it ends with 1 if only the exhaustive suite finds a fault, or none does.
 """
 
