@@ -204,3 +204,20 @@ def test_without_pooch_the_error_says_how_to_get_it(file: PublishedFile, tmp_pat
 def test_patience_out_of_range_is_an_error(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         Fetcher(**options)
+
+
+def test_a_second_call_asks_for_nothing(server, file: PublishedFile, tmp_path: Path):
+    for _ in range(2):
+        FETCHER.fetch(file, tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_so_does_the_next_call_after_one_that_was_cut_off(server, file: PublishedFile, tmp_path: Path):
+    server.faults = ["truncates"]
+    with pytest.raises(ConnectionError):
+        ONCE.fetch(file, tmp_path)
+    [part] = tmp_path.iterdir()
+    size = part.stat().st_size
+    assert ONCE.fetch(file, tmp_path).read_bytes() == CONTENT
+    assert server.requests[1] == ("images.gz", f"bytes={size}-")
+    assert names(tmp_path) == ["images"]

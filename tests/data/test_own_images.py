@@ -290,7 +290,7 @@ def test_hidden_files_and_files_beside_the_classes_are_not_looked_at(tmp_path: P
     assert sum(map(len, read_image_folder(tmp_path)[:2])) == 6
 
 
-@pytest.mark.parametrize("format_", ["png", "bmp"])
+@pytest.mark.parametrize("format_", ["png", "bmp", "tiff", "ppm"])
 def test_lossless_formats_give_the_same_levels(tmp_path: Path, format_: str):
     put_classes(tmp_path / "train", {"a": 1, "b": 1})
     image = pixels(7)
@@ -410,3 +410,26 @@ def test_a_folder_is_loaded_by_its_path_with_a_tenth_for_validation(tmp_path: Pa
     assert (dataset.num_classes, dataset.image_size, dataset.in_channels) == (2, (HEIGHT, WIDTH), 3)
     assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [23, 2, 6]
     assert load(str(tmp_path / "pictures"), image_size=(3, 4)).image_size == (3, 4)
+
+
+def test_a_class_may_be_named_as_a_part(tmp_path: Path):
+    put_classes(tmp_path, {"bus": 3, "train": 3})
+    assert read_image_folder(tmp_path)[2] == 2
+
+
+def test_a_jpeg_is_read_too(tmp_path: Path):
+    put_classes(tmp_path / "train", {"a": 1, "b": 1})
+    put(tmp_path / "test" / "a" / "one.jpg", torch.full((1, HEIGHT, WIDTH), 97, dtype=torch.uint8))
+    _, test, _ = read_image_folder(tmp_path)
+    assert (test.images == 97).all()
+
+
+def test_the_noted_orientation_is_applied(tmp_path: Path):
+    put_classes(tmp_path / "train", {"a": 1, "b": 1})
+    image = pixels(9, height=WIDTH, width=HEIGHT)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned by a quarter
+    path = tmp_path / "test" / "a" / "one.png"
+    path.parent.mkdir(parents=True)
+    picture(image).save(path, exif=exif)
+    assert torch.equal(read_image_folder(tmp_path)[1].images[0], image.rot90(-1, dims=(1, 2)))
