@@ -1,8 +1,9 @@
 import pytest
 import torch
+from tests.raising import raises_for
 from torch import nn
 
-from teka.audit.function import ModelError, call_model, check_evaluation_mode, evaluating
+from teka.audit.function import ModelError, call_model, check_evaluation_mode, evaluating, weights_hash
 
 BATCH = torch.arange(2 * 1 * 5 * 7, dtype=torch.float64).reshape(2, 1, 5, 7)
 
@@ -80,17 +81,22 @@ def test_the_error_of_too_little_memory_gives_a_hint():
         call(fail)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
+def test_what_is_no_output_is_refused():
+    for function, message in [
         (lambda batch: (batch, batch), r"is a tuple at shift \(1, 2\), expected a tensor or an object with one as"),
         (lambda batch: batch.long(), r"of torch.int64 at shift \(1, 2\)"),
         (lambda batch: batch.sum(), r"shape \(\) at shift \(1, 2\), expected \(2, …\)"),
         (lambda batch: batch.sum((1, 2, 3)), r"shape \(2,\)"),
         (lambda batch: batch[:1], r"shape \(1, 1, 5, 7\)"),
         (lambda batch: batch[:, :0], r"shape \(2, 0, 5, 7\)"),
-    ],
-)
-def test_what_is_no_output_is_refused(function, message):
-    with pytest.raises(ModelError, match=message):
-        call(function)
+    ]:
+        with raises_for(message, ModelError, match=message):
+            call(function)
+
+
+def test_a_lazy_module_has_no_weights_before_its_first_image():
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(ValueError, match=r"1\.weight of the model has no shape yet"):
+        weights_hash(lazy)
+    lazy(torch.zeros(1, 1, 2, 2))
+    assert len(weights_hash(lazy)) == 64

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.raising import raises_for
 from torch import Tensor, nn
 
 from teka import Grid
@@ -21,7 +22,7 @@ from teka.convert import attention_from_convolution
 from teka.nn import AbsolutePosition, Attention, AttentionPool
 
 GRID = Grid((3, 5))
-ORDERS = random_permutations(15)
+ORDERS = random_permutations(15, 4)
 TOLERANCE = 1e-10
 
 
@@ -44,7 +45,7 @@ def convolution(kernel_size: int, **options: Any) -> Callable[[Tensor], Tensor]:
 def test_self_attention_without_positions_is_permutation_equivariant_and_not_invariant(kernel: str):
     layer = build(kernel=kernel, relative=None)
     error = assert_permutation_equivariant(layer, draw_tokens(), ORDERS, tolerance=TOLERANCE)
-    assert (error.output, error.noise_floor, len(error.errors)) == ("dense", 0.0, 8)
+    assert (error.output, error.noise_floor, len(error.errors)) == ("dense", 0.0, 4)
     if kernel != "constant":  # whose outputs are all the mean of the values
         with pytest.raises(AssertionError, match="not permutation invariant"):
             assert_permutation_invariant(layer, draw_tokens(), ORDERS, tolerance=0.01)
@@ -83,7 +84,7 @@ def test_a_convolution_of_kernel_size_1_is_permutation_equivariant():
 def test_a_convolution_of_kernel_size_3_is_neither_equivariant_nor_invariant(padding_mode: str):
     function = convolution(3, padding_mode=padding_mode)
     for check in (assert_permutation_equivariant, assert_permutation_invariant):
-        with pytest.raises(AssertionError, match="not permutation"):
+        with raises_for(check.__name__, AssertionError, match="not permutation"):
             check(function, draw_tokens(), ORDERS, tolerance=0.1)
 
 

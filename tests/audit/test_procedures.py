@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from teka.audit.procedures import Asking, PresetResult, chaman2021, horn2021, pair_agreement, zhang2019
+from teka.audit.procedures import PresetResult, chaman2021, horn2021, pair_agreement, zhang2019
+from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
 
 
@@ -78,7 +79,7 @@ def test_zhangs_consistency_is_that_of_the_authors_loop():
         assert batch.shape[2:] == (224, 224)
         return first_pixel_class(batch)
 
-    result = zhang2019(answers, images, asking=Asking(batch_size=3, seed=4))
+    result = zhang2019(answers, images, settings=AuditSettings(batch_size=3, seed=4))
     np.random.seed(4)
     agree, seen = 0, 0
     for _ in range(5):
@@ -99,7 +100,7 @@ def test_zhangs_consistency_is_that_of_the_authors_loop():
 def test_chamans_circular_consistency_is_that_of_the_authors_loop(side: int, max_shift: int):
     torch.manual_seed(0)
     images = torch.rand(7, 1, side, side + 1) ** 4
-    result = chaman2021(corner_class, images, asking=Asking(batch_size=3, seed=4))
+    result = chaman2021(corner_class, images, settings=AuditSettings(batch_size=3, seed=4))
     np.random.seed(4)
     agree = 0
     for start in (0, 3, 6):
@@ -116,7 +117,7 @@ def test_chamans_circular_consistency_is_that_of_the_authors_loop(side: int, max
 def test_chamans_zero_padded_consistency_is_that_of_the_authors_slices():
     torch.manual_seed(0)
     images, most = torch.rand(7, 1, 9, 10) ** 4, 3
-    result = chaman2021(corner_class, images, asking=Asking(batch_size=7, seed=5))
+    result = chaman2021(corner_class, images, settings=AuditSettings(batch_size=7, seed=5))
     np.random.seed(5)
     shifts = [np.random.randint(-most, most, 2) for _ in range(2)]
     padded = functional.pad(images, (most,) * 4)
@@ -136,8 +137,8 @@ def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_d
         places.append(place)
         return batch.roll(place, (2, 3))
 
-    asking = Asking(batch_size=4, seed=2)
-    agreement = pair_agreement(first_pixel_class, images, move, low=-2, high=2, passes=3, asking=asking)
+    settings = AuditSettings(batch_size=4, seed=2)
+    agreement = pair_agreement(first_pixel_class, images, move, low=-2, high=2, passes=3, settings=settings)
     random = np.random.RandomState(2)
     expected = [tuple(random.randint(-2, 2, 2).tolist()) for _ in range(18)]
     assert places == expected
@@ -166,5 +167,5 @@ def test_pairs_that_cannot_be_asked_are_refused(function, passes: int, batch_siz
             low=0,
             high=2,
             passes=passes,
-            asking=Asking(batch_size),
+            settings=AuditSettings(batch_size=batch_size),
         )

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from teka.audit.caveats import Caveat, training_mode
 from teka.audit.function import evaluating, module_of, tensor_hash, weights_hash
-from teka.audit.layers.findings import LayerFindings
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.page.notation import write_share, write_size, write_step
 from teka.audit.parts import Progress, Work, do_parts, find_caveats
-from teka.audit.procedures import PresetResult
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.statistics.estimate import Estimate
@@ -24,9 +22,7 @@ from teka.audit.statistics.phase import PhaseTable
 from teka.errors import wrong_shape, wrong_value
 from teka.provenance import provenance
 
-EXACT = 1e-5
-"""An error up to which an output counts as not moved, by rounding of single precision alone."""
-
+EXACT = 1e-5  # an error up to which an output counts as not moved, by rounding of single precision alone
 PLACES = {"interior": "within the image", "edge": "at the image's edge", "aliasing": "between the cells of its grid"}
 
 
@@ -88,16 +84,14 @@ def audit(
     named: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     settings = dataclasses.replace(settings or AuditSettings(), **named)
     _check_data(images, labels, class_names)
-    folder = None if checkpoint is None else Path(checkpoint)
-    work = Work(model, images, labels, settings, progress, folder)
+    work = Work(model, images, labels, settings, progress, None if checkpoint is None else Path(checkpoint))
     module = module_of(model)
     found = [*caveats, *(training_mode(module) if module is not None else ())]
     with evaluating(module):
         do_parts(work)
         found += find_caveats(work)
-    results, noise, layers = work.results, work.first("noise"), work.first("layers")
+    results = work.results
     responses, metrics = zip(*results["mode"], strict=True)
-    phases, presets = dict(results["phases"]), tuple(results["preset"])
     facts = {
         "kind": type(model).__name__,
         "parameters": None if module is None else sum(map(torch.numel, module.parameters())),
@@ -112,25 +106,26 @@ def audit(
         "sha256": tensor_hash(images),
         **(data_facts or {}),
     }
-    return AuditReport(
+    report = AuditReport(
         name or str(facts["kind"]),
         facts,
         data,
         settings.to_dict(work.sizes),
         metrics,
-        phases,
-        noise,
+        dict(results["phases"]),
+        work.first("noise"),
         tuple(results["derivative"]),
         {one.movement.mode: one for one in results["sensitivity"]},
-        layers,
-        presets,
+        work.first("layers"),
+        tuple(results["preset"]),
         tuple(found),
         tuple(work.failures),
         tuple(results["examples"]),
-        verdict(metrics, layers, noise, phases, found, presets),
+        (),
         {**provenance(command), "seconds": round(time.monotonic() - work.started, 2)},
         tuple(map(PackedResponses.pack, responses)),
     )
+    return dataclasses.replace(report, verdict=verdict(report))
 
 
 def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str] | None) -> None:
@@ -146,20 +141,17 @@ def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str
         raise wrong_value("labels", int(labels.max()), f"classes from 0 to {len(class_names) - 1}, as class_names has")
 
 
-def verdict(
-    metrics: Sequence[Metrics],
-    layers: LayerFindings | None,
-    noise: NoiseFloor | None,
-    phases: Mapping[str, PhaseTable],
-    caveats: Sequence[Caveat],
-    presets: Sequence[PresetResult],
-) -> tuple[str, ...]:
+def verdict(report: AuditReport) -> tuple[str, ...]:
     """Sentences, the headline first: what moving does, where the model breaks, and what to beware of."""
-    sentences = [_headline(metrics, noise, caveats), *(_of_mode(one, noise) for one in metrics)]
-    sentences += _of_phases(phases)
-    if layers is not None:
-        sentences += _of_layers(layers)
-    for preset in presets:
+    of_modes = (_of_mode(one, report.noise_floor) for one in report.metrics)
+    sentences = [_headline(report), *of_modes, *_of_phases(report.phases)]
+    if (layers := report.layers) is not None:
+        broken = [f"{one.name} {PLACES[kind]}" for kind, one in layers.breaks.items()]
+        owners = " and ".join(name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings)
+        added = f"; absolute positions are added in {owners}" if owners else ""
+        none = f"No layer breaks: every error is at most {write_size(layers.threshold)} of its output."
+        sentences.append(f"First to break: {', '.join(broken)}{added}." if broken else none)
+    for preset in report.presets:
         numbers = "; ".join(f"{name} {_share(number)}" for name, number in preset.numbers.items())
         sentences.append(f"By the procedure of {preset.name}: {numbers}.")
     return tuple(sentences)
@@ -169,18 +161,17 @@ def _share(estimate: Estimate) -> str:
     return f"{write_share(estimate.value)} % ({write_share(estimate.lower)} to {write_share(estimate.upper)} %)"
 
 
-def _headline(metrics: Sequence[Metrics], noise: NoiseFloor | None, caveats: Sequence[Caveat]) -> str:
-    invalid = [caveat.name for caveat in caveats if caveat.severity == "invalidates"]
+def _headline(report: AuditReport) -> str:
+    invalid = [caveat.name for caveat in report.caveats if caveat.severity == "invalidates"]
     if invalid:
         return f"These numbers do not mean what they seem to: {', '.join(invalid)}."
-    moved = [one for one in metrics if len(one.shifts) > 1]
+    moved = [one for one in report.metrics if len(one.shifts) > 1]
     if not moved:
         return "No image was moved: time was up before."
-    if all(_is_exact(one, noise) for one in moved):
+    if all(_is_exact(one, report.noise_floor) for one in moved):
         return "Moving the image changes nothing but rounding."
-    flips, errors = (
-        [one.numbers[name].value for one in moved if name in one.numbers] for name in ("flip_rate", "maximum_error")
-    )
+    kinds = ("flip_rate", "maximum_error")
+    flips, errors = ([one.numbers[kind].value for one in moved if kind in one.numbers] for kind in kinds)
     if flips and max(flips) > 0:
         return f"Moving the image changes the answer in {write_share(max(flips))} % of the cases."
     # An output that is 0 has no size to compare with.
@@ -225,27 +216,16 @@ def _shift(shift: Sequence[int | float]) -> str:
 def _of_phases(phases: Mapping[str, PhaseTable]) -> list[str]:
     sentences = []
     for mode, table in phases.items():
-        kept = table.values.get("agreement")
-        multiples = next((row for row, phase in enumerate(table.phases) if not any(phase)), None)
-        if kept is None or multiples is None or len(kept) < 2:
+        kept = dict(zip(table.phases, table.values.get("agreement", ()), strict=False))
+        on = kept.pop((0,) * len(table.stride), None)
+        if on is None or not kept:
             continue
-        others = [(number.value, row) for row, number in enumerate(kept) if row != multiples]
-        on, (_, worst) = kept[multiples], min(others)
+        worst = min(kept, key=lambda phase: kept[phase].value)
         # Intervals that overlap leave open whether the phase matters.
         if kept[worst].upper < on.lower:
             stride = " × ".join(map(str, table.stride))
             sentences.append(
                 f"In mode {mode} the answer stays in {_share(on)} of the cases at shifts by multiples of {stride} "
-                f"pixels, and in {_share(kept[worst])} at those {_shift(table.phases[worst])} beyond them: the model's "
-                "grid shows."
+                f"pixels, and in {_share(kept[worst])} at those {_shift(worst)} beyond them: the model's grid shows."
             )
     return sentences
-
-
-def _of_layers(layers: LayerFindings) -> list[str]:
-    broken = [f"{one.name} {PLACES[kind]}" for kind, one in layers.breaks.items()]
-    if not broken:
-        return [f"No layer breaks: every error is at most {write_size(layers.threshold)} of its output."]
-    owners = " and ".join(name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings)
-    added = f"; absolute positions are added in {owners}" if owners else ""
-    return [f"First to break: {', '.join(broken)}{added}."]

@@ -1,6 +1,6 @@
 """What could make an audit mislead. Each check yields what it finds, without being asked for."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from teka.audit.function import evaluate, relative_difference
+from teka.audit.function import Model, evaluate, relative_difference
 from teka.audit.images import background_value
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
@@ -17,10 +17,16 @@ from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name
 from teka.errors import wrong_value
 
-SEVERITIES = ("invalidates", "limits", "note")
+SEVERITIES = {
+    "invalidates": "These numbers do not hold",
+    "limits": "These numbers hold for less",
+    "note": "Worth knowing",
+}
+"""What each means to a reader, the gravest first."""
 FILLING_MODES = ("zero", "canvas")
 # Relative differences that are rounding: of two equal calls, and of batches of other sizes, summed in another order.
 REPEAT_ROUNDING, BATCH_ROUNDING = 1e-6, 1e-3
+Sizes = Sequence[int]
 WIDE_INTERVAL = 0.05  # an interval wider than ± that hides what most shifts do
 BORDER_SHARE = 0.5  # of the border's pixels, from which on one value is the images' background
 COLLAPSED_SHARE = 0.9  # of all answers; so many alike are few enough of another to hide any effect of shifts
@@ -28,14 +34,10 @@ COLLAPSED_SHARE = 0.9  # of all answers; so many alike are few enough of another
 
 @dataclass(frozen=True)
 class Caveat:
-    """Something that could make an audit mislead.
-
-    Of the severities, "invalidates" says that the numbers do not mean what they say, "limits" that they hold for less
-    than one may think, "note" that something is worth knowing.
-    """
+    """Something that could make an audit mislead."""
 
     name: str  # a few words that stay the same from audit to audit, such as "training mode"
-    severity: str
+    severity: str  # one of `SEVERITIES`
     message: str  # what was found and what to do, in plain words, with the numbers
 
     def __post_init__(self) -> None:
@@ -46,37 +48,34 @@ def training_mode(module: nn.Module) -> Iterator[Caveat]:
     """A part of a module was handed over in training mode; an audit measures it in evaluation."""
     parts = [name or "the model itself" for name, part in module.named_modules() if part.training]
     if parts:
-        yield Caveat(
-            "training mode",
-            "note",
+        message = (
             f"The model came in training mode ({len(parts)} of its parts, the first {parts[0]!r}). It was measured in "
             "evaluation mode, without dropout and with the running statistics, and set back afterwards; call .eval() "
-            "where you use it.",
+            "where you use it."
         )
+        yield Caveat("training mode", "note", message)
 
 
 def non_determinism(repeat: float) -> Iterator[Caveat]:
     """The same images were answered otherwise in a second call, by this relative difference."""
     if repeat > REPEAT_ROUNDING:
-        yield Caveat(
-            "non-determinism",
-            "invalidates",
+        message = (
             f"The same images asked twice give outputs that differ by {write_size(repeat)} of their size: something is "
             "drawn anew at each call, such as dropout or random features. Differences between shifts below that mean "
-            "nothing; fix the draw and audit again.",
+            "nothing; fix the draw and audit again."
         )
+        yield Caveat("non-determinism", "invalidates", message)
 
 
 def few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
     """An accuracy of so many images is known to five points only, or worse."""
     lower, upper = wilson_interval(round(0.9 * num_images), num_images, confidence)
     if upper - lower > 2 * WIDE_INTERVAL:
-        yield Caveat(
-            "too few images",
-            "limits",
+        message = (
             f"With {num_images} images an accuracy of about 90 % is known from {write_share(lower)} to "
-            f"{write_share(upper)} %, so smaller differences between shifts, or between models, may be chance.",
+            f"{write_share(upper)} %, so smaller differences between shifts, or between models, may be chance."
         )
+        yield Caveat("too few images", "limits", message)
 
 
 def random_features(module: nn.Module) -> Iterator[Caveat]:
@@ -84,22 +83,16 @@ def random_features(module: nn.Module) -> Iterator[Caveat]:
     declared = [(name, getattr(part, "equivariance", None)) for name, part in module.named_modules()]
     named = [name for name, kinds in declared if isinstance(kinds, Mapping) and kinds.get("shift") == "in expectation"]
     if named:
-        yield Caveat(
-            "random features",
-            "limits",
+        message = (
             f"{len(named)} layers (the first {named[0]!r}) have relative positions inside random features: they are "
             "equivariant on average over draws, and not for the draw that was audited. Another draw gives other "
-            "numbers.",
+            "numbers."
         )
+        yield Caveat("random features", "limits", message)
 
 
-def batch_mates(
-    function: Callable[[Tensor], object], images: Float[Tensor, "images channels *sizes"], noise: float
-) -> Iterator[Caveat]:
-    """An image is answered otherwise when it is alone than among the first eight, by more than the noise of two calls.
-
-    Batch normalisation without running statistics does that, and key stabilisers or routing over a whole batch.
-    """
+def batch_mates(function: Model, images: Float[Tensor, "images channels *sizes"], noise: float) -> Iterator[Caveat]:
+    """An image is answered otherwise when it is alone than among the first eight, by more than the noise."""
     if len(images) < 2:
         return
     with torch.no_grad():
@@ -110,19 +103,15 @@ def batch_mates(
         modules = function.named_modules() if isinstance(function, nn.Module) else ()
         parts = [name for name, part in modules if isinstance(part, _BatchNorm) and not part.track_running_stats]
         why = f" It has batch normalisation without running statistics ({', '.join(parts[:3])})." if parts else ""
-        yield Caveat(
-            "batch statistics",
-            "invalidates",
+        message = (
             f"An image is answered otherwise when it is alone: the output changes by {write_size(difference)} of its "
-            f"size. Every number here then depends on which images shared a batch.{why}",
+            f"size. Every number here then depends on which images shared a batch.{why}"
         )
+        yield Caveat("batch statistics", "invalidates", message)
 
 
 def fill_value(images: Float[Tensor, "images channels height width"], movement: Movement) -> Iterator[Caveat]:
-    """The border of the images has mostly one value, and it is another than what shifts bring in.
-
-    Images that were normalised have no black of 0: a shift that fills with 0 then brings in grey.
-    """
+    """The border of the images has mostly one value, and it is another than what shifts bring in."""
     if movement.mode not in FILLING_MODES:
         return
     edges = (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1])
@@ -135,28 +124,22 @@ def fill_value(images: Float[Tensor, "images channels height width"], movement: 
     if wrong.any():
         channel = int(wrong.int().argmax())
         value = float(commonest[channel])
-        yield Caveat(
-            "fill value",
-            "limits",
+        message = (
             f"{write_share(float(share[channel]))} % of the border's pixels are {value:.3g} (channel {channel}), but "
             f"shifts bring in {float(fill[channel]):.3g}: a seam that no image has. Give background={value:.4g}, or "
-            "audit before normalisation.",
+            "audit before normalisation."
         )
+        yield Caveat("fill value", "limits", message)
     elif lowest < 0 and not fill.any():
-        yield Caveat(
-            "fill value",
-            "note",
+        message = (
             f"The images have values from {lowest:.3g} to {highest:.3g}, so they seem to be normalised, and shifts "
-            "bring in 0, which after normalisation is not black but the mean colour.",
+            "bring in 0, which after normalisation is not black but the mean colour."
         )
+        yield Caveat("fill value", "note", message)
 
 
 def collapse(responses: Responses) -> Iterator[Caveat]:
-    """A flat curve that says nothing: nearly all answers are one class, or all images are.
-
-    A model that knows nothing of positions answers "1" to nearly every narrow thing: on the 854 ones of Figure 1 of
-    Horn et al. 2021 that is a flat 99.4 %, where it is right of less than half of all images.
-    """
+    """A flat curve that says nothing: nearly all answers are one class, or all images are."""
     if responses.predictions is None:
         raise wrong_value("responses.output", responses.output, "'logits'")
     found, counts = responses.predictions[responses.evaluated].unique(return_counts=True)
@@ -164,22 +147,19 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
     labels = responses.labels
     if labels is not None and len(labels.unique()) == 1:
         label = int(labels[0])
-        yield Caveat(
-            "one class",
-            "limits",
+        message = (
             f"All {responses.num_images} images are of class {label}. A model that always answers {label} is right at "
-            "every shift; look at all classes beside this.",
+            "every shift; look at all classes beside this."
         )
+        yield Caveat("one class", "limits", message)
     elif share >= COLLAPSED_SHARE:
-        of_class = ""
-        if labels is not None:
-            of_class = f", and {write_share(float((labels == top).double().mean()))} % of the images are of it"
-        yield Caveat(
-            "constant predictor" if len(found) == 1 else "collapsed predictions",
-            "invalidates",
+        of_it = None if labels is None else write_share(float((labels == top).double().mean()))
+        of_class = "" if of_it is None else f", and {of_it} % of the images are of it"
+        message = (
             f"{write_share(share)} % of all answers are class {top}{of_class}. Answers that never change are "
-            "consistent at every shift, whatever the model sees.",
+            "consistent at every shift, whatever the model sees."
         )
+        yield Caveat("constant predictor" if len(found) == 1 else "collapsed predictions", "invalidates", message)
 
 
 def chance(responses: Responses) -> Iterator[Caveat]:
@@ -191,43 +171,37 @@ def chance(responses: Responses) -> Iterator[Caveat]:
     accuracy = float(correct[responses.zero].double().mean())
     # Two standard errors, so that a model at chance is not missed by luck.
     if commonest < 1 and accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(labels)) ** 0.5:
-        yield Caveat(
-            "no better than chance",
-            "invalidates",
+        message = (
             f"Unshifted, {write_share(accuracy)} % of the images are answered correctly, where always answering the "
             f"commonest class gets {write_share(commonest)} %. Is the model trained on these classes, and are the "
-            "images prepared as in its training?",
+            "images prepared as in its training?"
         )
+        yield Caveat("no better than chance", "invalidates", message)
 
 
-def phases_unseen(shifts: Sequence[Sequence[int | float]], stride: Sequence[int]) -> Iterator[Caveat]:
+def phases_unseen(shifts: Sequence[Sequence[int | float]], stride: Sizes) -> Iterator[Caveat]:
     """The model's coarsest grid is coarser than one pixel, and every shift a multiple of it: aliasing goes unseen."""
     between = any(step % side for shift in shifts for step, side in zip(shift, stride, strict=True))
     if max(stride) > 1 and any(map(any, shifts)) and not between:
-        yield Caveat(
-            "phases unseen",
-            "limits",
+        message = (
             f"Every shift is a multiple of the model's grid of {' × '.join(map(str, stride))} pixels: what happens in "
-            "between, where patches cut the image elsewhere, was not looked at. Add shifts of 1 pixel.",
+            "between, where patches cut the image elsewhere, was not looked at. Add shifts of 1 pixel."
         )
+        yield Caveat("phases unseen", "limits", message)
 
 
-def resized(
-    image_size: Sequence[int], seen_size: Sequence[int], *, before_resize: bool, max_shift: int | float
-) -> Iterator[Caveat]:
+def resized(image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float) -> Iterator[Caveat]:
     """Images were resized for the model after or before a shift, so that its pixels are not those of the images."""
     if tuple(image_size) == tuple(seen_size):
         return
-    came, seen = (" × ".join(map(str, size)) for size in (image_size, seen_size))
-    ratio = seen_size[-1] / image_size[-1]
+    (came, seen), ratio = (" × ".join(map(str, one)) for one in (image_size, seen_size)), seen_size[-1] / image_size[-1]
+    message = (
+        f"Images of {came} were resized to {seen} and then shifted: a shift of {max_shift:g} pixels is "
+        f"{max_shift / ratio:.3g} pixels of the images as they came."
+    )
     if before_resize:
         message = (
             f"Images of {came} were shifted and then resized to {seen}: one pixel of a shift is {ratio:.3g} pixels for "
             "the model, and resizing itself is no exact translation of them."
-        )
-    else:
-        message = (
-            f"Images of {came} were resized to {seen} and then shifted: a shift of {max_shift:g} pixels is "
-            f"{max_shift / ratio:.3g} pixels of the images as they came."
         )
     yield Caveat("resize", "note", message)

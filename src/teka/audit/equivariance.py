@@ -9,25 +9,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.audit.function import check_evaluation_mode, evaluate, relative_difference
-from teka.audit.images import roll_and_blank
+from teka.audit.function import Model, check_evaluation_mode, evaluate, relative_difference
+from teka.audit.images import Background, Size, check_images, roll_and_blank
 from teka.audit.movement import make_movement
 from teka.audit.shifts import Shift
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_shape, wrong_value
 
 OUTPUTS = ("auto", "dense", "invariant")
+Tokens = Float[Tensor, "batch tokens dim"]
+Orders = Iterable[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class RelativeErrors:
-    """Relative errors of equivariance or invariance.
+    """Relative errors at each shift or permutation, in the order given, of a "dense" or an "invariant" output.
 
-    Args:
-        errors: The error at each shift or permutation, in the order given.
-        noise_floor: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input: no error below it means anything.
-        output: What was compared, "dense" (one output for each token or cell, moved along) or "invariant" (outputs that
-            stay).
+    The noise floor is ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input: no error below it means anything.
     """
 
     errors: tuple[float, ...]
@@ -47,13 +45,7 @@ class RelativeErrors:
 
 @dataclass(frozen=True)
 class EquivarianceError(RelativeErrors):
-    """Relative error of translation equivariance at every shift; `RelativeErrors` describes the rest.
-
-    Args:
-        shifts: The shifts, with one step in cells for each spatial axis.
-        mode: The mode of the function `teka.audit.translate` that moved the inputs.
-        border: Cells left out at each side of dense outputs.
-    """
+    """`RelativeErrors` at shifts of cells, in a mode of `teka.audit.translate`, of maps without a border of cells."""
 
     shifts: tuple[tuple[int, ...], ...]
     mode: str
@@ -71,45 +63,37 @@ class EquivarianceError(RelativeErrors):
 
 
 def equivariance_error(
-    function: Callable[[Tensor], object],
+    function: Model,
     inputs: Tensor,
     shifts: Iterable[Shift],
     *,
     mode: str = "circular",
     output: str = "auto",
     border: int = 0,
-    canvas_size: int | Sequence[int] | None = None,
-    background: float | int | Sequence[float | int] = 0.0,
+    canvas_size: Size | None = None,
+    background: Background = 0.0,
 ) -> EquivarianceError:
     """Measure how far a function is from moving with its input, or from not noticing that it moved.
 
-    Dense outputs f(x) of shape (B, C', *S):  ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖.
-    All other outputs, such as logits (B, K): ‖f(T_s x) − f(x)‖ / ‖f(x)‖.
-    T_s moves content at index i to i + s; the norm runs over the whole batch, in float64. A dense cell is compared
-    where it and the cell it came from lie at least `border` cells from every edge. In all modes but `circular`, cells
-    that entered over an edge are left out too, for no one knows what the function gives outside. With `circular` and
-    no border every cell is compared, and ‖T_s f(x)‖ = ‖f(x)‖.
+      Dense outputs f(x) of shape (B, C', *S):  ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖.
+      All other outputs, such as logits (B, K): ‖f(T_s x) − f(x)‖ / ‖f(x)‖.
 
-    Args:
-        function: Takes a batch (B, C, *S), or (B, C, *canvas_size) in mode `canvas`, and returns a real tensor (B, …).
-            It is called without gradients, twice for the noise floor and once for each shift.
-        inputs: Batch (B, C, *S) with any number of spatial axes.
-        shifts: The set of shifts: ints (along the last axis) or one step for each axis. Repeats count once.
-        mode: How inputs move, a mode of the function `teka.audit.translate`.
-        output: "dense", "invariant", or "auto": dense if the output has as many axes and the same spatial sizes as the
-            batch that the function was given.
-        border: For dense outputs, cells to leave out at each side: as far as the edge is felt, say by padding.
-        canvas_size: Size of the canvas for mode `canvas`; else None.
-        background: Value of the inputs' background, for all modes but `circular`.
+    T_s moves content at index i to i + s; the norm runs over the whole batch, in float64. A dense cell is compared
+    where it and the cell it came from lie at least `border` cells from every edge, and in all modes but `circular` did
+    not enter over one.
+
+    The function takes batches (B, C, *S), or (B, C, *canvas_size) in mode `canvas`, and returns a real tensor (B, …);
+    it is called without gradients, twice for the noise floor and once for each shift, an int along the last axis or one
+    step for each. The output is "dense", "invariant", or "auto": dense if it has the sizes along all spatial axes that
+    its input has. The mode is one of `teka.audit.translate`, and canvas_size and background are as of `Movement`.
 
     Raises:
-        ValueError: A module in training mode; an unknown mode or output; no or too long shifts, or none of whole cells;
-            empty inputs; an output that is no tensor, is not finite, has the wrong shape, or has norm zero; a border
-            that leaves nothing, or one for an output that is not dense.
+        ValueError: A module in training mode; shifts that are not of whole cells; what `Movement` refuses; empty
+            inputs; an output that is no finite real tensor (B, …) or has norm zero; a border that leaves nothing, or
+            one for an output that is not dense.
     """
     check_sizes({"border": border}, least=0)
-    if inputs.ndim < 3 or inputs.numel() == 0:
-        raise wrong_shape("inputs", inputs.shape, "(batch, channels, one or more spatial sizes), none of them empty")
+    check_images(inputs, "inputs", least=1)
     movement = make_movement(mode, background, canvas_size)
     scene = movement.place(inputs)
     steps = movement.check(scene, shifts)
@@ -133,7 +117,7 @@ def equivariance_error(
 
 
 def assert_translation_equivariant(
-    function: Callable[[Tensor], object],
+    function: Model,
     inputs: Tensor,
     shifts: Iterable[Shift],
     *,
@@ -141,146 +125,84 @@ def assert_translation_equivariant(
     mode: str = "circular",
     output: str = "auto",
     border: int = 0,
-    canvas_size: int | Sequence[int] | None = None,
-    background: float | int | Sequence[float | int] = 0.0,
+    canvas_size: Size | None = None,
+    background: Background = 0.0,
 ) -> EquivarianceError:
-    """Assert that the error is at most `tolerance` at every shift; `equivariance_error` describes the arguments.
-
-    Returns:
-        The errors, where they pass.
-
-    Raises:
-        AssertionError: An error above the tolerance; the message names the worst shift, its error, the tolerance and
-            the noise floor.
-        ValueError: A negative tolerance, or what `equivariance_error` refuses.
-    """
-    error = equivariance_error(
-        function,
-        inputs,
-        shifts,
-        mode=mode,
-        output=output,
-        border=border,
-        canvas_size=canvas_size,
-        background=background,
-    )
+    """Assert that the `equivariance_error` is at most `tolerance` at every shift; the AssertionError names one."""
+    options: Any = {"mode": mode, "output": output, "border": border, "canvas_size": canvas_size}
+    error = equivariance_error(function, inputs, shifts, **options, background=background)
     note = f" (mode {error.mode!r}, output {error.output!r})"
     _assert_within(tolerance, error, "translation equivariant", f"shift {error.worst_shift}", note)
     return error
 
 
-def permutation_error(
-    function: Callable[[Tensor], object],
-    tokens: Float[Tensor, "batch tokens dim"],
-    permutations: Iterable[Sequence[int]],
-    *,
-    output: str = "auto",
-) -> RelativeErrors:
+def permutation_error(function: Model, tokens: Tokens, permutations: Orders, *, output: str = "auto") -> RelativeErrors:
     """Measure how far a function is from following a permutation of its tokens, or from not noticing it.
 
-    Dense outputs f(x) of shape (B, L, D'), equivariance: ‖f(T_π x) − T_π f(x)‖ / ‖T_π f(x)‖.
-    All other outputs, such as (B, D'), invariance:       ‖f(T_π x) − f(x)‖ / ‖f(x)‖.
-    T_π puts token π(i) at place i; the norm runs over the whole batch, in float64. A function of images is one of
-    tokens by way of its grid, `lambda tokens: grid.flatten(function(grid.unflatten(tokens)))`.
+      Dense outputs f(x) of shape (B, L, D'), equivariance: ‖f(T_π x) − T_π f(x)‖ / ‖T_π f(x)‖.
+      All other outputs, such as (B, D'), invariance:       ‖f(T_π x) − f(x)‖ / ‖f(x)‖.
 
-    Source: Ji & Xie, A mathematical view of attention models in deep learning, the definitions of spatial permutation
-    equivariance and invariance.
+    T_π puts token π(i) at place i; the norm runs over the whole batch, in float64. Tokens are (B, L, D); the output is
+    "dense", "invariant", or "auto", which is dense if it has three axes, the second of L. A function of images is one
+    of tokens by way of its grid, `lambda tokens: grid.flatten(function(grid.unflatten(tokens)))`.
 
-    Args:
-        function: Takes tokens (B, L, D) and returns a real tensor (B, …). It is called without gradients, twice for the
-            noise floor and once for each permutation.
-        tokens: Tokens.
-        permutations: Permutations of the L places, such as `random_permutations` draws.
-        output: "dense", "invariant", or "auto": dense if the output has three axes, the second of L.
+    Source: Ji & Xie, A mathematical view of attention models in deep learning.
 
     Raises:
-        ValueError: A module in training mode; an unknown output; something that is no permutation of the places, or
-            nothing; empty tokens; an output that is no tensor, is not finite, has the wrong shape, or has norm zero.
+        ValueError: A module in training mode; no permutation of the places; empty tokens; an output that is no finite
+            real tensor (B, …) or has norm zero.
     """
     if tokens.ndim != 3 or tokens.numel() == 0:
         raise wrong_shape("tokens", tokens.shape, "(batch, tokens, dim), none of them 0")
-    orders = [list(map(int, order)) for order in permutations]
+    orders, num_tokens = [list(map(int, order)) for order in permutations], tokens.shape[1]
     if not orders:
         raise wrong_value("permutations", orders, "at least one permutation")
-    num_tokens = tokens.shape[1]
     for order in orders:
         if sorted(order) != list(range(num_tokens)):
             raise wrong_value("permutations", order, f"every number from 0 to {num_tokens - 1} once in each")
-    return RelativeErrors(
-        *_measure(
-            function,
-            tokens,
-            output,
-            (1,),
-            f"({len(tokens)}, {num_tokens}, dim) if dense",
-            orders,
-            lambda tokens, order: tokens[:, order],
-            lambda response, reference, order: (response, reference[:, order]),
-        )
-    )
+
+    expected = f"({len(tokens)}, {num_tokens}, dim) if dense"
+    return RelativeErrors(*_measure(function, tokens, output, (1,), expected, orders, lambda one, order: one[:, order]))
 
 
 def assert_permutation_equivariant(
-    function: Callable[[Tensor], object],
-    tokens: Float[Tensor, "batch tokens dim"],
-    permutations: Iterable[Sequence[int]],
-    *,
-    tolerance: float = 1e-5,
+    function: Model, tokens: Tokens, permutations: Orders, *, tolerance: float = 1e-5
 ) -> RelativeErrors:
-    """Assert that f(T_π x) is T_π f(x) to `tolerance` for every permutation; see `permutation_error`.
-
-    Returns:
-        The errors, where they pass.
-
-    Raises:
-        AssertionError: An error above the tolerance.
-        ValueError: A tolerance that is negative or not finite, or what `permutation_error` refuses.
-    """
+    """Assert that f(T_π x) is T_π f(x) to `tolerance` for every permutation, as `permutation_error` measures it."""
     error = permutation_error(function, tokens, permutations, output="dense")
     return _assert_within(tolerance, error, "permutation equivariant")
 
 
 def assert_permutation_invariant(
-    function: Callable[[Tensor], object],
-    tokens: Float[Tensor, "batch tokens dim"],
-    permutations: Iterable[Sequence[int]],
-    *,
-    tolerance: float = 1e-5,
+    function: Model, tokens: Tokens, permutations: Orders, *, tolerance: float = 1e-5
 ) -> RelativeErrors:
-    """Assert that f(T_π x) is f(x) to `tolerance` for every permutation; as `assert_permutation_equivariant`."""
+    """Assert that f(T_π x) is f(x) to `tolerance` for every permutation, as `permutation_error` measures it."""
     error = permutation_error(function, tokens, permutations, output="invariant")
     return _assert_within(tolerance, error, "permutation invariant")
 
 
-def _assert_within(
-    tolerance: float, error: RelativeErrors, name: str, worst: str | None = None, note: str = ""
-) -> RelativeErrors:
-    if not 0 <= tolerance < math.inf:
-        raise wrong_value("tolerance", tolerance, "a finite number of at least 0")
-    if error.maximum > tolerance:
+def _assert_within(limit: float, error: RelativeErrors, name: str, worst: str = "", note: str = "") -> RelativeErrors:
+    if not 0 <= limit < math.inf:
+        raise wrong_value("tolerance", limit, "a finite number of at least 0")
+    if error.maximum > limit:
         worst = worst or f"permutation {error.errors.index(error.maximum)} of {len(error.errors)}"
-        raise AssertionError(
-            f"not {name}: error {error.maximum:.3g} at {worst}, tolerance {tolerance:.3g}, "
-            f"noise floor {error.noise_floor:.3g}{note}"
-        )
+        limits = f"tolerance {limit:.3g}, noise floor {error.noise_floor:.3g}{note}"
+        raise AssertionError(f"not {name}: error {error.maximum:.3g} at {worst}, {limits}")
     return error
 
 
 def _measure(
-    function: Callable[[Tensor], object],
+    function: Model,
     inputs: Tensor,
     output: str,
     axes: tuple[int, ...],
     expected: str,
     steps: Sequence[Any],
     move: Callable[[Tensor, Any], Tensor],
-    compared: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]],
+    compared: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] | None = None,
     border: int = 0,
 ) -> tuple[tuple[float, ...], float, str]:
-    """Errors, noise floor and kind of output, which is dense if it has the inputs' sizes along the axes that move.
-
-    `compared` gives what is compared of a dense output at a step, and of the moved output for the unmoved input.
-    """
+    """Errors, noise floor and kind of output, of which `compared` gives what is compared, or `move` the reference."""
     check_evaluation_mode("function", function)
     check_name("output", output, OUTPUTS)
     with torch.no_grad():
@@ -296,6 +218,8 @@ def _measure(
         errors = []
         for step in steps:
             response = evaluate(function, move(inputs, step), reference.shape)
-            pair = compared(response, reference, step) if is_dense else (response, reference)
-            errors.append(relative_difference(*pair))
+            if is_dense and compared is not None:
+                errors.append(relative_difference(*compared(response, reference, step)))
+            else:
+                errors.append(relative_difference(response, move(reference, step) if is_dense else reference))
     return tuple(errors), noise_floor, "dense" if is_dense else "invariant"

@@ -3,25 +3,21 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from teka.errors import FOREIGN, is_out_of_memory, wrong_shape, wrong_value
 
-if TYPE_CHECKING:
-    from teka.audit.measure.responses import Responses
+Model = Callable[[Tensor], object]
 
 
 class ModelError(ValueError):
-    """A model under audit raised, or gave an output that cannot be measured.
+    """A model under audit raised, or gave an output that cannot be measured; `responses` are those before it."""
 
-    Attributes:
-        responses: What was measured before it happened, or None.
-    """
-
-    responses: "Responses | None" = None
+    responses: Any = None
 
 
 def module_of(function: object) -> nn.Module | None:
@@ -31,20 +27,13 @@ def module_of(function: object) -> nn.Module | None:
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that no part of the module that a function is, or is a method of, is in training mode.
-
-    Dropout would add noise to every measurement, and batch normalisation would learn from it.
-    """
+    """Check that no part of the module that a function is, or is a method of, is in training mode."""
     module = module_of(function)
-    if module is None:
-        return
-    for name, part in module.named_modules():
+    for name, part in () if module is None else module.named_modules():
         if part.training:
-            place = f"its part {name!r}" if name else "it"
-            kind = type(module).__name__
-            raise ValueError(
-                f"{argument} is a {kind} and {place} is in training mode, expected evaluation: call .eval()"
-            )
+            kind, place = type(module).__name__, f"its part {name!r}" if name else "it"
+            came = f"{argument} is a {kind} and {place} is in training mode"
+            raise ValueError(f"{came}, expected evaluation: call .eval()")
 
 
 @contextmanager
@@ -60,7 +49,7 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
             part.training = True
 
 
-def call_model(function: Callable[[Tensor], object], batch: Tensor, where: Callable[[], str]) -> Tensor:
+def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Tensor:
     """The output of a model in inference mode, taken out of an object with `.logits`: real, floating-point, (B, …)."""
     try:
         with torch.inference_mode():
@@ -70,23 +59,17 @@ def call_model(function: Callable[[Tensor], object], batch: Tensor, where: Calla
         raise ModelError(f"the model raised {type(error).__name__} {where()}: {error}{hint}") from error
     output = result if isinstance(result, Tensor) else getattr(result, "logits", None)
     if not isinstance(output, Tensor):
-        raise ModelError(
-            f"the output of the model is a {type(result).__name__} {where()}, expected a tensor or an object with one "
-            "as .logits"
-        )
-    if not output.is_floating_point():
-        raise ModelError(f"the output of the model is of {output.dtype} {where()}, expected real floating-point values")
-    if output.ndim < 2 or len(output) != len(batch) or output.numel() == 0:
-        raise ModelError(
-            f"the output of the model has shape {tuple(output.shape)} {where()}, expected ({len(batch)}, …), one "
-            "entry for each image"
-        )
-    return output
+        found, expected = f"is a {type(result).__name__}", "a tensor or an object with one as .logits"
+    elif not output.is_floating_point():
+        found, expected = f"is of {output.dtype}", "real floating-point values"
+    elif output.ndim < 2 or len(output) != len(batch) or output.numel() == 0:
+        found, expected = f"has shape {tuple(output.shape)}", f"({len(batch)}, …), one entry for each image"
+    else:
+        return output
+    raise ModelError(f"the output of the model {found} {where()}, expected {expected}")
 
 
-def evaluate(
-    function: Callable[[Tensor], object], batch: Tensor, expected_shape: Sequence[int] | None = None
-) -> Tensor:
+def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | None = None) -> Tensor:
     """The function's output for a batch as a new float64 tensor on the CPU, checked as comparing it needs."""
     result = function(batch)
     if not isinstance(result, Tensor):
@@ -104,9 +87,7 @@ def evaluate(
     return result.cpu().to(torch.float64, copy=True)
 
 
-def evaluate_model(
-    function: Callable[[Tensor], object], batch: Tensor, where: str, expected_shape: Sequence[int] | None = None
-) -> Tensor:
+def evaluate_model(function: Model, batch: Tensor, where: str, expected_shape: Sequence[int] | None = None) -> Tensor:
     """What `evaluate` gives of a model that is called by `call_model`."""
     return evaluate(lambda given: call_model(function, given, lambda: where), batch, expected_shape)
 
@@ -126,6 +107,8 @@ def weights_hash(function: Callable[..., object]) -> str:
         return "unknown"
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
+        if is_lazy(tensor):
+            raise ValueError(f"{name} of the model has no shape yet, expected a lazy module that has seen an image")
         digest.update(f"{name} {tensor_hash(tensor) if isinstance(tensor, Tensor) else tensor!r}\n".encode())
     return digest.hexdigest()
 

@@ -9,16 +9,24 @@ from torch import Tensor
 
 from teka.errors import wrong_shape, wrong_value
 
+Images = Shaped[Tensor, "batch channels *sizes"]
+RealImages = Float[Tensor, "batch channels *sizes"]
+Moved = Shaped[Tensor, "batch channels *moved"]
+Margins = Int[Tensor, "batch axes sides"]
+ImageSet = Shaped[Tensor, "images channels *sizes"]
+Background = float | int | Sequence[float | int]
+Size = int | Sequence[int]
 
-def check_images(images: Tensor) -> None:
-    """Check that a tensor is a batch of images (B, C, *S) with real values, an empty one or not."""
-    if images.ndim < 3 or 0 in images.shape[1:]:
-        raise wrong_shape("images", images.shape, "(batch, channels, one or more spatial sizes), none of them empty")
+
+def check_images(images: Tensor, argument: str = "images", *, least: int = 0) -> None:
+    """Check that a tensor is a batch of at least so many images (B, C, *S) with real values."""
+    if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
+        raise wrong_shape(argument, images.shape, "(batch, channels, one or more spatial sizes), none of them empty")
     if torch.is_complex(images):
-        raise wrong_value("images.dtype", images.dtype, "a real dtype")
+        raise wrong_value(f"{argument}.dtype", images.dtype, "a real dtype")
 
 
-def background_value(images: Shaped[Tensor, "batch channels *sizes"], background: float | Sequence[float]) -> Tensor:
+def background_value(images: Images, background: Background) -> Tensor:
     """The background, one value or one for each channel, in the images' dtype and device, that broadcasts over them."""
     values = torch.as_tensor(background, dtype=torch.float64)
     if values.ndim and tuple(values.shape) != (images.shape[1],):
@@ -28,11 +36,10 @@ def background_value(images: Shaped[Tensor, "batch channels *sizes"], background
     cast = values.to(images.dtype)
     if not images.is_floating_point() and not torch.equal(cast.to(values.dtype), values):
         raise wrong_value("background", background, f"values that {images.dtype} holds")
-    # One axis for each axis of the images, so that a value for each channel meets its channel.
     return cast.to(images.device).reshape((1, -1) + (1,) * (images.ndim - 2))
 
 
-def blank_margins(images: Tensor, background: float | Sequence[float] = 0.0) -> Int[Tensor, "batch axes sides"]:
+def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
     """Cells of background before the first and after the last cell with content, along every spatial axis."""
     check_images(images)
     occupied = (images != background_value(images, background)).any(dim=1)
@@ -45,20 +52,11 @@ def blank_margins(images: Tensor, background: float | Sequence[float] = 0.0) -> 
     return torch.stack(margins, dim=1)
 
 
-def paste_on_canvas(
-    images: Tensor, canvas_size: int | Sequence[int], background: float | Sequence[float] = 0.0
-) -> Shaped[Tensor, "batch channels *sizes"]:
-    """Images in the middle of a larger canvas of their background.
+def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 0.0) -> Images:
+    """Images (B, C, *S) in the middle of a larger canvas of their background, (B, C, *canvas_size).
 
-    Where a margin of M cells in all is odd, M // 2 of them lie before the image and the rest after it.
-
-    Args:
-        images: Images (B, C, *S).
-        canvas_size: Size of the canvas, one number for each spatial axis or one for all.
-        background: Value of the background: one, or one for each channel.
-
-    Returns:
-        The canvases (B, C, *canvas_size).
+    Of a margin of M cells in all, M // 2 lie before the image. The canvas has one size for each spatial axis or one for
+    all, the background one value or one for each channel.
 
     Raises:
         ValueError: No spatial axis, a canvas smaller than the images, or not one size for each axis.
@@ -67,44 +65,32 @@ def paste_on_canvas(
     sizes = tuple(images.shape[2:])
     canvas = window_size("canvas_size", sizes, canvas_size)
     canvases = background_value(images, background).expand(*images.shape[:2], *canvas).clone()
-    inside = tuple(
-        slice((large - small) // 2, (large - small) // 2 + small) for large, small in zip(canvas, sizes, strict=True)
-    )
-    canvases[(slice(None), slice(None), *inside)] = images
+    inside = canvases
+    for axis, (large, small) in enumerate(zip(canvas, sizes, strict=True), 2):
+        inside = inside.narrow(axis, (large - small) // 2, small)
+    inside.copy_(images)
     return canvases
 
 
-def window_size(argument: str, sizes: Sequence[int], given: int | Sequence[int]) -> tuple[int, ...]:
+def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, ...]:
     """The "canvas_size" around or the "crop_size" within images of some sizes, with one number for each axis."""
     window = tuple(given) if isinstance(given, Sequence) else (given,) * len(sizes)
-    pairs = tuple(zip(window, sizes, strict=False))
-    if argument == "canvas_size":
-        fits, expected = all(part >= side for part, side in pairs), "a size for each axis, none smaller than"
-    else:
-        fits = all(1 <= part <= side for part, side in pairs)
-        expected = "a size of at least 1 for each axis, none larger than"
-    if len(window) != len(sizes) or not fits:
-        raise wrong_value(argument, given, f"{expected} the images' {tuple(sizes)}")
+    is_canvas, pairs = argument == "canvas_size", zip(window, sizes, strict=False)
+    if len(window) != len(sizes) or not all(part >= side if is_canvas else 1 <= part <= side for part, side in pairs):
+        expected = "a size for each axis, none smaller" if is_canvas else "a size from 1 on for each axis, none larger"
+        raise wrong_value(argument, given, f"{expected} than the images' {tuple(sizes)}")
     return window
 
 
-def crop(
-    images: Shaped[Tensor, "batch channels *sizes"], window: Sequence[int], shift: Sequence[int]
-) -> Shaped[Tensor, "batch channels *window"]:
-    """The window that starts at cell (S − c) // 2 − s of every axis: in its frame, content moves by +s.
-
-    With m = S − c cells of the image outside the window along an axis, m // 2 of them before it at shift zero, the
-    shifts from −(m − m // 2) to m // 2 fit. Zero is the centre crop.
-    """
+def crop(images: Images, window: Sequence[int], shift: Sequence[int]) -> Shaped[Tensor, "batch channels *window"]:
+    """The window that starts at cell (S − c) // 2 − s of every axis: in its frame, content moves by +s."""
     inside = images
     for axis, (part, step) in enumerate(zip(window, shift, strict=True)):
         inside = inside.narrow(axis + 2, (images.shape[axis + 2] - part) // 2 - step, part)
     return inside.clone()
 
 
-def roll_and_blank(
-    images: Shaped[Tensor, "batch channels *sizes"], shift: Sequence[int], value: Tensor
-) -> Shaped[Tensor, "batch channels *sizes"]:
+def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Images:
     """Images moved by whole cells, with the value of the background in the cells that enter."""
     moved = images.roll(tuple(shift), tuple(range(2, images.ndim)))
     for axis, step in enumerate(shift, 2):
@@ -114,14 +100,8 @@ def roll_and_blank(
     return moved
 
 
-def reflect(
-    images: Shaped[Tensor, "batch channels *sizes"], shift: Sequence[int]
-) -> Shaped[Tensor, "batch channels *sizes"]:
-    """Images moved by whole cells, of which those that enter mirror those inside about the centre of the edge cell.
-
-    (T_s x)_i = x_{r(i − s)} along every axis, r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)|: the edge cell is not
-    repeated, as in mode "reflect" of `numpy.pad` and `torch.nn.functional.pad`. What leaves is lost.
-    """
+def reflect(images: Images, shift: Sequence[int]) -> Images:
+    """Images moved by whole cells: (T_s x)_i = x_{r(i − s)}, r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)|."""
     moved = images.clone()
     for axis, step in enumerate(shift, 2):
         side = images.shape[axis]
@@ -137,47 +117,30 @@ def reflect(
     return moved
 
 
-def fourier_shift(
-    images: Float[Tensor, "batch channels *sizes"], shift: Sequence[int | float | Tensor]
-) -> Float[Tensor, "batch channels *sizes"]:
-    """Images moved by the shift theorem: the trigonometric polynomial through the cells, read between them.
+def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> RealImages:
+    """Images moved by the shift theorem, X_k → X_k exp(−2πi k s / S) along every axis for the frequencies |k| < S / 2.
 
-    X_k → X_k exp(−2πi k s / S) along every axis, for the frequencies |k| < S / 2. Where S is even, the two halves of
-    the component at S / 2 turn in opposite senses, so its factor is their mean, the real number cos(π s). Of images
-    without that component, and of all whose sides are odd, the moves are a group: T_s T_t = T_{s+t}, and nothing is
-    lost. At whole steps all images are rolled; floats that are whole are rolled exactly. Steps that are tensors of no
-    axes may carry gradients and tangents. Half precision is computed in float32.
+    Where S is even, the factor of the component at S / 2 is the mean of its two halves', cos(π s). Whole steps roll.
+    Steps that are tensors of no axes may carry gradients. Half precision is computed in float32.
     """
     whole = [0 if isinstance(step, Tensor) or step != math.floor(step) else int(step) for step in shift]
     moved = images.roll(whole, tuple(range(2, images.ndim)))
     for axis, (step, rolled) in enumerate(zip(shift, whole, strict=True), 2):
-        if isinstance(step, Tensor) or step != rolled:
-            moved = _turn(moved, step, axis)
+        if not isinstance(step, Tensor) and step == rolled:
+            continue
+        side, wide = images.shape[axis], moved.to(torch.promote_types(images.dtype, torch.float32))
+        frequencies = torch.arange(side // 2 + 1, dtype=torch.float64, device=images.device)
+        angle = (-2 * math.pi / side) * frequencies * step
+        # sin(π s) at S / 2 is left out: the mean of the two halves is real.
+        sine = torch.where(frequencies * 2 == side, torch.zeros_like(angle), angle.sin())
+        factor = torch.complex(angle.cos().to(wide.dtype), sine.to(wide.dtype))
+        factor = factor.reshape((-1,) + (1,) * (images.ndim - axis - 1))
+        moved = torch.fft.irfft(torch.fft.rfft(wide, dim=axis) * factor, n=side, dim=axis).to(images.dtype)
     return moved
 
 
-def _turn(images: Tensor, step: float | Tensor, axis: int) -> Tensor:
-    """Each frequency along one axis turned by its share of the step."""
-    side = images.shape[axis]
-    wide = images.to(torch.promote_types(images.dtype, torch.float32))
-    frequencies = torch.arange(side // 2 + 1, dtype=torch.float64, device=images.device)
-    angle = (-2 * math.pi / side) * frequencies * step
-    # sin(π s) at S / 2 is left out: the mean of the two halves is real.
-    sine = torch.where(frequencies * 2 == side, torch.zeros_like(angle), angle.sin())
-    factor = torch.complex(angle.cos().to(wide.dtype), sine.to(wide.dtype))
-    factor = factor.reshape((-1,) + (1,) * (images.ndim - axis - 1))
-    return torch.fft.irfft(torch.fft.rfft(wide, dim=axis) * factor, n=side, dim=axis).to(images.dtype)
-
-
-def bilinear_shift(
-    images: Float[Tensor, "batch channels *sizes"], shift: Sequence[int | float]
-) -> Float[Tensor, "batch channels *sizes"]:
-    """Images moved by linear interpolation between neighbouring cells, along one axis after the other.
-
-    (T_s x)_i = (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} along every axis, with a = s − ⌊s⌋. At fractions this blurs: a wave of
-    ω radians a cell keeps |1 − a + a exp(−iω)| of its amplitude, cos(ω / 2) at half a cell. So two moves by s are not
-    one by 2 s; only whole steps lose nothing.
-    """
+def bilinear_shift(images: RealImages, shift: Sequence[int | float]) -> RealImages:
+    """Images moved along each axis, (T_s x)_i = (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} with a = s − ⌊s⌋; fractions blur."""
     whole = [math.floor(step) for step in shift]
     moved = images.roll(whole, tuple(range(2, images.ndim)))
     for axis, (step, rolled) in enumerate(zip(shift, whole, strict=True), 2):

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from teka.audit import caveats
-from teka.audit.example import Example, make_examples, worst_images
 from teka.audit.function import ModelError, module_of
-from teka.audit.layers.blame import blame_layers
-from teka.audit.layers.findings import LayerFindings
+from teka.audit.layers.blame import LayerFindings, blame_layers
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
-from teka.audit.procedures import PRESETS, Asking, PresetResult
-from teka.audit.report import Failure
+from teka.audit.procedures import PRESETS, PresetResult
+from teka.audit.report import Example, Failure, make_examples, worst_images
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable, best_stride, error_by_phase
@@ -33,8 +31,7 @@ from teka.errors import FOREIGN, wrong_value
 Progress = Callable[[str, int, int, float], None]
 # What is differentiated, compared in double precision or looked into layer by layer, needs few images to be known.
 FEW_IMAGES = 32
-# Grids that are looked for in a model without layers to look into, in pixels.
-STRIDES = (2, 3, 4, 7, 8, 14, 16, 32)
+STRIDES = (2, 3, 4, 7, 8, 14, 16, 32)  # grids that are looked for in a model without layers to look into, in pixels
 AXES = ("dy", "dx")
 
 
@@ -56,11 +53,7 @@ class Work:
     def __post_init__(self) -> None:
         self.sizes = (self.images.shape[2], self.images.shape[3])
         self.shifts = self.settings.shifts_for(self.sizes)
-
-    @property
-    def few(self) -> Tensor:
-        """The first images, where they are wanted."""
-        return self.images[:FEW_IMAGES].to(self.settings.device)
+        self.few = self.images[:FEW_IMAGES].to(self.settings.device)
 
     @property
     def seconds_left(self) -> float | None:
@@ -103,11 +96,9 @@ def do_parts(work: Work) -> None:
     for part in PARTS_IN_ORDER:
         if part.name in PARTS and part.name not in work.settings.parts:
             continue
-        errors = [
-            work.attempt(part.name, part.title.format(one), partial(part.find, work, one))
-            for one in part.over(work.settings)
-        ]
-        first = next((error for error in errors if error is not None), None)
+        over = part.over(work.settings)
+        errors = [work.attempt(part.name, part.title.format(one), partial(part.find, work, one)) for one in over]
+        first = next(filter(None, errors), None)
         if part.name == "mode" and first is not None and not work.results["mode"]:
             raise ValueError(str(first)) from first
 
@@ -158,10 +149,7 @@ def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
         if raised.responses is None or not raised.responses.complete[raised.responses.zero]:
             raise
         responses, error = raised.responses, raised
-    metrics = summarize(
-        responses, confidence=settings.confidence, num_resamples=settings.num_resamples, seed=settings.seed
-    )
-    yield responses, metrics
+    yield responses, summarize(responses, **settings.intervals)
     if error is not None:
         raise error
 
@@ -176,45 +164,29 @@ def _layers(work: Work, _one: str) -> Iterator[LayerFindings]:
 
 
 def _phases(work: Work, _one: str) -> Iterator[tuple[str, PhaseTable]]:
-    settings = work.settings
-    work.stride = _coarsest_stride(work)
-    for responses, _ in work.results["mode"] if max(work.stride) > 1 else ():
-        table = error_by_phase(
-            responses,
-            work.stride,
-            confidence=settings.confidence,
-            num_resamples=settings.num_resamples,
-            seed=settings.seed,
-        )
-        yield responses.movement.mode, table
-
-
-def _coarsest_stride(work: Work) -> tuple[int, int]:
-    """Pixels to a cell of the coarsest grid that some shift is a multiple of; without layers, what errors tell."""
-    layers: LayerFindings | None = work.first("layers")
+    """By the coarsest grid that some shift is a multiple of; without layers, by what errors tell of it."""
+    settings, layers, responses = work.settings, work.first("layers"), work.first("mode")[0]
     if layers is not None:
         grids = [one.stride for one in layers.findings if one.grid and min(one.grid) > 1]
-        reach = work.settings.reach(work.sizes)
-        sides = [[int(stride[axis]) for stride in grids if stride[axis] <= reach[axis]] for axis in (0, 1)]
-        return max([1, *sides[0]]), max([1, *sides[1]])
-    responses: Responses = work.first("mode")[0]
-    if len(responses.take_complete().shifts) < 2:
-        return (1, 1)
-    number = "agreement" if responses.output == "logits" else "error"
-    choice = best_stride(responses, STRIDES, number=number, seed=work.settings.seed)
-    stride = choice.stride if choice.stride and choice.p_value < 1 - work.settings.confidence else 1
-    return stride, stride
+        within = [[stride[axis] for stride in grids] for axis in range(2)]
+        reach = settings.reach(work.sizes)
+        work.stride = tuple(max([1, *(int(one) for one in within[axis] if one <= reach[axis])]) for axis in range(2))
+    elif len(responses.take_complete().shifts) > 1:
+        number = "agreement" if responses.output == "logits" else "error"
+        choice = best_stride(responses, STRIDES, number=number, seed=settings.seed)
+        if choice.stride and choice.p_value < 1 - settings.confidence:
+            work.stride = choice.stride, choice.stride
+    for responses, _ in work.results["mode"] if max(work.stride) > 1 else ():
+        yield responses.movement.mode, error_by_phase(responses, work.stride, **settings.intervals)
 
 
 def _preset(work: Work, name: str) -> Iterator[PresetResult]:
-    settings = work.settings
-    asking = Asking(settings.batch_size, settings.seed, settings.confidence, settings.device)
-    yield PRESETS[name](work.model, work.images, work.labels, asking)
+    yield PRESETS[name](work.model, work.images, work.labels, work.settings)
 
 
 def _derivative(work: Work, direction: str) -> Iterator[LieDerivative]:
-    axis = AXES.index(direction)
-    yield lie_derivative(work.model, work.unshifted(), axis=axis, batch_size=work.settings.batch_size)
+    images, batch_size = work.unshifted(), work.settings.batch_size
+    yield lie_derivative(work.model, images, axis=AXES.index(direction), batch_size=batch_size)
 
 
 def _sensitivity(work: Work, mode: str) -> Iterator[SensitivityMap]:
@@ -226,9 +198,7 @@ def _examples(work: Work, _one: str) -> Iterator[Example]:
     settings = work.settings
     for responses, _ in work.results["mode"]:
         worst = worst_images(responses, settings.num_examples)
-        yield from make_examples(
-            work.model, work.images, responses, worst, batch_size=settings.batch_size, device=settings.device
-        )
+        yield from make_examples(work.model, work.images, responses, worst, settings)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.function import call_model, check_evaluation_mode
+from teka.audit.function import Model, call_model, check_evaluation_mode
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.measurement import infer_output
+from teka.audit.measure.outputs import infer_output
 from teka.audit.movement import Movement
+from teka.audit.settings import AuditSettings
 from teka.audit.statistics.bootstrap import ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import estimate_mean_share
@@ -21,14 +23,15 @@ from teka.audit.statistics.summarize import summarize
 from teka.data import lossless_selection
 from teka.errors import wrong_shape, wrong_value
 
-Model = Callable[[Tensor], object]
 Images = Float[Tensor, "images channels height width"]
 Labels = Int[Tensor, " images"] | None
 Place = tuple[int, int]
+Move = Callable[[Tensor, Place], Tensor]
 
 HORN_SIDE, HORN_MARGIN, HORN_CLASS = 32, 8, 1
 ZHANG_CANVAS, ZHANG_CROP, ZHANG_PASSES = 256, 224, 5
 CHAMAN_SMALL, CHAMAN_SHIFT_OF_SMALL, CHAMAN_SHIFT = 32, 3, 32
+USUAL = AuditSettings()  # of which how to ask, and the seed of the draws and of the bootstrap, matter here
 
 
 @dataclass(frozen=True)
@@ -43,22 +46,8 @@ class PresetResult:
     metrics: dict[str, Metrics]  # where images move along a set of shifts, by the images they are of
 
 
-@dataclass(frozen=True)
-class Asking:
-    """How a procedure asks a model."""
-
-    batch_size: int = 256  # as the authors' default; images of a batch share their random draws
-    seed: int = 0  # of the draws and of the bootstrap
-    confidence: float = 0.95
-    device: torch.device | str | None = None
-
-
-def horn2021(function: Model, images: Images, labels: Labels, asking: Asking = Asking()) -> PresetResult:
-    """Accuracy at 17 lossless shifts along dx: 854 ones of MNIST's test images, 791 trousers of Fashion-MNIST's.
-
-    The numbers are the mean over the shifts and the lowest of class 1 and of all classes. The paper's band about an
-    accuracy p is √(p (1 − p)), the standard deviation of one image's answer; the intervals here are Wilson's.
-    """
+def horn2021(function: Model, images: Images, labels: Labels, settings: AuditSettings = USUAL) -> PresetResult:
+    """Mean and lowest accuracy at 17 lossless shifts along dx: 854 ones of MNIST, 791 trousers of Fashion-MNIST."""
     if labels is None:
         raise wrong_value("labels", None, "a class for each image, for preset 'horn2021'")
     _check_side(images, HORN_SIDE, "horn2021")
@@ -69,19 +58,12 @@ def horn2021(function: Model, images: Images, labels: Labels, asking: Asking = A
         counts[f"images, {name}"] = int(keep.sum())
         if not keep.any():
             raise wrong_value("images", f"none of {name} with margins of {HORN_MARGIN} columns", "at least one")
-        responses = measure_responses(
-            function,
-            images[keep],
-            shifts,
-            Movement("lossless"),
-            labels=labels[keep],
-            output="logits",
-            batch_size=asking.batch_size,
-            device=asking.device,
-        )
-        metrics[name] = summarize(responses, confidence=asking.confidence, seed=asking.seed)
+        given = function, images[keep], shifts, Movement("lossless")
+        how: Any = {"output": "logits", "batch_size": settings.batch_size, "device": settings.device}
+        responses = measure_responses(*given, labels=labels[keep], **how)
+        metrics[name] = summarize(responses, **settings.intervals)
         share = (responses.predictions == responses.labels).double().mean(dim=0)
-        numbers[f"mean accuracy, {name}"] = _mean_share(share, asking)
+        numbers[f"mean accuracy, {name}"] = _mean_share(share, settings)
         numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
     return PresetResult(
         "horn2021",
@@ -94,34 +76,31 @@ def horn2021(function: Model, images: Images, labels: Labels, asking: Asking = A
     )
 
 
-def zhang2019(function: Model, images: Images, labels: Labels = None, asking: Asking = Asking()) -> PresetResult:
+def zhang2019(function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL) -> PresetResult:
     """Consistency of two random crops of 224 of images of 256: P[argmax f(crop_a x) = argmax f(crop_b x)].
 
-    The offsets are those that the authors' code draws after `numpy.random.seed(seed)` with the same batch size. The
-    interval is over images, for the offsets that were drawn.
+    The offsets are those that the authors' code draws with the same seed and batch size; the interval is over images.
     """
     _check_side(images, ZHANG_CANVAS, "zhang2019")
-    window, offsets = partial(_window, side=ZHANG_CROP), ZHANG_CANVAS - ZHANG_CROP
-    agreement = pair_agreement(function, images, window, low=0, high=offsets, passes=ZHANG_PASSES, asking=asking)
+    offsets = {"low": 0, "high": ZHANG_CANVAS - ZHANG_CROP}
+    agreement = pair_agreement(function, images, _window, **offsets, passes=ZHANG_PASSES, settings=settings)
     return PresetResult(
         "zhang2019",
         "Images of 256 × 256; two crops of 224 × 224, their offsets drawn from 0 … 31 along each axis, one pair for "
         "all images of a batch; share of images answered alike, over 5 passes.",
         "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
         "validate_shift in github.com/adobe/antialiased-cnns",
-        {"images": len(images), "passes": ZHANG_PASSES, "batch size": asking.batch_size},
-        {"consistency of two crops": _mean_share(agreement.double().mean(dim=0), asking)},
+        {"images": len(images), "passes": ZHANG_PASSES, "batch size": settings.batch_size},
+        {"consistency of two crops": _mean_share(agreement.double().mean(dim=0), settings)},
         {},
     )
 
 
-def chaman2021(function: Model, images: Images, labels: Labels = None, asking: Asking = Asking()) -> PresetResult:
+def chaman2021(function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL) -> PresetResult:
     """Consistency of two random shifts: P[argmax f(T_s x) = argmax f(T_s' x)], circular and zero-padded.
 
-    The shifts are those that the authors' code draws after `numpy.random.seed(seed)` with the same batch size, for
-    each of the two from the start. What comes in is 0, in the values that the images have here; the authors' images
-    were normalised before. Their CIFAR-10 code averages over batches, their ImageNet code, as this, over images. The
-    interval is over images, for the shifts that were drawn.
+    The shifts are those that the authors' code draws with the same seed and batch size. What comes in is 0 in the
+    images' values; the authors' were normalised before. Their CIFAR-10 code averages over batches, this over images.
     """
     smallest = min(images.shape[2:])
     largest = CHAMAN_SHIFT_OF_SMALL if smallest <= CHAMAN_SMALL else CHAMAN_SHIFT
@@ -132,15 +111,15 @@ def chaman2021(function: Model, images: Images, labels: Labels = None, asking: A
         ("circular", lambda batch, place: batch.roll(place, (2, 3))),
         ("zero-padded", partial(_padded_window, margin=largest)),
     ):
-        agreement = pair_agreement(function, images, move, low=-largest, high=largest, passes=1, asking=asking)
-        numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), asking)
+        agreement = pair_agreement(function, images, move, low=-largest, high=largest, passes=1, settings=settings)
+        numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), settings)
     return PresetResult(
         "chaman2021",
         "Two shifts drawn from −m … m − 1 along each axis, one pair for all images of a batch; m = 3 for images to 32 "
         "pixels, 32 for larger ones; share of images answered alike, rolled round the edges, and with zeros coming in.",
         "Chaman and Dokmanić 2021, Truly Shift-Invariant Convolutional Neural Networks, §5; validate and "
         "evaluate_random_crop in github.com/achaman2/truly_shift_invariant_cnns",
-        {"images": len(images), "largest shift": largest, "batch size": asking.batch_size},
+        {"images": len(images), "largest shift": largest, "batch size": settings.batch_size},
         numbers,
         {},
     )
@@ -155,52 +134,39 @@ PRESETS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman202
 
 
 def pair_agreement(
-    function: Model,
-    images: Images,
-    move: Callable[[Tensor, Place], Tensor],
-    *,
-    low: int,
-    high: int,
-    passes: int,
-    asking: Asking,
+    function: Model, images: Images, move: Move, *, low: int, high: int, passes: int, settings: AuditSettings
 ) -> Bool[Tensor, "passes images"]:
-    """Whether argmax f is the same at two random places, low to high − 1 along each axis, for every image and pass.
-
-    All images of a batch share the two draws, as in the sources' code: the first is drawn, then the second, batch after
-    batch and pass after pass, as `numpy.random.randint` does after `numpy.random.seed(seed)`.
-    """
+    """Whether argmax f is the same at two random places, low to high − 1 along each axis, for every image and pass."""
     check_evaluation_mode("function", function)
-    for argument, number in (("images", len(images)), ("passes", passes), ("batch_size", asking.batch_size)):
+    for argument, number in (("images", len(images)), ("passes", passes)):
         if number < 1:
             raise wrong_value(argument, number, "at least 1")
-    random = np.random.RandomState(asking.seed)
+    random = np.random.RandomState(settings.seed)
     agreement = torch.empty(passes, len(images), dtype=torch.bool)
     for index in range(passes):
-        for start in range(0, len(images), asking.batch_size):
-            batch = images[start : start + asking.batch_size].to(asking.device)
+        for start in range(0, len(images), settings.batch_size):
+            batch = images[start : start + settings.batch_size].to(settings.device)
+            # As the sources' code draws after `numpy.random.seed(seed)`: all images of a batch share the two draws.
             places = [tuple(random.randint(low, high, 2).tolist()) for _ in range(2)]
             what, answers = f"on images {start} to {start + len(batch) - 1}", []
             for seen in (move(batch, place) for place in places):
                 logits = call_model(function, seen, lambda what=what: what)
                 infer_output(logits.shape, seen.shape[2:], "logits")
                 answers.append(logits.argmax(dim=1).cpu())
-            agreement[index, start : start + asking.batch_size] = answers[0] == answers[1]
+            agreement[index, start : start + settings.batch_size] = answers[0] == answers[1]
     return agreement
 
 
-def _window(images: Tensor, place: Place, *, side: int) -> Tensor:
-    """The square window of which the upper left pixel lies at a place."""
-    return images[:, :, place[0] : place[0] + side, place[1] : place[1] + side]
+def _window(images: Tensor, place: Place, height: int = ZHANG_CROP, width: int = ZHANG_CROP) -> Tensor:
+    return images[:, :, place[0] : place[0] + height, place[1] : place[1] + width]
 
 
 def _padded_window(images: Tensor, place: Place, *, margin: int) -> Tensor:
     """A window of the images' size, moved by a place over the images padded with zeros: content moves back."""
-    height, width = images.shape[2:]
-    top, left = (step + margin for step in place)
-    return torch.nn.functional.pad(images, (margin,) * 4)[:, :, top : top + height, left : left + width]
+    padded = torch.nn.functional.pad(images, (margin,) * 4)
+    return _window(padded, (place[0] + margin, place[1] + margin), *images.shape[2:])
 
 
-def _mean_share(shares: Float[Tensor, " images"], asking: Asking) -> Estimate:
-    """The mean over images of a share of each, with an interval over images."""
-    settings = BootstrapSettings(asking.confidence, seed=asking.seed)
-    return estimate_mean_share(average(shares[None], ImageResamples(len(shares), settings)), asking.confidence)
+def _mean_share(shares: Float[Tensor, " images"], settings: AuditSettings) -> Estimate:
+    resamples = ImageResamples(len(shares), BootstrapSettings(**settings.intervals))
+    return estimate_mean_share(average(shares[None], resamples), settings.confidence)

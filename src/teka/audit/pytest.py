@@ -41,21 +41,11 @@ def assert_consistent(
 ) -> Metrics:
     """Assert that a classifier answers moved images as unshifted ones, in at least a share of the cases.
 
-    Args:
-        model: Images (B, C, H, W) to logits (B, K); a module in evaluation mode.
-        images: Images (N, C, H, W).
-        labels: Their classes (N,), for the metrics that need them.
-        shifts: The largest shift of a square, in pixels, or the shifts.
-        mode: How images move, a mode of the function `teka.audit.translate`.
-        minimum: The least value of the metric that passes, in [0, 1].
-        metric: "consistency" (answers as unshifted), or with labels "consistency_when_right" or "worst_shift_accuracy"
-            (images right at every shift).
-        background: Value of the images' background.
-        batch_size: Images for one call.
-        seed: Seed of the intervals' bootstrap.
-
-    Returns:
-        All metrics, where they pass.
+    The model, in evaluation mode, takes images (B, C, H, W) to logits (B, K). Shifts are the largest of a square, in
+    pixels, or a set of them, and a mode one of the function `teka.audit.translate`. The metric is "consistency"
+    (answers as unshifted), or with labels (N,) "consistency_when_right" or "worst_shift_accuracy" (images right at
+    every shift); its least value that passes is the minimum, in [0, 1]. The seed is that of the intervals' bootstrap.
+    All metrics are returned where it passes.
 
     Raises:
         AssertionError: The metric is below the minimum. The message has its value and interval, and the minimal
@@ -71,15 +61,8 @@ def assert_consistent(
     check_evaluation_mode("model", model)
     sizes = tuple(images.shape[2:])
     settings = AuditSettings(square_shifts(shifts) if isinstance(shifts, int) else shifts, background=background)
-    responses = measure_responses(
-        model,
-        images,
-        settings.shifts_for(sizes),
-        settings.movement(mode, sizes),
-        labels=labels,
-        output="logits",
-        batch_size=batch_size,
-    )
+    asked = model, images, settings.shifts_for(sizes), settings.movement(mode, sizes)
+    responses = measure_responses(*asked, labels=labels, output="logits", batch_size=batch_size)
     metrics = summarize(responses, seed=seed)
     if metric not in metrics.numbers:
         raise wrong_value("metric", metric, f"one that these images define: {', '.join(metrics.numbers)}")
@@ -94,11 +77,7 @@ def assert_consistent(
 
 
 def minimal_counter_example(responses: Responses) -> str:
-    """The image that is answered otherwise at the shortest shift, in words.
-
-    The shortest is that of the smallest largest step, then of the smallest sum of steps, then the first; of the images
-    that change there, the first.
-    """
+    """The first image that is answered otherwise at the shortest shift: by largest step, then sum, then row."""
     predictions = responses.predictions
     if predictions is None:
         raise wrong_value("responses.output", responses.output, "'logits'")

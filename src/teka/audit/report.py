@@ -1,23 +1,26 @@
-"""Everything that an audit found, as it is written to a file and read back."""
+"""Everything that an audit found, with images that show it, as it is written to a file and read back."""
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from teka.audit.caveats import Caveat
-from teka.audit.example import Example
-from teka.audit.layers.findings import LayerFindings
+from teka.audit.function import call_model
+from teka.audit.layers.blame import LayerFindings
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.audit.procedures import PresetResult
+from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
 from teka.codec import decode, encode
@@ -27,7 +30,7 @@ from teka.files import read_json, write_json
 SCHEMA = 2
 READ_SCHEMAS = (1, SCHEMA)
 # What a comparison of two models needs of each; the loss is not compared.
-PACKED_TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "probability_change", "divergence")
+PACKED = ("evaluated", "error_squared", "norm_squared", "predictions", "probability_change", "divergence", "labels")
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,24 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class PackedResponses:
-    """What a model answered for every image at every shift, as text: what a comparison with another model needs.
+class Example:
+    """One image and what the model answered at every shift (dy, dx), with the probability it gave that class."""
 
-    The tables are those of `Responses` but the loss, with the labels, as a compressed .npz file in base64: numbers in
-    single precision, classes in the fewest bytes that hold them.
-    """
+    mode: str
+    index: int  # among the images
+    label: int | None
+    image: str  # levels of the placed image before any shift, bytes of shape (H, W, C) in base64
+    height: int
+    width: int
+    channels: int  # 1 or 3
+    shifts: tuple[tuple[int | float, ...], ...]
+    predictions: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PackedResponses:
+    """The tables of `Responses` but the loss, with the labels, as text: a compressed .npz file in base64."""
 
     movement: Movement
     shifts: tuple[tuple[int | float, ...], ...]
@@ -55,16 +70,12 @@ class PackedResponses:
     @classmethod
     def pack(cls, responses: Responses) -> "PackedResponses":
         """What a model answered, ready to be kept in a report."""
-        arrays = {}
-        for name in (*PACKED_TABLES, "labels"):
-            table = getattr(responses, name)
-            if table is not None:
-                arrays[name] = _smallest(table.cpu().numpy())
+        tables = {name: table for name in PACKED if (table := getattr(responses, name)) is not None}
+        arrays: Any = {name: _smallest(table.cpu().numpy()) for name, table in tables.items()}
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)
-        return cls(
-            responses.movement, responses.shifts, responses.output, base64.b64encode(file.getvalue()).decode("ascii")
-        )
+        text = base64.b64encode(file.getvalue()).decode("ascii")
+        return cls(responses.movement, responses.shifts, responses.output, text)
 
     def unpack(self) -> Responses:
         """The responses, for `teka.audit.compare_responses`; without the loss and the times."""
@@ -93,55 +104,28 @@ def _smallest(table: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Everything that an audit found.
+    """Everything that an audit found."""
 
-    Args:
-        name: What to call the model.
-        model: Facts of the model: what it is, its parameters, a hash of its weights.
-        data: Facts of the images: their number, shape, classes, a hash.
-        settings: What was asked for.
-        metrics: The numbers, one entry for each mode, in the order asked for.
-        phases: For each mode, errors by the phase of the shift in the model's coarsest grid.
-        noise_floor: How much two calls differ that should not, or None.
-        lie_derivative: Change per pixel for infinitesimal shifts, along dy and dx; fewer where it failed.
-        sensitivity: For each mode, the translation-sensitivity map.
-        layers: The layers, and the first that breaks, or None.
-        presets: What procedures of the literature gave.
-        caveats: What could make these numbers mislead.
-        failures: Parts that could not be done.
-        examples: Images whose answer changes most, with the answers at every shift.
-        verdict: What it comes to, in plain sentences, the first the headline.
-        provenance: Command, date, hardware, versions, seconds.
-        responses: What the model answered, for each entry of `metrics`; none in reports of older versions.
-    """
-
-    name: str
-    model: dict[str, object]
-    data: dict[str, object]
+    name: str  # what to call the model
+    model: dict[str, object]  # what it is, its parameters, a hash of its weights
+    data: dict[str, object]  # number, shape and classes of the images, a hash
     settings: dict[str, object]
-    metrics: tuple[Metrics, ...]
-    phases: dict[str, PhaseTable]
+    metrics: tuple[Metrics, ...]  # of each mode, in the order asked for
+    phases: dict[str, PhaseTable]  # by mode, in the model's coarsest grid
     noise_floor: NoiseFloor | None
-    lie_derivative: tuple[LieDerivative, ...]
-    sensitivity: dict[str, SensitivityMap]
+    lie_derivative: tuple[LieDerivative, ...]  # along dy and dx; fewer where it failed
+    sensitivity: dict[str, SensitivityMap]  # by mode
     layers: LayerFindings | None
     presets: tuple[PresetResult, ...]
     caveats: tuple[Caveat, ...]
     failures: tuple[Failure, ...]
-    examples: tuple[Example, ...]
-    verdict: tuple[str, ...]
-    provenance: dict[str, object]
-    responses: tuple[PackedResponses, ...] = ()
+    examples: tuple[Example, ...]  # images whose answer changes most
+    verdict: tuple[str, ...]  # what it comes to, in plain sentences, the first the headline
+    provenance: dict[str, object]  # command, date, hardware, versions, seconds
+    responses: tuple[PackedResponses, ...] = ()  # for each entry of `metrics`; none in reports of older versions
 
     def number(self, name: str) -> float:
-        """The lowest value of a number over the modes, as a gate wants it.
-
-        Args:
-            name: One of `teka.audit.statistics.metrics.NUMBERS`.
-
-        Raises:
-            ValueError: No mode has it.
-        """
+        """The lowest value over the modes of one of `metrics.NUMBERS`, as a gate wants it; else ValueError."""
         found = [one.numbers[name].value for one in self.metrics if name in one.numbers]
         if not found:
             known = sorted({key for one in self.metrics for key in one.numbers})
@@ -157,23 +141,18 @@ class AuditReport:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> "AuditReport":
-        """What `to_dict` wrote, or that of an older version, whose caveats were called traps.
-
-        Raises:
-            ValueError: Another schema, or a missing or unknown field.
-        """
+        """What `to_dict` wrote, or that of an older version; ValueError for another schema or other fields."""
         fields = dict(content)
         schema = fields.pop("schema", None)
         if schema not in READ_SCHEMAS:
             expected = f"one of {', '.join(map(str, READ_SCHEMAS))}, which this version of teka reads"
             raise wrong_value("schema", schema, expected)
-        if "traps" in fields:
+        if "traps" in fields:  # as caveats were called
             fields["caveats"] = fields.pop("traps")
         derivatives = fields.get("lie_derivative")
         if isinstance(derivatives, list):
-            fields["lie_derivative"] = [
-                {name: value for name, value in dict(one).items() if name != "mean"} for one in derivatives
-            ]
+            kept = ({name: value for name, value in dict(one).items() if name != "mean"} for one in derivatives)
+            fields["lie_derivative"] = list(kept)
         try:
             return decode(cls, fields)
         except ValueError as error:
@@ -185,12 +164,54 @@ class AuditReport:
 
     @classmethod
     def read(cls, path: str | Path) -> "AuditReport":
-        """Read a report that `write` wrote.
-
-        Raises:
-            ValueError: No such file, not JSON, or not an audit's report; the message names the file.
-        """
+        """Read a report that `write` wrote; a ValueError names the file that is not there, or is none."""
         try:
             return cls.from_dict(read_json(Path(path)))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
+    """Indices of so many images whose answer changes at most shifts, those that are correct unshifted first."""
+    if responses.predictions is None:
+        return ()
+    changed = ((responses.predictions != responses.predictions[responses.zero]) & responses.evaluated).sum(dim=0)
+    correct = responses.correct
+    right = torch.zeros_like(changed) if correct is None else correct[responses.zero].to(changed)
+    # One that was correct has something to lose; ties go to the earlier image.
+    order = torch.argsort(changed + right * (changed > 0) * responses.evaluated.shape[0], descending=True, stable=True)
+    return tuple(order[:number].tolist())
+
+
+def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
+    """An image's levels (H, W, C) in base64, of C other than 1 or 3 the mean; beyond [0, 1] spread over their range."""
+    shown = image if image.shape[0] in (1, 3) else image.mean(dim=0, keepdim=True)
+    low, high = (bound.item() for bound in torch.aminmax(shown.double()))
+    if low < 0 or high > 1:
+        shown = (shown - low) / max(high - low, 1e-12)
+    levels = (shown.double() * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+    return base64.b64encode(levels.cpu().numpy().tobytes()).decode("ascii")
+
+
+def make_examples(
+    function: Callable[[Tensor], object],
+    images: Float[Tensor, "images channels height width"],
+    responses: Responses,
+    indices: Iterable[int],
+    settings: AuditSettings,
+) -> Iterator[Example]:
+    """Some of the images, with a classifier's answer and its probability at every shift; none of another output."""
+    movement, shifts = responses.movement, responses.take_complete().shifts
+    for index in indices if responses.predictions is not None else ():
+        placed = movement.place(images[index : index + 1].to(settings.device))
+        answers, shares = [], []
+        for start in range(0, len(shifts), settings.batch_size):
+            moved = torch.cat([movement.move(placed, shift) for shift in shifts[start : start + settings.batch_size]])
+            logits = call_model(function, moved, lambda at=index: f"on image {at}, for an example")
+            share, answer = logits.softmax(dim=1).max(dim=1)
+            answers += answer.tolist()
+            shares += [round(one, 4) for one in share.tolist()]
+        label = None if responses.labels is None else int(responses.labels[index])
+        (height, width), channels = placed.shape[2:], 3 if placed.shape[1] == 3 else 1
+        shown = encode_levels(placed[0]), height, width, channels
+        yield Example(movement.mode, index, label, *shown, shifts, tuple(answers), tuple(shares))

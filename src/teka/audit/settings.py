@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from teka.audit.measure.measurement import OUTPUT_CHOICES
+from teka.audit.measure.outputs import OUTPUT_CHOICES
 from teka.audit.movement import Movement
-from teka.audit.procedures import PRESETS
 from teka.audit.shifts import square_shifts
 from teka.checks import check_name
 from teka.codec import encode
@@ -16,9 +16,7 @@ from teka.errors import wrong_value
 
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
 Steps = int | float | Sequence[int | float]
-PARTS = ("noise", "layers", "derivative", "sensitivity")
-"""What an audit does beside the shifts themselves."""
-
+PARTS = ("noise", "layers", "derivative", "sensitivity")  # what an audit does beside the shifts themselves
 MAX_SHIFT = 8
 
 
@@ -71,6 +69,8 @@ class AuditSettings:
         if not self.modes or len(set(self.modes)) < len(self.modes):
             raise wrong_value("modes", list(self.modes), "at least one mode, each once")
         if self.preset is not None:
+            from teka.audit.procedures import PRESETS  # which read these settings themselves
+
             check_name("preset", self.preset, PRESETS)
         for part in self.parts:
             check_name("parts", part, PARTS)
@@ -79,6 +79,11 @@ class AuditSettings:
             raise wrong_value("batch_size", self.batch_size, "at least 1")
         if self.budget_seconds is not None and self.budget_seconds <= 0:
             raise wrong_value("budget_seconds", self.budget_seconds, "a positive number of seconds, or None")
+
+    @property
+    def intervals(self) -> dict[str, Any]:
+        """How numbers get their intervals, as `summarize` and its like take it."""
+        return {name: getattr(self, name) for name in ("confidence", "num_resamples", "seed")}
 
     def shifts_for(self, sizes: Sequence[int]) -> tuple[tuple[int | float, ...], ...]:
         """The shifts of images of these spatial sizes, zero among them."""

@@ -16,33 +16,20 @@ MOST_STEPS = 500  # of a set of shifts along an axis, in each direction: a milli
 Shift = SupportsIndex | Sequence[SupportsIndex]
 # The same with fractions, for the sub-pixel modes.
 SubpixelShift = SupportsFloat | SupportsIndex | Sequence[SupportsFloat | SupportsIndex]
+CheckedShift = tuple[int | float, ...]  # one step for each axis, as `check_shifts` gives them
+CheckedShifts = tuple[CheckedShift, ...]
+SubpixelShifts = Iterable[SubpixelShift]
 
 
 def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
-    """All shifts −m … m along each axis separately, the zero shift once: 2 m n + 1 shifts.
-
-    Args:
-        max_shift: Largest shift m, in cells.
-        num_axes: Number of axes n; of an image, axis 0 is dy (downwards) and axis 1 is dx (to the right).
-
-    Raises:
-        ValueError: A negative `max_shift` or a `num_axes` below 1.
-    """
+    """All shifts −m … m along each axis separately, the zero shift once: 2 m n + 1 shifts; of images, dy then dx."""
     steps = _steps(max_shift, num_axes)
     along_axes = ((0,) * axis + (step,) + (0,) * (num_axes - axis - 1) for axis in range(num_axes) for step in steps)
     return tuple(dict.fromkeys(along_axes))
 
 
 def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
-    """All shifts of −m … m along every axis at once, in row-major order: (2 m + 1)^n shifts.
-
-    Args:
-        max_shift: Largest shift m along an axis, in cells.
-        num_axes: Number of axes n.
-
-    Raises:
-        ValueError: A negative `max_shift` or a `num_axes` below 1.
-    """
+    """All shifts of −m … m along every axis at once, in row-major order: (2 m + 1)^n shifts; as `axis_shifts`."""
     return tuple(itertools.product(_steps(max_shift, num_axes), repeat=num_axes))
 
 
@@ -53,16 +40,7 @@ def _steps(max_shift: int, num_axes: int) -> range:
 
 
 def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> tuple[tuple[int, ...], ...]:
-    """Permutations of tokens drawn uniformly from all but the one that moves nothing.
-
-    Args:
-        num_tokens: Number of tokens, at least 2.
-        number: How many to draw.
-        seed: Seed of the draw; the same gives the same permutations.
-
-    Raises:
-        ValueError: Fewer than 2 tokens or 1 permutation.
-    """
+    """So many permutations of two tokens or more, drawn uniformly from all but the one that moves nothing."""
     check_sizes({"num_tokens": num_tokens}, least=2)
     check_sizes({"number": number})
     generator = torch.Generator().manual_seed(seed)
@@ -74,12 +52,9 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> t
     return tuple(drawn)
 
 
-def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift]) -> tuple[tuple[int | float, ...], ...]:
-    """The set of shifts in the order given, each as one number for each axis; repeats count once.
-
-    Whole numbers are ints, and a single number moves along the last axis.
-    """
-    checked: dict[tuple[int | float, ...], None] = {}
+def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift]) -> CheckedShifts:
+    """The set of shifts in the order given, one number for each axis, whole ones as ints; repeats count once."""
+    checked: dict[CheckedShift, None] = {}
     for shift in shifts:
         given = shift if isinstance(shift, Sequence) else (0,) * (len(sizes) - 1) + (shift,)
         try:
@@ -97,12 +72,10 @@ def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift]) -> tuple
 
 
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
-    """Indices of shifts from coarse to fine, so that a budget that ends leaves a coarse set.
+    """Indices of shifts from coarse to fine, so that a budget that ends leaves a coarse set; zero comes first.
 
-    The zero shift comes first. Along every axis the smallest step, zero and the largest are of level 0, and each
-    further level halves the gaps that the levels before have left. A shift has the level of its finest step; within a
-    level the farthest come first. Of the square −8 … 8 the first 9 shifts are the square of steps of 8, the first 25
-    that of steps of 4, the first 81 that of steps of 2.
+    Along every axis the smallest step, zero and the largest are of level 0, and each further level halves the gaps that
+    are left. A shift has the level of its finest step; within a level the farthest come first.
     """
     levels = [_levels({0, *steps}) for steps in zip(*shifts, strict=True)]
     ranks = []

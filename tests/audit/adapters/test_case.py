@@ -3,13 +3,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from teka.audit.adapters import Preprocessing, Subject, load
-from teka.audit.adapters.case import make_case, match_labels, place_for_modes
+from teka.audit.adapters.case import load_images, make_case, match_labels, place_for_modes, read_pictures
 from teka.audit.settings import AuditSettings
-from teka.cli.own_models import OWN_LOADERS
+from teka.cli.audit import OWN_LOADERS
 from teka.data import load as load_data
+from teka.data import resize_bilinear
 
 SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
 
@@ -40,10 +42,10 @@ def arrays(tmp_path):
 def test_a_model_of_this_library_gets_data_as_its_training_did():
     case = make_case(load("mnist", loaders=OWN_LOADERS), "digits", SETTINGS, num_images=7)
     assert case.images.shape == (7, 1, 16, 16)
-    assert case.caveats == ()
+    assert case.known["caveats"] == ()
     every = make_case(load("digits", loaders=OWN_LOADERS), "digits", SETTINGS)
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
-    assert every.class_names == tuple("0123456789")
+    assert every.known["class_names"] == tuple("0123456789")
     assert "360 of 360 test images of digits, 16 × 16" in every.description
 
 
@@ -51,9 +53,9 @@ def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
     case = make_case(model_of(Preprocessing(1, 10, crop=(10, 8)), (10, 8)), arrays, SETTINGS)
     assert tuple(case.images.shape) == (12, 1, 10, 8)
     # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
-    assert "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels" in case.caveats[0].message
-    assert case.data_facts["preprocessing"] == "resized to 10 × 12 (bilinear), cropped to the middle 10 × 8"
-    assert case.data_facts["image_size"] == [20, 24]
+    assert "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels" in case.known["caveats"][0].message
+    assert case.known["data_facts"]["preprocessing"] == "resized to 10 × 12 (bilinear), cropped to the middle 10 × 8"
+    assert case.known["data_facts"]["image_size"] == [20, 24]
 
 
 def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(arrays):
@@ -62,7 +64,7 @@ def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(
     assert tuple(case.images.shape) == (12, 1, 20, 24)
     after = make_case(subject, arrays, SETTINGS)
     torch.testing.assert_close(case.function(case.images), after.function(after.images))
-    assert "shifted and then resized" in case.caveats[0].message
+    assert "shifted and then resized" in case.known["caveats"][0].message
 
 
 def test_labels_are_the_models_or_left_out(arrays):
@@ -79,7 +81,7 @@ def test_windows_and_canvases_are_what_the_model_sees(mode, placed, field):
     settings = dataclasses.replace(SETTINGS, modes=(mode,))
     transform, changed = place_for_modes(model_of(Preprocessing(1, (16, 16)), (16, 16)), settings)
     # Shifts reach 1 along dy and 2 along dx.
-    assert transform.placed_size((33, 40)) == placed
+    assert transform.resized_size((33, 40)) == placed
     assert getattr(changed, field) == (16, 16)
     movement = changed.movement(mode, placed)
     assert movement.seen_size(placed) == (16, 16)
@@ -113,7 +115,7 @@ def test_a_model_of_any_size_keeps_the_images(arrays):
         Subject("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()), arrays, SETTINGS, labelled=False
     )
     assert tuple(case.images.shape) == (12, 3, 20, 24)
-    assert case.data_facts["preprocessing"] == "none"
+    assert case.known["data_facts"]["preprocessing"] == "none"
 
 
 LABELS = torch.tensor([2, 0, 1, 1])
@@ -139,3 +141,91 @@ def test_another_number_of_classes_is_an_error_that_says_both():
         match_labels(LABELS, 3, ("ant", "cat", "fox"), subject(("dog", "cat", "owl", "ant", "bee"), 5))
     with pytest.raises(ValueError, match="expected 2"):
         match_labels(LABELS, 3, None, subject(None, 2))
+
+
+def test_they_are_test_images_in_their_order_and_fewer_are_part_of_more():
+    every = load_images("digits", Preprocessing())
+    assert torch.equal(every.images, load_data("digits").test.images)
+    assert (every.num_available, every.num_classes, every.image_size) == (360, 10, (16, 16))
+    some, fewer = (load_images("digits", Preprocessing(), num_images=number, seed=3) for number in (50, 20))
+    rows = [tuple(image.flatten().tolist()) for image in some.images]
+    found = [rows.index(tuple(image.flatten().tolist())) for image in fewer.images]
+    assert found == sorted(found)
+    assert some.labels[found].tolist() == fewer.labels.tolist()
+    assert not torch.equal(fewer.images, load_images("digits", Preprocessing(), num_images=20, seed=4).images)
+
+
+def test_they_get_the_models_channels_and_size():
+    found = load_images("digits", Preprocessing(3, (11, 13)), image_size=12, num_images=5)
+    assert tuple(found.images.shape) == (5, 3, 11, 13)
+    assert found.image_size == (12, 12)
+
+
+def test_arrays_are_read_and_bytes_resized_in_whole_levels(tmp_path):
+    levels = np.random.default_rng(0).integers(0, 256, (10, 9, 7, 3), dtype=np.uint8)
+    labels = np.arange(10) % 4
+    np.savez(tmp_path / "data.npz", images=levels, labels=labels, test_images=levels, test_labels=labels)
+    found = load_images("data.npz", Preprocessing(), data_dir=tmp_path, image_size=5)
+    expected = resize_bilinear(torch.from_numpy(levels).permute(0, 3, 1, 2), 5)
+    assert torch.equal(found.images, expected.float() / 255)
+    assert (found.labels.tolist(), found.class_names, found.num_classes) == (labels.tolist(), None, 4)
+
+
+def test_of_fewer_images_than_asked_for_all_are_taken():
+    assert len(load_images("digits", Preprocessing(), num_images=361).images) == 360
+
+
+@pytest.mark.parametrize(("number", "seed", "said"), [(0, 0, "images"), (5, -1, "seed")])
+def test_no_images_and_a_negative_seed_are_refused(number, seed, said):
+    with pytest.raises(ValueError, match=f"{said} is"):
+        load_images("digits", Preprocessing(), num_images=number, seed=seed)
+
+
+def test_data_that_are_not_there_are_named():
+    with pytest.raises(ValueError, match="did you mean 'digits'"):
+        load_images("digitz", Preprocessing())
+
+
+def write_pictures(folder, names, *, sizes=((9, 7),), colour=True):
+    random = np.random.default_rng(1)
+    for label, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for number in range(4 + label):
+            height, width = sizes[number % len(sizes)]
+            shape = (height, width, 3) if colour else (height, width)
+            levels = random.integers(0, 256, shape, dtype=np.uint8)
+            Image.fromarray(levels).save(folder / name / f"{number}.png")
+
+
+@pytest.mark.parametrize("parted", [False, True])
+@pytest.mark.parametrize("colour", [False, True])
+def test_the_pictures_are_those_of_the_loaded_data_set(tmp_path, parted, colour):
+    for part in ("train", "test") if parted else (".",):
+        write_pictures(tmp_path / part, ("bee", "ant"), colour=colour)
+    found, expected = load_images(str(tmp_path), Preprocessing()), load_data(str(tmp_path)).test
+    assert torch.equal(found.images, expected.images)
+    assert torch.equal(found.labels, expected.labels)
+    assert (found.class_names, found.image_size, found.num_available) == (("ant", "bee"), (9, 7), len(expected))
+
+
+def test_each_picture_is_resized_from_its_own_size(tmp_path):
+    write_pictures(tmp_path, ("a", "b"), sizes=((9, 7), (20, 30), (16, 16)))
+    transform = Preprocessing(3, 6, crop=(5, 5))
+    images, size = read_pictures(sorted(tmp_path.rglob("*.png")), transform)
+    assert tuple(images.shape[1:]) == (3, 5, 5)
+    assert size is None
+    wide = torch.from_numpy(np.array(Image.open(tmp_path / "a" / "1.png"))).permute(2, 0, 1)[None].float() / 255
+    torch.testing.assert_close(images[1:2], transform.place(wide))
+
+
+def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
+    write_pictures(tmp_path, ("a", "b"), sizes=((9, 7), (5, 6)))
+    files = sorted(tmp_path.rglob("*.png"))
+    with pytest.raises(ValueError, match=r"size of .*1\.png is \(5, 6\)"):
+        read_pictures(files, Preprocessing())
+    assert read_pictures(files, Preprocessing(), 4)[1] == (4, 4)
+
+
+def test_what_is_no_folder_of_classes_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="at least two sub-folders of pictures"):
+        load_images(str(tmp_path), Preprocessing())

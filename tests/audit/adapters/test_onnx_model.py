@@ -7,7 +7,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from teka.audit.adapters.onnx_model import load_onnx
+from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
 
 
 class Net(nn.Module):
@@ -25,37 +25,51 @@ def net():
     return Net().eval()
 
 
-def export(net: nn.Module, path, batch: int | None, *, external_data: bool = False) -> None:
-    shapes = {"images": {0: "batch"}} if batch is None else None
+@pytest.fixture(scope="module")
+def exported(net, tmp_path_factory):
+    """The folder of an exported net for any number of images, with its weights in a file of their own."""
+    folder = tmp_path_factory.mktemp("exported")
     torch.onnx.export(
         net,
-        (torch.rand(batch or 2, 3, 11, 13),),
-        path,
+        (torch.rand(2, 3, 11, 13),),
+        folder / "net.onnx",
         input_names=["images"],
         output_names=["logits"],
-        dynamic_shapes=shapes,
-        external_data=external_data,
+        dynamic_shapes={"images": {0: "batch"}},
+        external_data=True,
         dynamo=True,
         verbose=False,
     )
+    return folder
 
 
-@pytest.mark.parametrize("batch", [None, 1, 4])
-def test_an_export_answers_as_the_module_whatever_its_batches(net, tmp_path, batch):
-    export(net, tmp_path / "net.onnx", batch)
-    subject = load_onnx(tmp_path / "net.onnx")
-    assert (subject.name, subject.input_size, subject.in_channels, subject.num_classes) == ("net", (11, 13), 3, 5)
+def write_net(folder, path, batch: int | None = None) -> None:
+    """Write the exported net as one file, for batches of a size if it is given."""
+    model = onnx.load(folder / "net.onnx")
+    if batch is not None:
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = batch
+    onnx.save(model, path)
+
+
+def test_an_export_answers_as_the_module_whatever_its_batches(net, exported, tmp_path):
     images = torch.rand(7, 3, 11, 13)
-    with torch.inference_mode():
-        answer = subject.function(images)
-        assert isinstance(answer, torch.Tensor)
-        torch.testing.assert_close(answer, net(images), atol=1e-5, rtol=1e-5)
-        assert not answer.requires_grad
-    assert "as they are" in subject.note
+    for batch in (None, 1, 4):
+        write_net(exported, tmp_path / "net.onnx", batch)
+        subject = load_onnx(tmp_path / "net.onnx")
+        assert isinstance(subject.function, OnnxFunction)
+        assert subject.function.batch_size == batch
+        assert (subject.name, subject.input_size, subject.in_channels, subject.num_classes) == ("net", (11, 13), 3, 5)
+        with torch.inference_mode():
+            answer = subject.function(images)
+            assert isinstance(answer, torch.Tensor)
+            torch.testing.assert_close(answer, net(images), atol=1e-5, rtol=1e-5)
+            assert not answer.requires_grad
+        assert "as they are" in subject.note
 
 
-def test_what_lies_beside_the_file_is_read(net, tmp_path):
-    export(net, tmp_path / "net.onnx", None)
+def test_what_lies_beside_the_file_is_read(net, exported, tmp_path):
+    write_net(exported, tmp_path / "net.onnx")
     settings = {"size": {"shortest_edge": 13}, "do_center_crop": True, "crop_size": {"height": 11, "width": 13}}
     normal = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**settings, **normal}))
@@ -69,12 +83,11 @@ def test_what_lies_beside_the_file_is_read(net, tmp_path):
         torch.testing.assert_close(subject.function(images), net((images - mean) / deviation), atol=1e-5, rtol=1e-5)
 
 
-def test_the_hash_counts_weights_in_a_file_of_their_own(net, tmp_path):
-    export(net, tmp_path / "net.onnx", None, external_data=True)
-    files = sorted(tmp_path.iterdir())
+def test_the_hash_counts_weights_in_a_file_of_their_own(exported):
+    files = sorted(exported.iterdir())
     assert [file.name for file in files] == ["net.onnx", "net.onnx.data"]
     content = b"".join(file.read_bytes() for file in files)
-    assert load_onnx(tmp_path / "net.onnx").weights_hash == hashlib.sha256(content).hexdigest()
+    assert load_onnx(files[0]).weights_hash == hashlib.sha256(content).hexdigest()
 
 
 def channel_means(path, shape: list, kind: int = TensorProto.FLOAT, inputs: int = 1) -> None:

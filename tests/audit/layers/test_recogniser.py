@@ -1,6 +1,5 @@
 from fractions import Fraction
 
-import pytest
 import torch
 from torch import nn
 
@@ -69,9 +68,9 @@ def test_padding_keeps_the_stride_as_a_module_and_in_a_function():
     assert recognise(recogniser, nn.Conv2d(3, 4, 3, 2), (3, 25, 37), "input").stride == (1, 1)
 
 
-@pytest.mark.parametrize("prefix", [0, 1, 2, 5])
-def test_tokens_are_found_on_the_grid_of_the_patches_after_any_prefix(prefix):
-    patched(prefix)
+def test_tokens_are_found_on_the_grid_of_the_patches_after_any_prefix():
+    for prefix in [0, 1, 2, 5]:
+        patched(prefix)
 
 
 def test_tokens_without_any_map_before_them_are_found_by_square_patches():
@@ -131,21 +130,22 @@ def test_a_vector_right_after_a_map_of_as_many_numbers_is_the_map_flattened():
     assert recognise(recogniser, nn.Linear(12, 12), (12,), "input").name == "vector"
 
 
-@pytest.mark.parametrize("shape", [(5, 1, 1), (1, 5)])
-def test_one_cell_is_a_vector_with_the_coarsest_stride_before_it(shape):
-    recogniser, _ = patched()
-    assert recognise(recogniser, nn.AdaptiveAvgPool2d(1), shape) == Layout("vector", (), (Fraction(4), Fraction(4)))
+def test_one_cell_is_a_vector_with_the_coarsest_stride_before_it():
+    for shape in [(5, 1, 1), (1, 5)]:
+        recogniser, _ = patched()
+        assert recognise(recogniser, nn.AdaptiveAvgPool2d(1), shape) == Layout(
+            "vector", (), (Fraction(4), Fraction(4))
+        ), shape
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (11, 13, 17), (31, 37)])
-def test_what_fits_nothing_is_refused_with_a_reason(shape):
-    recogniser, _ = start()
-    assert isinstance(recogniser.recognise(OTHER, (2, *shape), "output", None, ()), str)
+def test_what_fits_nothing_is_refused_with_a_reason():
+    for shape in [(2, 3, 4, 5), (11, 13, 17), (31, 37)]:
+        recogniser, _ = start()
+        assert isinstance(recogniser.recognise(OTHER, (2, *shape), "output", None, ()), str), shape
 
 
-@pytest.mark.parametrize(
-    ("module", "stride", "pads"),
-    [
+def test_what_a_module_declares_is_read():
+    for module, stride, pads in [
         (nn.Conv2d(1, 1, 3, 2, 1), (2, 2), True),
         (nn.Conv2d(1, 1, 3, padding="same"), (1, 1), True),
         (nn.Conv2d(1, 1, 3, padding="valid"), (1, 1), False),
@@ -153,11 +153,9 @@ def test_what_fits_nothing_is_refused_with_a_reason(shape):
         (nn.MaxPool2d(3), (3, 3), False),
         (nn.BatchNorm2d(1), None, False),
         (nn.Linear(1, 1), None, False),
-    ],
-)
-def test_what_a_module_declares_is_read(module, stride, pads):
-    assert declared_stride(module) == stride
-    assert pads_edge(module) == pads
+    ]:
+        assert declared_stride(module) == stride, (module, stride, pads)
+        assert pads_edge(module) == pads, (module, stride, pads)
 
 
 CELL_GRID = (3, 5)
@@ -167,9 +165,8 @@ PREFIX = torch.full((2, 2, 7), torch.nan)
 TOKENS = torch.cat([PREFIX, CELLS.flatten(2).transpose(1, 2)], dim=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "output", "prefix"),
-    [
+def test_every_layout_is_arranged_as_channels_over_cells_without_its_prefix():
+    for name, output, prefix in [
         ("map", CELLS, 0),
         ("channels-last map", CELLS.permute(0, 2, 3, 1), 0),
         ("flat map", CELLS.flatten(2), 0),
@@ -177,10 +174,8 @@ TOKENS = torch.cat([PREFIX, CELLS.flatten(2).transpose(1, 2)], dim=1)
         ("tokens", TOKENS, 2),
         ("tokens", TOKENS.unflatten(2, (7, 1)), 2),
         ("tokens of heads", TOKENS.unflatten(2, (7, 1)).transpose(1, 2), 2),
-    ],
-)
-def test_every_layout_is_arranged_as_channels_over_cells_without_its_prefix(name, output, prefix):
-    assert torch.equal(Layout(name, CELL_GRID, HALF, prefix).arrange(output), CELLS)
+    ]:
+        assert torch.equal(Layout(name, CELL_GRID, HALF, prefix).arrange(output), CELLS), (name, output, prefix)
 
 
 def test_a_vector_has_no_cells():
@@ -205,28 +200,28 @@ def owner(**tensors):
 ABSOLUTE = ("pos_embed", "position_embeddings", "positional_embedding", "pos_embedding", "pos_enc", "pos_emb", "pe")
 
 
-@pytest.mark.parametrize("name", [*ABSOLUTE, "absolute_pos_embed", "pos_embed_y", "positional_encoding"])
-def test_absolute_embeddings_are_known_by_name(name):
-    assert absolute_embeddings(owner(**{name: torch.zeros(4)}), ()) == (f"stem.{name}",)
+def test_absolute_embeddings_are_known_by_name():
+    for name in [*ABSOLUTE, "absolute_pos_embed", "pos_embed_y", "positional_encoding"]:
+        assert absolute_embeddings(owner(**{name: torch.zeros(4)}), ()) == (f"stem.{name}",), name
 
 
-@pytest.mark.parametrize("name", ["relative_position_bias_table", "rel_pos_h", "weight", "rotary_pos_emb", "pose"])
-def test_relative_ones_and_others_are_not(name):
-    assert absolute_embeddings(owner(**{name: torch.zeros(4)}), LAYOUTS) == ()
+def test_relative_ones_and_others_are_not():
+    for name in ["relative_position_bias_table", "rel_pos_h", "weight", "rotary_pos_emb", "pose"]:
+        assert absolute_embeddings(owner(**{name: torch.zeros(4)}), LAYOUTS) == (), name
 
 
 def test_an_embedding_layer_is_known_by_the_name_of_the_layer():
     assert absolute_embeddings(owner(position_embedding=nn.Embedding(16, 4)), ()) == ("stem.position_embedding.weight",)
 
 
-@pytest.mark.parametrize("shape", [(1, 16, 4), (1, 4, 3, 5), (1, 3, 5, 4)])
-def test_absolute_embeddings_are_known_by_shape(shape):
-    assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == ("stem.places",)
+def test_absolute_embeddings_are_known_by_shape():
+    for shape in [(1, 16, 4), (1, 4, 3, 5), (1, 3, 5, 4)]:
+        assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == ("stem.places",), shape
 
 
-@pytest.mark.parametrize("shape", [(16, 4), (2, 16, 4), (1, 4, 5, 3), (4, 4, 3, 5)])
-def test_other_shapes_are_not(shape):
-    assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == ()
+def test_other_shapes_are_not():
+    for shape in [(16, 4), (2, 16, 4), (1, 4, 5, 3), (4, 4, 3, 5)]:
+        assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == (), shape
 
 
 def test_buffers_count_too():
@@ -241,9 +236,9 @@ def test_a_module_that_computes_positions_is_known_by_its_class():
     assert absolute_embeddings(Performer(4, 1, 3, dim=8, depth=2, heads=2, position="rotary"), ()) == ()
 
 
-@pytest.mark.parametrize("name", ["cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"])
-def test_class_tokens_are_known_by_name(name):
-    assert class_tokens(owner(**{name: torch.zeros(4)}, weight=torch.zeros(4))) == (f"stem.{name}",)
+def test_class_tokens_are_known_by_name():
+    for name in ["cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"]:
+        assert class_tokens(owner(**{name: torch.zeros(4)}, weight=torch.zeros(4))) == (f"stem.{name}",), name
 
 
 def test_register_tokens_are_class_tokens_and_mask_tokens_are_not():

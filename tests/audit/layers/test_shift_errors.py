@@ -1,6 +1,5 @@
 from fractions import Fraction
 
-import pytest
 import torch
 
 from teka.audit.layers.recogniser import Layout
@@ -13,11 +12,9 @@ NO_BORDER = ((0, 0), (0, 0))
 CELLS = torch.arange(35).reshape(GRID)
 
 
-@pytest.mark.parametrize(
-    ("shift", "multiple"), [((4, -3), True), ((0, 0), True), ((3, 3), False), ((2, 2), False), ((2.0, 1.5), False)]
-)
-def test_a_shift_is_a_multiple_if_it_is_one_along_every_axis(shift, multiple):
-    assert is_multiple(shift, STRIDE) == multiple
+def test_a_shift_is_a_multiple_if_it_is_one_along_every_axis():
+    for shift, multiple in [((4, -3), True), ((0, 0), True), ((3, 3), False), ((2, 2), False), ((2.0, 1.5), False)]:
+        assert is_multiple(shift, STRIDE) == multiple, (shift, multiple)
 
 
 def test_at_a_multiple_there_is_one_move_by_whole_cells():
@@ -26,19 +23,16 @@ def test_at_a_multiple_there_is_one_move_by_whole_cells():
     assert moves.inside.all()
 
 
-@pytest.mark.parametrize(
-    ("shift", "moves"),
-    [
+def test_between_multiples_all_neighbours_are_tried():
+    for shift, moves in [
         ((1, 3), {(0, 1), (1, 1)}),
         ((-1, -1), {(-1, -1), (-1, 0), (0, -1), (0, 0)}),
         ((2, 4.5), {(1, 1), (1, 2)}),
-    ],
-)
-def test_between_multiples_all_neighbours_are_tried(shift, moves):
-    plans = plan_moves(LAYOUT, NO_BORDER, [shift], True)
-    expected = {tuple(CELLS.roll(move, (0, 1)).flatten().tolist()) for move in moves}
-    assert {tuple(one.source[0].tolist()) for one in plans} == expected
-    assert len(plans) == len(expected)
+    ]:
+        plans = plan_moves(LAYOUT, NO_BORDER, [shift], True)
+        expected = {tuple(CELLS.roll(move, (0, 1)).flatten().tolist()) for move in moves}
+        assert {tuple(one.source[0].tolist()) for one in plans} == expected, (shift, moves)
+        assert len(plans) == len(expected), (shift, moves)
 
 
 def test_shifts_with_fewer_neighbours_repeat_their_last():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from teka.audit.function import ModelError
 from teka.audit.layers.survey import COPIES, Survey, Trace, call_name, survey_batch
 
 IMAGES = torch.rand(3, 2, 11, 13, generator=torch.Generator().manual_seed(5))
@@ -11,10 +12,8 @@ IMAGES = torch.rand(3, 2, 11, 13, generator=torch.Generator().manual_seed(5))
 
 def survey(model, images=IMAGES):
     found = Survey(len(images), (images.shape[2], images.shape[3]))
-    with torch.no_grad(), Trace(dict(model.named_modules()), found.see) as trace:
-        batch = survey_batch(images)
-        trace.start(len(batch))
-        model.eval()(batch)
+    with torch.no_grad(), Trace(model.eval(), dict(model.named_modules()), found.see) as trace:
+        trace.run(survey_batch(images), "the images")
     return found
 
 
@@ -33,11 +32,11 @@ def test_the_copies_differ_in_the_outermost_pixels_only():
     assert (columns[..., [0, -1]] != IMAGES[..., [0, -1]]).all()
 
 
-@pytest.mark.parametrize("width", [2, 3])
-def test_more_than_one_pixel_is_overwritten_if_asked(width):
-    still, _, rows, _ = survey_batch(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
-    changed = (still != rows).any(dim=3).all(dim=(0, 1))
-    assert changed.tolist() == [True] * width + [False] * (11 - 2 * width) + [True] * width
+def test_more_than_one_pixel_is_overwritten_if_asked():
+    for width in [2, 3]:
+        still, _, rows, _ = survey_batch(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
+        changed = (still != rows).any(dim=3).all(dim=(0, 1))
+        assert changed.tolist() == [True] * width + [False] * (11 - 2 * width) + [True] * width, width
 
 
 def test_a_side_that_a_pool_leaves_out_is_not_felt():
@@ -45,9 +44,8 @@ def test_a_side_that_a_pool_leaves_out_is_not_felt():
     assert survey(nn.MaxPool2d(2, padding=1)).feels_all_sides
 
 
-@pytest.mark.parametrize(
-    ("model", "border"),
-    [
+def test_the_border_is_as_deep_as_the_outermost_pixels_are_felt():
+    for model, border in [
         (nn.ReLU(), ((1, 1), (1, 1))),
         (convolution(3, padding=1), ((2, 2), (2, 2))),
         (convolution((5, 3), padding=(2, 1)), ((3, 3), (2, 2))),
@@ -56,10 +54,8 @@ def test_a_side_that_a_pool_leaves_out_is_not_felt():
         (convolution(3, padding=2, dilation=2), ((3, 3), (3, 3))),
         (convolution(3, padding=1, stride=2), ((1, 1), (1, 1))),
         (convolution(3), ((1, 1), (1, 1))),
-    ],
-)
-def test_the_border_is_as_deep_as_the_outermost_pixels_are_felt(model, border):
-    assert survey(model).slots[-1].border == border
+    ]:
+        assert survey(model).slots[-1].border == border, (model, border)
 
 
 def test_what_sees_all_pixels_has_no_interior():
@@ -148,9 +144,9 @@ class Wrapping(nn.Module):
 
 def visits(model, images, modules=None):
     seen = []
-    with Trace(dict(model.named_modules()) if modules is None else modules, lambda *one: seen.append(one)) as trace:
-        trace.start(len(images))
-        model(images)
+    followed = dict(model.named_modules()) if modules is None else modules
+    with Trace(model, followed, lambda *one: seen.append(one)) as trace:
+        trace.run(images, "the images")
     return seen
 
 
@@ -178,12 +174,12 @@ def test_calls_of_one_module_within_a_pass_are_told_apart_and_counted_anew_in_th
     assert (call_name("0", 1), call_name("0", 2), call_name("", 1)) == ("0", "0 (call 2)", "(model)")
 
 
-@pytest.mark.parametrize("container", ["tuple", "mapping", "dataclass"])
-def test_the_tensor_with_a_row_for_each_image_is_found_in_any_container(container):
-    images = torch.rand(5, 2, 3)
-    *_, (visit, _, tensor) = visits(Wrapping(container), images)
-    assert visit.side == "output"
-    assert tensor is images
+def test_the_tensor_with_a_row_for_each_image_is_found_in_any_container():
+    for container in ["tuple", "mapping", "dataclass"]:
+        images = torch.rand(5, 2, 3)
+        *_, (visit, _, tensor) = visits(Wrapping(container), images)
+        assert visit.side == "output", container
+        assert tensor is images, container
 
 
 def test_an_input_given_by_name_is_found():
@@ -214,7 +210,7 @@ def test_no_hook_is_left_when_the_model_raises():
             raise RuntimeError("no")
 
     model = Raising()
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(ModelError, match="the model raised RuntimeError for the images: no"):
         visits(model, torch.ones(2, 3))
     assert not model._forward_hooks
     assert not model._forward_pre_hooks

@@ -4,13 +4,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from tests.audit.measure.models import IMAGES, LABELS, Counting, Failing, assert_same, linear, present
+from tests.raising import raises_for
 from torch import nn
 
 from teka.audit import square_shifts
 from teka.audit.function import ModelError, tensor_hash, weights_hash
-from teka.audit.measure import checkpoint as checkpoint_module
-from teka.audit.measure.checkpoint import Checkpoint
-from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure import measure_responses as checkpoint_module
+from teka.audit.measure.measure_responses import Checkpoint, measure_responses
 from teka.audit.movement import Movement
 
 ZERO, SHIFTS = Movement("zero"), square_shifts(2)
@@ -84,9 +84,8 @@ def test_the_state_is_written_while_the_model_runs(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
+def test_another_measurement_is_refused(tmp_path):
+    for changes, named in [
         ({"images": IMAGES.flip(0)}, "another images"),
         ({"labels": LABELS.flip(0).clone() * 0}, "another labels"),
         ({"labels": None}, "another labels"),
@@ -94,16 +93,14 @@ def test_the_state_is_written_while_the_model_runs(tmp_path, monkeypatch):
         ({"movement": Movement("circular")}, "another movement"),
         ({"output": "features"}, "another output"),
         ({"function": network(1)}, "another weights"),
-    ],
-)
-def test_another_measurement_is_refused(changes, named, tmp_path):
-    path = tmp_path / "state.safetensors"
-    given = {"function": network(), "images": IMAGES, "shifts": SHIFTS, "movement": ZERO, "labels": LABELS}
-    measure_responses(**given, checkpoint=path)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=named):
-        measure_responses(**{**given, **changes}, checkpoint=path)
-    assert path.read_bytes() == before
+    ]:
+        path = tmp_path / "state.safetensors"
+        given = {"function": network(), "images": IMAGES, "shifts": SHIFTS, "movement": ZERO, "labels": LABELS}
+        measure_responses(**given, checkpoint=path)
+        before = path.read_bytes()
+        with raises_for(named, ValueError, match=named):
+            measure_responses(**{**given, **changes}, checkpoint=path)
+        assert path.read_bytes() == before, changes
 
 
 def test_another_function_is_known_by_its_answers(tmp_path):
@@ -119,7 +116,7 @@ def test_a_file_that_is_cut_off_or_no_such_file_is_refused(tmp_path):
     content = path.read_bytes()
     for wrong in (content[:-100], content[:20], b"", b"{}"):
         path.write_bytes(wrong)
-        with pytest.raises(ValueError, match="a whole file of a measurement"):
+        with raises_for(wrong, ValueError, match="a whole file of a measurement"):
             measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
 
 
@@ -135,7 +132,7 @@ def test_a_bit_that_has_changed_is_refused(tmp_path):
 
 def test_a_path_without_a_folder_or_of_a_folder_is_refused(tmp_path):
     for path in (tmp_path / "missing" / "state", tmp_path):
-        with pytest.raises(ValueError, match="a file in a folder that exists"):
+        with raises_for(path, ValueError, match="a file in a folder that exists"):
             Checkpoint(path, {})
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.raising import raises_for
 from torch import nn
 from torch.testing import assert_close
 
@@ -61,13 +62,14 @@ def test_what_is_added_at_fixed_places_is_felt_in_a_dense_map():
     assert measured.by_image == pytest.approx((2 * math.pi * 3 / 7 * embedding.norm() / norms).tolist(), rel=1e-10)
 
 
-@pytest.mark.parametrize(("frequency", "expected"), [(1, 0.0), (2, 0.0), (5, math.pi), (4, math.pi)])
-def test_a_stride_is_felt_by_waves_that_its_map_does_not_hold(frequency, expected):
-    # Every second cell of a wave of k periods over 12 is one of k periods over 6; beyond 3 it is taken for one of
-    # k − 6. Moved back by t / 2 of its cells it turns by 2π(k − 6)t/12, not by 2πkt/12: 6 periods over 12 are missing.
-    measured = lie_derivative(lambda batch: batch[..., ::2], wave(12, frequency), axis=1)
-    assert measured.output == "dense"
-    assert measured.mean == pytest.approx(expected, abs=1e-12)
+def test_a_stride_is_felt_by_waves_that_its_map_does_not_hold():
+    for frequency, expected in [(1, 0.0), (2, 0.0), (5, math.pi), (4, math.pi)]:
+        # Every second cell of a wave of k periods over 12 is one of k periods over 6; beyond 3 it is taken for one of
+        # k − 6. Moved back by t / 2 of its cells it turns by 2π(k − 6)t/12, not by 2πkt/12: 6 periods over 12 are
+        # missing.
+        measured = lie_derivative(lambda batch: batch[..., ::2], wave(12, frequency), axis=1)
+        assert measured.output == "dense", frequency
+        assert measured.mean == pytest.approx(expected, abs=1e-12), frequency
 
 
 def test_a_map_of_one_cell_should_stay():
@@ -122,14 +124,14 @@ def in_inference(batch):
         return batch[:, :, 1, 2] ** 2
 
 
-@pytest.mark.parametrize("function", [lambda batch: batch.detach()[:, :, 1, 2] ** 2, by_numpy, in_inference])
-def test_where_the_derivative_is_cut_a_central_difference_stands_in(function):
-    measured = lie_derivative(function, noise(), axis=1)
-    assert measured.method == "central difference"
-    assert "forward-mode jvp: " in str(measured.reason)
-    assert "double backward: " in str(measured.reason)
-    exact = lie_derivative(lambda batch: batch[:, :, 1, 2] ** 2, noise(), axis=1)
-    assert measured.by_image == pytest.approx(exact.by_image, rel=1e-9)
+def test_where_the_derivative_is_cut_a_central_difference_stands_in():
+    for function in [lambda batch: batch.detach()[:, :, 1, 2] ** 2, by_numpy, in_inference]:
+        measured = lie_derivative(function, noise(), axis=1)
+        assert measured.method == "central difference", function
+        assert "forward-mode jvp: " in str(measured.reason), function
+        assert "double backward: " in str(measured.reason), function
+        exact = lie_derivative(lambda batch: batch[:, :, 1, 2] ** 2, noise(), axis=1)
+        assert measured.by_image == pytest.approx(exact.by_image, rel=1e-9), function
 
 
 def test_a_constant_has_none_by_any_way():
@@ -157,18 +159,15 @@ def test_an_output_of_zero_that_changes_is_refused():
         lie_derivative(lambda batch: batch[:, :, 2, 1], images, axis=1)
 
 
-@pytest.mark.parametrize(
-    ("images", "options", "message"),
-    [
+def test_bad_input_is_refused():
+    for images, options, message in [
         (noise(0), {"axis": 0}, "images is '0 of torch.float64'"),
         (noise().to(torch.int64), {"axis": 0}, "of a floating-point dtype"),
         (noise(), {"axis": 2}, "axis is 2"),
         (noise(), {"axis": 0, "batch_size": 0}, "batch_size is 0"),
-    ],
-)
-def test_bad_input_is_refused(images, options, message):
-    with pytest.raises(ValueError, match=message):
-        lie_derivative(lambda batch: batch.mean((2, 3)), images, **options)
+    ]:
+        with raises_for(options, ValueError, match=message):
+            lie_derivative(lambda batch: batch.mean((2, 3)), images, **options)
 
 
 def test_a_model_that_fails_or_trains_is_named_as_such():
@@ -191,13 +190,13 @@ def point_and_direction():
     return tuple(torch.randn(3, 5, dtype=torch.float64, generator=generator) for _ in range(2))
 
 
-@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
-def test_every_way_gives_the_derivative_of_a_polynomial(derivative):
-    # The central difference of x² is exact: ((x + hv)² − (x − hv)²) / 2h = 2xv.
-    point, direction = point_and_direction()
-    value, change = derivative(lambda inputs: inputs**2, point, direction)
-    assert_close(value, point**2)
-    assert_close(change, 2 * point * direction)
+def test_every_way_gives_the_derivative_of_a_polynomial():
+    for derivative in DERIVATIVES.values():
+        # The central difference of x² is exact: ((x + hv)² − (x − hv)²) / 2h = 2xv.
+        point, direction = point_and_direction()
+        value, change = derivative(lambda inputs: inputs**2, point, direction)
+        assert_close(value, point**2)
+        assert_close(change, 2 * point * direction)
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)

@@ -1,52 +1,141 @@
+import itertools
+import math
+
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.audit.measure import models
+from tests.raising import raises_for
 
-from teka.audit.measure.measurement import check_stride, infer_output
+from teka.audit import axis_shifts, square_shifts, translate
+from teka.audit.function import ModelError
+from teka.audit.measure import measurement
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.measurement import MovedImages
+from teka.audit.movement import Movement
 
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((3, 10), ("logits", None)),
-        ((3, 1), ("features", None)),
-        ((3, 4, 5), ("features", None)),
-        ((3, 4, 12, 18), ("dense", (1, 1))),
-        ((3, 4, 6, 6), ("dense", (2, 3))),
-        ((3, 4, 1, 9), ("dense", (12, 2))),
-        ((3, 4, 1, 1), ("features", None)),
-        ((3, 4, 5, 9), ("features", None)),
-    ],
+CIRCULAR, ZERO = Movement("circular"), Movement("zero")
+SQUARE = square_shifts(3)
+IMAGES = torch.zeros(5, 2, 9, 11, dtype=torch.float64)
+IMAGES[:, :, 3:6, 3:8] = torch.rand(5, 2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+SHIFTS = axis_shifts(3)
+MOVEMENTS = (
+    Movement("circular"),
+    Movement("lossless"),
+    Movement("zero", 0.5),
+    Movement("canvas", (0.0, 0.0), (15, 17)),
+    Movement("reflect"),
+    Movement("crop", crop_size=(3, 5)),
+    Movement("fourier"),
+    Movement("bilinear"),
 )
-def test_the_kind_follows_from_the_shape(shape, expected):
-    assert infer_output(shape, (12, 18)) == expected
 
 
-def test_a_choice_goes_before_the_shape():
-    assert infer_output((3, 10), (12, 18), "features") == ("features", None)
-    assert infer_output((3, 4, 6, 6), (12, 18), "features") == ("features", None)
-    assert infer_output((3, 4, 1, 1), (12, 18), "dense") == ("dense", (12, 18))
+def by_hand(movement, image, shift):
+    settings = {"background": movement.background, "canvas_size": movement.canvas_size, "crop_size": movement.crop_size}
+    return translate(IMAGES[image : image + 1], shift, mode=movement.mode, **settings)[0]
 
 
-def test_a_stride_makes_maps_of_other_sizes_dense():
-    assert infer_output((3, 4, 10, 16), (12, 18), stride=1) == ("dense", (1, 1))
-    assert infer_output((3, 4, 5, 5), (12, 18), "dense", (2, 3)) == ("dense", (2, 3))
+def test_a_batch_holds_what_translate_gives(monkeypatch):
+    for resident in [True, False]:
+        for movement in MOVEMENTS:
+            if not resident:
+                monkeypatch.setattr(measurement, "RESIDENT_BYTES", 4000)
+            moved = MovedImages(IMAGES, SHIFTS, movement)
+            entries = torch.tensor([0, 1, 2, 4, 5, 9, 13, 21, 22, 60])
+            batch = moved.batch(moved.segments(entries))
+            for row, entry in enumerate(entries.tolist()):
+                torch.testing.assert_close(
+                    batch[row], by_hand(movement, entry % 5, moved.shifts[entry // 5]), rtol=0, atol=0
+                )
 
 
-@pytest.mark.parametrize(
-    ("shape", "output", "stride", "message"),
-    [
-        ((3, 10), "dense", None, r"shape \(3, 10\), expected \(batch, channels, size, size\)"),
-        ((3, 4, 5, 9), "dense", None, r"expected sizes that divide \(12, 18\).*give stride"),
-        ((3, 4, 6), "logits", None, r"shape \(3, 4, 6\), expected \(batch, classes\)"),
-        ((3, 1), "logits", None, "two or more classes"),
-        ((3, 10), "auto", 2, r"stride is 2, expected None"),
-    ],
-)
-def test_an_output_of_another_kind_is_refused(shape, output, stride, message):
-    with pytest.raises(ValueError, match=message):
-        infer_output(shape, (12, 18), output, stride)
+def test_a_batch_may_be_changed():
+    for movement in MOVEMENTS:
+        images = IMAGES.clone()
+        moved = MovedImages(images, SHIFTS, movement)
+        segments = moved.segments(torch.arange(5))
+        first = moved.batch(segments)
+        expected = first.clone()
+        first.fill_(7.0)
+        assert torch.equal(images, IMAGES), movement
+        assert torch.equal(moved.batch(segments), expected), movement
 
 
-@pytest.mark.parametrize("stride", [0, (2, 2, 2), (2, 0), (1.5, 2)])
-def test_a_stride_that_is_none_is_refused(stride, as_users_run_it):
-    with pytest.raises(ValueError, match="stride is"):
-        check_stride(stride, 2)
+@given(st.sets(st.integers(0, 5 * 13 - 1), min_size=1))
+def test_segments_cover_their_entries(chosen):
+    moved = MovedImages(IMAGES, SHIFTS, Movement("circular"))
+    entries = torch.tensor(sorted(chosen))
+    covered, rows = [], []
+    for one in moved.segments(entries):
+        covered += (one.rank * 5 + torch.arange(5)[one.images]).tolist()
+        rows += range(len(entries))[one.rows]
+    assert covered == entries.tolist()
+    assert rows == list(range(len(entries)))
+
+
+def test_the_first_entries_are_the_images_unmoved():
+    moved = MovedImages(IMAGES, SHIFTS[::-1], Movement("zero"))
+    assert len(moved) == 5 * 13
+    assert torch.equal(moved.batch(moved.segments(torch.arange(5))), IMAGES)
+    assert moved.given_shifts == SHIFTS[::-1]
+
+
+def test_a_batch_is_named_by_its_shifts_and_images():
+    moved = MovedImages(IMAGES, [(0, 0), (0, 2)], Movement("zero"))
+    assert moved.where(moved.segments(torch.arange(1, 4))) == "at shift (0, 0), images 1 to 3"
+    expected = "in a batch from shift (0, 0), images 3 to 4 on, to shift (0, 2), images 0 to 1"
+    assert moved.where(moved.segments(torch.arange(3, 7))) == expected
+
+
+def test_what_cannot_be_moved_is_refused(as_users_run_it):
+    for images, shifts, movement, message in [
+        (IMAGES[:0], SHIFTS, Movement("zero"), r"images has shape \(0, 2, 9, 11\)"),
+        (IMAGES[0, 0], SHIFTS, Movement("zero"), r"images has shape \(9, 11\)"),
+        (IMAGES, [(0, 1)], Movement("zero"), "with the zero shift"),
+        (IMAGES, [(0, 0), (0, 12)], Movement("zero"), r"shift is \(0, 12\)"),
+        (IMAGES, [(0, 0), (4, 0)], Movement("lossless"), "5 of 5 images lose pixels"),
+    ]:
+        with raises_for((shifts, movement), ValueError, match=message):
+            MovedImages(images, shifts, movement)
+
+
+def test_outputs_that_wait_change_nothing(monkeypatch):
+    waited = measure_responses(models.linear, models.IMAGES, SQUARE, ZERO, labels=models.LABELS, batch_size=4)
+    monkeypatch.setattr(measurement, "WAITING_CALLS", 1)
+    models.assert_same(
+        measure_responses(models.linear, models.IMAGES, SQUARE, ZERO, labels=models.LABELS, batch_size=4), waited
+    )
+
+
+def test_references_that_do_not_fit_the_device_change_nothing(monkeypatch):
+    expected = measure_responses(lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7)
+    monkeypatch.setattr(measurement, "RESIDENT_BYTES", 0)
+    models.assert_same(
+        measure_responses(lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7), expected
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_number_that_is_none_is_named_by_its_shift(bad):
+    # Only the images that the shift has brought to the last column.
+    def function(images):
+        return torch.where(images[:, 0, :, -1:].sum((1, 2))[:, None] > 0, bad, 1.0) * torch.ones(1, 2)
+
+    with pytest.raises(ModelError, match=r"NaN or infinity at shift \(0, 2\) for 2 of 3 images$") as caught:
+        measure_responses(function, models.points([10, 4, 10]), [(0, 0), (0, 1), (0, 2)], CIRCULAR, batch_size=4)
+    # The order is that of far shifts first: zero, then two, of which nothing was sound but the image unmoved.
+    assert models.present(caught.value.responses).evaluated.tolist() == [[True] * 3, [False] * 3, [False] * 3]
+
+
+def test_large_numbers_whose_sum_is_infinite_are_measured():
+    result = measure_responses(lambda images: 3e38 * torch.ones(len(images), 9), models.IMAGES, SQUARE, ZERO)
+    assert result.evaluated.all()
+    assert not result.error_squared.any()
+
+
+def test_outputs_of_changing_shape_are_refused():
+    sizes = itertools.chain([6], itertools.repeat(5))
+    with pytest.raises(ModelError, match=r"shape \(5, 5\) at shift .* expected \(5, 6\), as at first"):
+        measure_responses(lambda images: images[:, 0, 0, : next(sizes)], models.IMAGES, SQUARE, ZERO, batch_size=5)

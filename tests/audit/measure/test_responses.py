@@ -3,11 +3,12 @@ import dataclasses
 import pytest
 import torch
 from tests.audit.measure.models import present
+from tests.raising import raises_for
 
-from teka.audit import axis_shifts, measure_responses
+from teka.audit import axis_shifts, measure_responses, summarize
 from teka.audit.measure.responses import check_same_images, take_common
 from teka.audit.movement import Movement
-from teka.audit.statistics.metrics import CURVES, NUMBERS
+from teka.audit.statistics.metrics import CURVES
 
 SHIFTS = ((0, 0), (0, 1), (1, 0))
 
@@ -29,18 +30,15 @@ def test_the_shifts_in_common_are_those_complete_for_all(plain):
     assert second.evaluated.shape == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
+def test_other_images_are_refused(plain):
+    for name, changes in [
         ("movement", {"movement": Movement("zero")}),
         ("shifts", {"shifts": ((0, 0), (1, 0), (0, 1))}),
         ("labels", {"labels": torch.tensor([0, 0, 0, 0])}),
-    ],
-)
-def test_other_images_are_refused(plain, name, changes):
-    with pytest.raises(ValueError, match=rf"^second\.{name} is"):
-        check_same_images("second", plain, dataclasses.replace(plain, **changes))
-    check_same_images("second", plain, dataclasses.replace(plain, labels=None))
+    ]:
+        with raises_for(name, ValueError, match=rf"^second\.{name} is"):
+            check_same_images("second", plain, dataclasses.replace(plain, **changes))
+        check_same_images("second", plain, dataclasses.replace(plain, labels=None))
 
 
 def test_another_number_of_images_is_refused(plain, respond):
@@ -52,6 +50,11 @@ def test_an_image_is_decided_by_one_wrong_answer(plain):
     assert without(plain, 1, 2).is_decided
     assert not without(plain, 1, 0).is_decided
     assert without(plain, 1, 2).correct_at_every_shift.tolist() == [True, True, False, True]
+
+
+def test_where_all_images_are_decided_an_answer_counts_at_a_shift_that_is_not_complete(respond):
+    responses = respond(SHIFTS, torch.tensor([[0, 0], [1, 0], [0, 1]]), [0, 0])
+    assert without(without(responses, 1, 1), 2, 0).correct_at_every_shift.tolist() == [False, False]
 
 
 def test_errors_without_a_norm_are_none_and_nothing_against_nothing_is_no_error(plain):
@@ -84,7 +87,7 @@ def test_a_classifier_of_the_column_is_correct_only_where_the_column_stays():
     }
     for step, row in responses.along(1).items():
         assert present(responses.predictions)[row].tolist() == (columns + step).tolist()
-    assert NUMBERS["consistency"].value(responses) == 0.5  # six shifts downwards agree, six to the right do not
+    assert summarize(responses).numbers["consistency"].value == 0.5  # six shifts downwards agree, six to the right not
 
 
 def test_a_threshold_on_the_column_has_the_accuracies_worked_out_by_hand():
@@ -101,8 +104,8 @@ def test_a_threshold_on_the_column_has_the_accuracies_worked_out_by_hand():
     )
     assert present(CURVES["accuracy"].values(responses)).tolist() == [0.6, 0.8, 1.0, 1.0, 0.8, 0.6, 0.6]
     # Column 3 never crosses; column 9 does at s = −3 only; so one of five is correct everywhere.
-    assert NUMBERS["minimum_accuracy"].value(responses) == 0.6
-    assert NUMBERS["worst_shift_accuracy"].value(responses) == 0.2
+    numbers = summarize(responses).numbers
+    assert (numbers["minimum_accuracy"].value, numbers["worst_shift_accuracy"].value) == (0.6, 0.2)
     some = responses.take_images(columns >= 7)
     assert (some.num_images, present(CURVES["accuracy"].values(some)).tolist()[0]) == (2, 0.0)
 

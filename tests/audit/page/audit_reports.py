@@ -6,12 +6,11 @@ import itertools
 import numpy as np
 
 from teka.audit.caveats import Caveat
-from teka.audit.example import Example
-from teka.audit.layers.findings import LayerBreak, LayerFinding, LayerFindings
+from teka.audit.layers.blame import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.movement import Movement
-from teka.audit.report import AuditReport, Failure
+from teka.audit.report import AuditReport, Example, Failure
 from teka.audit.statistics.estimate import Curve, Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from tests.raising import raises_for
 
 from teka.audit import square_shifts, wilson_interval
 from teka.audit.measure.responses import Responses
@@ -90,10 +91,10 @@ def test_phases_that_only_the_zero_shift_has_are_not_there():
     assert (0, 0) not in error_by_phase(responses_of(lambda dy, dx: 1.0), 7, num_resamples=100).phases
 
 
-@pytest.mark.parametrize("stride", [0, -2, (2,), (2, 0), (2, 2, 2)])
-def test_a_stride_that_does_not_fit_is_refused(stride):
-    with pytest.raises(ValueError, match=r"^stride is"):
-        error_by_phase(responses_of(lambda dy, dx: 1.0), stride)
+def test_a_stride_that_does_not_fit_is_refused():
+    for stride in [0, -2, (2,), (2, 0), (2, 2, 2)]:
+        with raises_for(stride, ValueError, match=r"^stride is"):
+            error_by_phase(responses_of(lambda dy, dx: 1.0), stride)
 
 
 def test_the_zero_shift_alone_is_refused():

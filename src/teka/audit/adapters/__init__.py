@@ -1,11 +1,15 @@
 """Any vision model by a name or a path, as a function of pictures that can be audited."""
 
 import importlib.util
+import math
+import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,29 +17,91 @@ from torch import nn
 from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Size, Subject, subject_of_module
-from teka.audit.adapters.timm_and_torchvision import load_timm, load_torchvision
 from teka.audit.adapters.transformers_model import load_transformers
-from teka.checks import height_and_width
-from teka.errors import FOREIGN, wrong_value
+from teka.data import Normalize
+from teka.errors import FOREIGN, first_line, require, wrong_value
 
-__all__ = ["FORMS", "Loader", "Preprocessing", "Subject", "load"]
+__all__ = ["Loader", "Preprocessing", "Subject", "load"]
 
 _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz")
+_TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_PRESET_FIELDS = ("resize_size", "crop_size", "mean", "std", "interpolation")
+
+
+def load_timm(name: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
+    """A model of timm, as `timm.create_model` takes it, such as "resnet50.a1_in1k"; the weights are downloaded."""
+    library: Any = require("timm", "this model needs", "timm")
+    with tensors_only(f"timm:{name}", "a model of timm"):
+        module = library.create_model(name, pretrained=True).eval()
+    config = library.data.resolve_model_data_config(module)
+    transform, size = read_data_config(config).resized_to(input_size)
+    return subject_of_module(module, name, "timm", transform, size, device, num_classes=module.num_classes)
+
+
+def load_torchvision(name: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
+    """A classifier of torchvision, as `torchvision.models.get_model` takes it, with its best weights, downloaded."""
+    models: Any = require("torchvision.models", "this model needs", "torchvision")
+    with tensors_only(f"torchvision:{name}", "a classifier of torchvision"):
+        weights = models.get_model_weights(name).DEFAULT
+        module = models.get_model(name, weights=weights).eval()
+    transform, size = read_preset(weights.transforms()).resized_to(input_size)
+    classes, name = tuple(weights.meta["categories"]), f"{name} ({weights.name})"
+    known = {"class_names": classes, "num_classes": len(classes)}
+    return subject_of_module(module, name, "torchvision", transform, size, device, **known)
+
+
+@contextmanager
+def tensors_only(model: str, kind: str) -> Iterator[None]:
+    """Every `torch.load` within reads tensors only, whatever its caller asked for; what is raised is one line."""
+    before = os.environ.get(_TENSORS_ONLY)
+    os.environ[_TENSORS_ONLY] = "1"
+    try:
+        yield
+    # What a library raises depends on what is missing, and where from.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise wrong_value("model", model, f"{kind} with trained weights ({reason})") from error
+    finally:
+        if before is None:
+            del os.environ[_TENSORS_ONLY]
+        else:
+            os.environ[_TENSORS_ONLY] = before
+
+
+def read_data_config(config: dict[str, Any]) -> Preprocessing:
+    """What timm's transforms_imagenet_eval (data/transforms_factory.py) makes of a config, but for borders."""
+    channels, height, width = config["input_size"]
+    share = config.get("crop_pct") or 0.875
+    enlarged = (math.floor(height / share), math.floor(width / share))
+    mode = config.get("crop_mode") or "center"
+    if mode == "border" or (mode == "center" and enlarged[0] != enlarged[1]):
+        raise wrong_value("crop_mode", f"{mode}, {height} × {width}", "'squash', or 'center' of a square")
+    resize = enlarged[0] if mode == "center" else enlarged
+    normalization = _normalization(config["mean"], config["std"])
+    return Preprocessing(channels, resize, config["interpolation"], (height, width), normalization)
+
+
+def read_preset(preset: Any) -> Preprocessing:
+    """The preprocessing of torchvision's ImageClassification (transforms/_presets.py), as `weights.transforms()` is."""
+    missing = [field for field in _PRESET_FIELDS if not hasattr(preset, field)]
+    if missing:
+        raise wrong_value("model", type(preset).__name__, f"a classifier's preset; it has no {', '.join(missing)}")
+    (shorter,), (side,) = preset.resize_size, preset.crop_size
+    normalization = _normalization(preset.mean, preset.std)
+    return Preprocessing(len(preset.mean), shorter, preset.interpolation.value, (side, side), normalization)
+
+
+def _normalization(mean: Any, deviation: Any) -> Normalize:
+    return Normalize(tuple(map(float, mean)), tuple(map(float, deviation)))
 
 
 @dataclass(frozen=True)
 class Loader:
-    """A family of models that `load` knows.
+    """A family of models that `load` knows."""
 
-    Args:
-        form: How they are named, in words.
-        fits: Whether a name is one of them.
-        read: The model of a name, of an input size and on a device that may be None, with the folder of its data set's
-            files or None.
-    """
-
-    form: str
-    fits: Callable[[str], bool]
+    form: str  # how they are named, in words
+    fits: Callable[[str], object]  # whether a name is one of them
+    # The model of a name, an input size, a device and the folder of its data's files, or None for each.
     read: Callable[[str, Size, torch.device | str | None, str | None], Subject]
 
 
@@ -64,7 +130,13 @@ def load(
         ImportError: A library that is needed is not installed; the message says what to install.
         ValueError: No such model, one that cannot be read, or one of another size or number of classes.
     """
-    _check_device(device)
+    if str(device).startswith("meta"):
+        raise wrong_value("device", str(device), "a device that computes")
+    try:
+        torch.zeros(1, device=device)
+    # What torch raises depends on why the device is not there.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise wrong_value("device", str(device), f"a device that torch can use ({first_line(error)})") from error
     known = (*loaders, *LOADERS)
     loader = next((one for one in known if one.fits(spec)), None)
     if loader is None:
@@ -80,12 +152,7 @@ def load(
 
 
 def load_factory(spec: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
-    """What a function in a Python file, "path/module.py:function", makes. The file is executed, with all rights.
-
-    The function is called without arguments, with the file's folder importable as when the file is run. It returns a
-    `torch.nn.Module`, which is left in the mode it comes in, or any callable of images (B, C, H, W) in [0, 1], or a
-    `Subject` for full say over preprocessing.
-    """
+    """What a function without arguments makes, "path/module.py:function"; the file is executed, with all rights."""
     path, _, name = spec.rpartition(":")
     file = Path(path).expanduser()
     if not (path.endswith(".py") and file.is_file() and name):
@@ -93,8 +160,7 @@ def load_factory(spec: str, *, input_size: Size = None, device: torch.device | s
     made = _make(file, name)
     if isinstance(made, Subject):
         return made
-    size = None if input_size is None else height_and_width("input_size", input_size)
-    transform, label = Preprocessing(resize=size), f"{file.stem}:{name}"
+    (transform, size), label = Preprocessing().resized_to(input_size), f"{file.stem}:{name}"
     if isinstance(made, nn.Module):
         return subject_of_module(made, label, "factory", transform, size, device)
     if not callable(made):
@@ -124,41 +190,22 @@ def _make(file: Path, name: str) -> object:
     raise wrong_value("model", f"{file}:{name}", f"a function of the file; it has {', '.join(defined) or 'none'}")
 
 
-def _check_device(device: torch.device | str | None) -> None:
-    if str(device).startswith("meta"):
-        raise wrong_value("device", str(device), "a device that computes")
-    try:
-        torch.zeros(1, device=device)
-    # What torch raises depends on why the device is not there.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise wrong_value("device", str(device), f"a device that torch can use ({reason})") from error
+def _is_transformers(spec: str) -> object:
+    is_folder = spec.startswith("transformers:") or (Path(spec).expanduser() / "config.json").is_file()
+    return is_folder or (not Path(spec).exists() and re.fullmatch(r"(?!\.)[\w.-]+/[\w.-]+", spec))
 
 
-def _is_transformers(spec: str) -> bool:
-    is_id = not Path(spec).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", spec) is not None and not spec.startswith(".")
-    return spec.startswith("transformers:") or (Path(spec).expanduser() / "config.json").is_file() or is_id
-
-
-def _loader(form: str, fits: Callable[[str], bool], read: Callable[..., Subject], prefix: str = "") -> Loader:
+def _loader(form: str, fits: Callable[[str], object], read: Callable[..., Subject], prefix: str = "") -> Loader:
     """A loader of models that do not know their data; what is read comes after a prefix."""
-    return Loader(
-        form, fits, lambda spec, size, device, _: read(spec.removeprefix(prefix), input_size=size, device=device)
-    )
+    return Loader(form, fits, lambda spec, size, on, _: read(spec.removeprefix(prefix), input_size=size, device=on))
 
 
+TRANSFORMERS = "a folder or hub id (owner/name, or transformers:ID) of transformers"
 LOADERS = (
-    _loader("timm:NAME", lambda spec: re.match("timm:.", spec) is not None, load_timm, "timm:"),
-    _loader(
-        "torchvision:NAME", lambda spec: re.match("torchvision:.", spec) is not None, load_torchvision, "torchvision:"
-    ),
-    _loader("path/module.py:function", lambda spec: re.search(r"\.py:[^/]*$", spec) is not None, load_factory),
-    _loader("a file.onnx", lambda spec: spec.endswith(".onnx"), load_onnx),
-    _loader(
-        "a folder or hub id (owner/name, or transformers:ID) of transformers",
-        _is_transformers,
-        load_transformers,
-        "transformers:",
-    ),
+    _loader("timm:NAME", re.compile("timm:.").match, load_timm, "timm:"),
+    _loader("torchvision:NAME", re.compile("torchvision:.").match, load_torchvision, "torchvision:"),
+    _loader("path/module.py:function", re.compile(r"\.py:[^/]*$").search, load_factory),
+    _loader("a file.onnx", re.compile(r"\.onnx\Z").search, load_onnx),
+    _loader(TRANSFORMERS, _is_transformers, load_transformers, "transformers:"),
 )
 FORMS = tuple(one.form for one in LOADERS)

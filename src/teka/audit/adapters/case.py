@@ -4,21 +4,103 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from teka.audit.adapters.images import AuditImages, load_images
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Size, Subject
-from teka.audit.caveats import Caveat, resized
+from teka.audit.caveats import resized
 from teka.audit.settings import AuditSettings
-from teka.checks import check_name, height_and_width
+from teka.checks import check_name, check_sizes, height_and_width
+from teka.data import load, resize_bilinear
+from teka.data.dataset import hold_out_test
+from teka.data.load import NAMES, class_names, find_path
+from teka.data.own_images import GREY, find_pictures
+from teka.data.pictures import read_picture
 from teka.errors import wrong_value
 
-RESIZING = ("before", "after")
-"""Whether images are shifted before or after the resize to the model's size."""
+_IMAGES_AT_ONCE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class AuditImages:
+    """Some of the `num_available` test images of a data set, in [0, 1], with channels and size as wanted."""
+
+    name: str
+    images: Float[Tensor, "images channels height width"]
+    labels: Int[Tensor, " images"]
+    num_classes: int
+    class_names: tuple[str, ...] | None
+    image_size: tuple[int, int] | None  # as the data have them; None if the pictures have several sizes
+    num_available: int
+
+
+def load_images(
+    data: str,
+    transform: Preprocessing,
+    data_dir: str | Path | None = None,
+    image_size: Size = None,
+    num_images: int | None = None,
+    seed: int = 0,
+) -> AuditImages:
+    """Test images of what `teka.data.load` takes, with a model's channels and size, in the order of the data."""
+    path = None if data in NAMES else find_path(data, data_dir)
+    if path is not None and path.is_dir():
+        parts, names = find_pictures(path)
+        # As `teka.data.load` has them: a fifth is for test where there is no such part.
+        found = parts[1] if len(parts) > 1 else [parts[0][one] for one in hold_out_test(len(parts[0]))[1].tolist()]
+        chosen = [found[one] for one in _choose(len(found), num_images, seed)]
+        images, size = read_pictures([file for file, _ in chosen], transform, image_size)
+        labels = torch.tensor([label for _, label in chosen])
+        return AuditImages(data, images, labels, len(names), tuple(names), size, len(found))
+    dataset = load(data, data_dir=data_dir, image_size=image_size)
+    split = dataset.test.take(torch.tensor(_choose(len(dataset.test), num_images, seed)))
+    placed = torch.cat([transform.place(part) for part in split.images.to(torch.float32).split(_IMAGES_AT_ONCE)])
+    names = class_names(data, data_dir=data_dir)
+    return AuditImages(data, placed, split.labels, dataset.num_classes, names, dataset.image_size, len(dataset.test))
+
+
+def _choose(available: int, num_images: int | None, seed: int) -> list[int]:
+    check_sizes({"seed": seed}, least=0)
+    check_sizes({"images": num_images}, or_none=True)
+    if num_images is None:
+        return list(range(available))
+    # The first of a permutation, so that fewer are part of more.
+    return sorted(np.random.default_rng(seed).permutation(available)[:num_images].tolist())
+
+
+def read_pictures(
+    files: Sequence[Path], transform: Preprocessing, image_size: Size = None
+) -> tuple[Float[Tensor, "images channels height width"], tuple[int, int] | None]:
+    """Pictures as a model takes them, of unknown channels grey if all files are; and their size, if it is one."""
+    grey = all(map(_is_grey, files)) if transform.in_channels is None else transform.in_channels == 1
+    images, sizes = [], set()
+    for path in files:
+        levels = read_picture(path, in_channels=1 if grey else 3)[None]
+        levels = levels if image_size is None else resize_bilinear(levels, image_size)
+        sizes.add((levels.shape[2], levels.shape[3]))
+        images.append(transform.place(levels.to(torch.float32) / 255))
+        if images[-1].shape != images[0].shape:
+            came, first = (tuple(image.shape[2:]) for image in (images[-1], images[0]))
+            raise wrong_value(f"the size of {path}", came, f"{first}, that of {files[0]}, or image_size, or input_size")
+    return torch.cat(images), sizes.pop() if len(sizes) == 1 else None
+
+
+def _is_grey(path: Path) -> bool:
+    try:
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            return picture.mode in GREY
+    except (ImportError, OSError):  # which reading the picture puts into words
+        return False
+
+
+RESIZING = ("before", "after")  # whether images are shifted before or after the resize to the model's size
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +111,8 @@ class AuditCase:
     function: Callable[[Tensor], object]
     images: Float[Tensor, "images channels height width"]
     labels: Int[Tensor, " images"] | None  # as the model counts its classes
-    class_names: tuple[str, ...] | None
     settings: AuditSettings
-    model_facts: dict[str, object]
-    data_facts: dict[str, object]
-    caveats: tuple[Caveat, ...]
+    known: dict[str, Any]  # further arguments of `teka.audit.audit`
     description: str
 
 
@@ -49,97 +128,80 @@ def make_case(
     shift: str = "after",
     labelled: bool = True,
 ) -> AuditCase:
-    """Load the images that a model is audited with, and say how.
-
-    At most `num_images` test images are loaded at `image_size`. With `shift` "after" they are brought to the model's
-    size and then shifted, by its own pixels; with "before" they are shifted as the data have them, and resized by the
-    function. In modes `crop` and `canvas` they are placed as `place_for_modes` says. Labels of other classes than the
-    model's cannot be used (`labelled`).
-    """
+    """Load the images that a model is audited with, shifted "before" or "after" their resize, and describe both."""
     check_name("shift", shift, RESIZING)
     if image_size is None and subject.loads_at_input_size and not data.endswith(".npz"):
         image_size = subject.input_size
-    before = shift == "before"
-    transform, audited = Preprocessing(subject.transform.in_channels), subject.taking_unplaced_images()
-    if not before:
-        transform, settings = place_for_modes(subject, settings, placed_size)
-        audited = subject
-    chosen = load_images(
-        data, transform, data_dir=data_dir, image_size=image_size, num_images=num_images, seed=settings.seed
-    )
-    caveats: tuple[Caveat, ...] = ()
-    done = ""
+    if before := shift == "before":
+        transform, audited = Preprocessing(subject.transform.in_channels), subject.taking_unplaced_images()
+    else:
+        (transform, settings), audited = place_for_modes(subject, settings, placed_size), subject
+    chosen = load_images(data, transform, data_dir, image_size, num_images, settings.seed)
+    caveats, done = [], ""
     if chosen.image_size is not None:
         largest = max(max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:])))
         scaled = (subject.transform if before else transform).resized_size(chosen.image_size)
-        caveats = tuple(resized(chosen.image_size, scaled, before_resize=before, max_shift=largest))
+        caveats = list(resized(chosen.image_size, scaled, before_resize=before, max_shift=largest))
         done = transform.describe(chosen.image_size)
     names = subject.class_names or (chosen.class_names if subject.num_classes in (None, chosen.num_classes) else None)
+    data_facts = {
+        "name": chosen.name,
+        "image_size": None if chosen.image_size is None else list(chosen.image_size),
+        "test_images": chosen.num_available,
+        "preprocessing": done or "none",
+        "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
+    }
+    model_facts = subject.describe()
+    parameters = "" if model_facts["parameters"] is None else f", {model_facts['parameters']:,} parameters"
+    came = "of several sizes" if chosen.image_size is None else " × ".join(map(str, chosen.image_size))
+    shown = f"{len(chosen.images):,} of {chosen.num_available:,} test images of {chosen.name}, {came}"
+    note = f" ({subject.note})" if subject.note else ""
+    model_facts["shifted"] = f"{shift} resizing"
     return AuditCase(
         subject,
         audited.function,
         chosen.images,
         match_labels(chosen.labels, chosen.num_classes, chosen.class_names, subject) if labelled else None,
-        names,
         settings,
-        {**subject.describe(), "shifted": f"{shift} resizing"},
-        {
-            "name": chosen.name,
-            "image_size": None if chosen.image_size is None else list(chosen.image_size),
-            "test_images": chosen.num_available,
-            "preprocessing": done or "none",
-            "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
-        },
-        caveats,
-        _describe(subject, chosen, done),
+        {"class_names": names, "model_facts": model_facts, "data_facts": data_facts, "caveats": tuple(caveats)},
+        f"{subject.name} ({subject.kind}{parameters}) on {shown}{f', {done}' if done else ''}{note}",
     )
 
 
 def place_for_modes(
     subject: Subject, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
-    """How images are placed before they are shifted; and the settings with the sizes of window and canvas.
-
-    In modes `crop` and `canvas` the model's size is that of the window or canvas, and the images are larger, or
-    smaller, by room for every shift, or of `placed_size`.
-    """
-    transform, size = subject.transform, subject.input_size
+    """How images are placed before shifts, with room for these in modes `crop` and `canvas`; and the settings."""
+    transform, seen = subject.transform, subject.input_size
     wide = [mode for mode in settings.modes if mode in ("crop", "canvas")]
     if not wide and placed_size is not None:
         raise wrong_value("placed_size", placed_size, "None, but for modes crop and canvas")
-    if not wide or (size is None and placed_size is None):
+    if not wide or (seen is None and placed_size is None):
         return transform, settings
     if len(settings.modes) > 1:
         expected = f"{wide[0]} alone: its images are not of the size of the other modes'"
         raise wrong_value("modes", list(settings.modes), expected)
     placed = None if placed_size is None else height_and_width("placed_size", placed_size)
-    if size is None:
+    if seen is None:
         return dataclasses.replace(transform, resize=placed, crop=None), settings
-    is_crop, reach = wide == ["crop"], settings.reach(size)
+    is_crop, reach = wide == ["crop"], settings.reach(seen)
     if placed is None:
-        sign = 1 if is_crop else -1
-        placed = (size[0] + 2 * sign * reach[0], size[1] + 2 * sign * reach[1])
+        room = 2 if is_crop else -2
+        placed = (seen[0] + room * reach[0], seen[1] + room * reach[1])
     if min(placed) < 1:
-        raise wrong_value("max_shift", max(reach), f"less than half of {size}, the canvas that the model sees")
+        raise wrong_value("max_shift", max(reach), f"less than half of {seen}, the canvas that the model sees")
     resize, crop = placed, None
     if isinstance(transform.resize, int) and transform.crop is not None:  # whose pictures keep their shape
         resize, crop = max(*placed, transform.resize if is_crop else 1), placed
-    return (
-        dataclasses.replace(transform, resize=resize, crop=crop),
-        dataclasses.replace(
-            settings, shifts=settings.shifts_for(size), **{"crop_size" if is_crop else "canvas_size": size}
-        ),
-    )
+    window = {"crop_size" if is_crop else "canvas_size": seen}
+    settings = dataclasses.replace(settings, shifts=settings.shifts_for(seen), **window)
+    return dataclasses.replace(transform, resize=resize, crop=crop), settings
 
 
 def match_labels(
     labels: Int[Tensor, " images"], num_classes: int, class_names: Sequence[str] | None, subject: Subject
 ) -> Int[Tensor, " images"]:
-    """The labels as places among a model's logits.
-
-    Where both have names and every name of the data's is one of the model's, they are matched by name; else label k is
-    the model's class k, if it has as many classes as the data.
-    """
+    """The labels as places among a model's logits: by name, where it has all of the data's, else by number."""
     known = subject.class_names
     if known is not None and class_names is not None and set(class_names) <= set(known):
         places = torch.tensor([known.index(name) for name in class_names])
@@ -148,12 +210,3 @@ def match_labels(
         expected = f"{subject.num_classes}, the classes of {subject.name}, or names that are among its own"
         raise wrong_value("the number of the data's classes", num_classes, expected)
     return labels
-
-
-def _describe(subject: Subject, chosen: AuditImages, done: str) -> str:
-    parameters = subject.describe()["parameters"]
-    size = "" if parameters is None else f", {parameters:,} parameters"
-    came = "of several sizes" if chosen.image_size is None else f"{chosen.image_size[0]} × {chosen.image_size[1]}"
-    images = f"{len(chosen.images):,} of {chosen.num_available:,} test images of {chosen.name}, {came}"
-    note = f" ({subject.note})" if subject.note else ""
-    return f"{subject.name} ({subject.kind}{size}) on {images}{f', {done}' if done else ''}{note}"

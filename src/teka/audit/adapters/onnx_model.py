@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.audit.adapters.image_processor import PROCESSOR_FILE, read_processor_file
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Size, Subject, spoken_names
+from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
 from teka.checks import height_and_width
 from teka.errors import require, wrong_value
 from teka.files import read_json
@@ -22,11 +22,7 @@ _CHANNELS = (1, 3)
 
 
 class OnnxFunction:
-    """A session of onnxruntime as a function of images in [0, 1], normalised before it; its answers come back to them.
-
-    A file for batches of B images gets full batches: the last is filled up with copies of its last image, whose answers
-    are dropped.
-    """
+    """A session of onnxruntime as a function of images in [0, 1]; batches of a fixed size are filled up with copies."""
 
     def __init__(self, session: Any, transform: Preprocessing) -> None:
         self.session, self.transform = session, transform
@@ -53,23 +49,19 @@ class OnnxFunction:
 
 
 def load_onnx(path: str | Path, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
-    """The model of an ONNX file, on the CPU or, where onnxruntime has it, on "cuda".
-
-    Its images are the one input of four axes, (B, C, H, W) or (B, H, W, C), of `input_size` where the file leaves that
-    open; its answer the output named "logits", else the first. What `preprocessor_config.json` and `config.json` beside
-    it say of preprocessing and classes is read; without them images in [0, 1] go in as they are, as a file may hold its
-    normalisation.
-    """
+    """The model of an ONNX file of one input, (B, C, H, W) or (B, H, W, C), and its answer "logits", or the first."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
     session = _session(require("onnxruntime", "this model needs", "teka[audit]"), file, device)
-    given = _image_input(session, str(path))
-    channels_last = _is_channels_last(given.shape)
-    sides = given.shape[1:3] if channels_last else given.shape[2:4]
-    channels = given.shape[3] if channels_last else given.shape[1]
+    inputs = session.get_inputs()
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
+        came = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
+        raise wrong_value(f"the inputs of {path}", came, "one of images, floating point with four axes")
+    _, *shape = inputs[0].shape
+    height, width, channels = shape if _is_channels_last(inputs[0].shape) else (shape[1], shape[2], shape[0])
     in_channels = channels if isinstance(channels, int) else None
-    size = (sides[0], sides[1]) if all(isinstance(side, int) for side in sides) else None
+    size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
     if input_size is not None:
         wanted = height_and_width("input_size", input_size)
         if size not in (None, wanted):
@@ -114,14 +106,6 @@ def _session(library: Any, file: Path, device: torch.device | str | None) -> Any
     except Exception as error:
         reason = " ".join(str(error).split())
         raise wrong_value("model", str(file), f"an ONNX file that onnxruntime can run ({reason})") from error
-
-
-def _image_input(session: Any, source: str) -> Any:
-    inputs = session.get_inputs()
-    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
-        came = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
-        raise wrong_value(f"the inputs of {source}", came, "one of images, floating point with four axes")
-    return inputs[0]
 
 
 def _is_channels_last(shape: Sequence[object]) -> bool:

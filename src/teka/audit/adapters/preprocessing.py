@@ -12,14 +12,21 @@ from teka.checks import check_name, check_sizes, height_and_width
 from teka.data import Normalize
 from teka.errors import wrong_shape, wrong_value
 
-# Luminance of ITU-R BT.601, as Pillow and torchvision make grey of colour.
-LUMINANCE = (0.299, 0.587, 0.114)
+LUMINANCE = (0.299, 0.587, 0.114)  # luminance of ITU-R BT.601, as Pillow and torchvision make grey of colour
+
+
+def _cubic(place: Tensor) -> Tensor:
+    """Keys' cubic with a = −½."""
+    x = place.abs()
+    return torch.where(x < 1, (1.5 * x - 2.5) * x**2 + 1, ((x - 5) * x + 8) * x * -0.5 + 2)
+
+
 # Pillow's kernels of the distance from the middle, and half their widths, in new pixels where the image shrinks.
 KERNELS = {
     "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).to(x.dtype)),
     "bilinear": (1.0, lambda x: 1 - x.abs()),
     "hamming": (1.0, lambda x: torch.sinc(x) * (0.54 + 0.46 * torch.cos(math.pi * x))),
-    "bicubic": (2.0, lambda x: torch.where(x.abs() < 1, _inner_cubic(x.abs()), _outer_cubic(x.abs()))),
+    "bicubic": (2.0, _cubic),
     "lanczos": (3.0, lambda x: torch.sinc(x) * torch.sinc(x / 3)),
 }
 RESAMPLINGS = ("nearest", *KERNELS)
@@ -29,29 +36,16 @@ RESAMPLINGS = ("nearest", *KERNELS)
 class Preprocessing:
     """What is done to images of intensities in [0, 1] before a model sees them, in two steps.
 
-    `place` makes the channels and the size: the result is still a picture in [0, 1], and that is what an audit moves,
-    unless it is told to move before. `normalize` makes the numbers that the model was trained on, and belongs to the
-    model: a background of 0 is 0 before it and something else after it.
-
-    Args:
-        in_channels: Channels of the model's images: grey becomes colour by equal channels, colour becomes grey by its
-            luminance. None leaves them.
-        resize: A whole number, the new shorter side, the shape kept; or (height, width); None leaves the size.
-        resampling: How: "nearest", "box", "bilinear", "hamming", "bicubic" or "lanczos".
-        crop: (height, width) of the window cut out of the middle after that; what is smaller is surrounded with 0.
-        normalization: Subtraction of a mean and division by a deviation, in intensities; None for neither.
-        blue_first: Whether the model takes the colours in the order blue, green, red.
-
-    Raises:
-        ValueError: An unknown resampling, or sizes or channels that are impossible.
+    `place` makes the channels and the size: what an audit moves, unless it is told to move before. `normalize` makes
+    the numbers that the model was trained on, and belongs to the model.
     """
 
-    in_channels: int | None = None
-    resize: int | tuple[int, int] | None = None
-    resampling: str = "bilinear"
-    crop: tuple[int, int] | None = None
-    normalization: Normalize | None = None
-    blue_first: bool = False
+    in_channels: int | None = None  # grey becomes colour by equal channels, colour grey by luminance; None leaves them
+    resize: int | tuple[int, int] | None = None  # the new shorter side, the shape kept; or (height, width)
+    resampling: str = "bilinear"  # one of `RESAMPLINGS`
+    crop: tuple[int, int] | None = None  # of the middle after that, height and width; what is missing is 0
+    normalization: Normalize | None = None  # by mean and deviation of intensities
+    blue_first: bool = False  # whether the model takes blue, green, red
 
     def __post_init__(self) -> None:
         check_name("resampling", self.resampling, RESAMPLINGS)
@@ -75,10 +69,6 @@ class Preprocessing:
             return self.resize
         longer = int(self.resize * max(image_size) / min(image_size))
         return (longer, self.resize) if image_size[0] > image_size[1] else (self.resize, longer)
-
-    def placed_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Height and width of placed images."""
-        return self.resized_size(image_size) if self.crop is None else self.crop
 
     def place(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n channels height width"]:
         """The images with the model's channels and size, intensities in [0, 1]."""
@@ -131,18 +121,12 @@ def crop_center(images: Float[Tensor, "n c h w"], size: tuple[int, int]) -> Floa
 def resample(
     images: Tensor, image_size: int | Sequence[int], resampling: str = "bilinear"
 ) -> Float[Tensor, "images channels new_height new_width"]:
-    """Resize images of intensities in [0, 1] by the kernels of Pillow, in floating point and with gradients.
+    """Resize images of intensities in [0, 1] by Pillow's kernels K (src/libImaging/Resample.c), with gradients.
 
-    Along an axis of S pixels, new pixel i of S' is a weighted mean by the kernel K, which widens with the reduction
-    r = max(S / S', 1):
-
-        w_ij ∝ K((j + ½ − (i + ½) S / S') / r),   Σ_j w_ij = 1
-
-    K is the box, the triangle (bilinear), Hamming's window times sinc, the cubic with a = −½, or Lanczos' with three
-    lobes; "nearest" takes the pixel that (i + ½) S / S' lies in. After each axis, what an overshooting kernel drives
-    out of [0, 1] is cut off, as bytes cut it off. Nothing is rounded: from Pillow on bytes it differs by about a level.
-
-    Source: Pillow, src/libImaging/Resample.c. Pillow itself has no gradients, and torch not all of these kernels.
+    Along an axis of S pixels, new pixel i of S' is the mean with weights w_ij ∝ K((j + ½ − (i + ½) S / S') / r), of
+    which r = max(S / S', 1); "nearest" takes the pixel that (i + ½) S / S' lies in. After each axis, what an
+    overshooting kernel drives out of [0, 1] is cut off. Nothing is rounded: from Pillow on bytes it differs by about a
+    level.
     """
     if images.ndim != 4:
         raise wrong_shape("images", images.shape, "(images, channels, height, width)")
@@ -151,10 +135,9 @@ def resample(
     check_name("resampling", resampling, RESAMPLINGS)
     height, width = height_and_width("image_size", image_size)
     if resampling == "nearest":
-        rows, columns = (
-            _middles(new) * (old / new) for old, new in zip(images.shape[2:], (height, width), strict=True)
-        )
-        return images[:, :, rows.long().to(images.device)][..., columns.long().to(images.device)]
+        for axis, old, new in ((2, images.shape[2], height), (3, images.shape[3], width)):
+            images = images.index_select(axis, (_middles(new) * (old / new)).long().to(images.device))
+        return images
     # An axis that keeps its size keeps its pixels, whatever the kernel.
     if width != images.shape[3]:
         images = (images @ _weights(images.shape[3], width, resampling).to(images).T).clamp(0, 1)
@@ -173,11 +156,3 @@ def _weights(old_side: int, new_side: int, resampling: str) -> Float[Tensor, "ne
     support, kernel = KERNELS[resampling]
     weights = torch.where(places.abs() <= support, kernel(places), 0.0)
     return weights / weights.sum(dim=1, keepdim=True)
-
-
-def _inner_cubic(distance: Tensor) -> Tensor:
-    return (1.5 * distance - 2.5) * distance**2 + 1
-
-
-def _outer_cubic(distance: Tensor) -> Tensor:
-    return ((distance - 5) * distance + 8) * distance * -0.5 + 2

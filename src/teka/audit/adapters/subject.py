@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,42 +12,25 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.function import weights_hash
 from teka.codec import encode
 
-# One side or (height, width); None leaves it to the model.
-Size = int | tuple[int, int] | None
+Size = int | tuple[int, int] | None  # one side or (height, width); None leaves it to the model
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model under audit.
+    """A model under audit, as a function of images (B, C, H, W) in [0, 1], which is a module wherever it has one."""
 
-    Args:
-        name: What to call it.
-        kind: What it was read from, such as "transformers", "timm", "torchvision", "onnx" or "factory".
-        function: Takes images in [0, 1] of the model's channels and size, (B, C, H, W), normalises them, and returns
-            what the model says; a `torch.nn.Module` wherever `module` is one.
-        module: The model's module; None if it is none.
-        input_size: Height and width of its images; None if it takes any.
-        in_channels: Channels of its images; None if that is not known.
-        class_names: A name for each class, if they have any.
-        num_classes: Number of its classes; None if that is not known.
-        transform: What is done to images before the function sees them, and, as part of it, after.
-        weights_hash: SHA-256 of its weights, if they can be read.
-        note: What else a reader should know of how it was read, a sentence or "".
-        loads_at_input_size: Whether data sets are loaded at its input size, in whole levels, as its training had them.
-    """
-
-    name: str
-    kind: str
+    name: str  # what to call it
+    kind: str  # what it was read from, such as "transformers", "timm", "torchvision", "onnx" or "factory"
     function: Callable[[Tensor], object]
-    module: nn.Module | None = None
-    input_size: tuple[int, int] | None = None
-    in_channels: int | None = None
+    module: nn.Module | None = None  # the model's, if it is one
+    input_size: tuple[int, int] | None = None  # of its images; None if it takes any
+    in_channels: int | None = None  # None if that is not known
     class_names: tuple[str, ...] | None = None
-    num_classes: int | None = None
-    transform: Preprocessing = field(default_factory=Preprocessing)
-    weights_hash: str | None = None
-    note: str = ""
-    loads_at_input_size: bool = False
+    num_classes: int | None = None  # None if that is not known
+    transform: Preprocessing = field(default_factory=Preprocessing)  # of images before the function, and within it
+    weights_hash: str | None = None  # SHA-256, if the weights can be read
+    note: str = ""  # what else a reader should know of how it was read, a sentence
+    loads_at_input_size: bool = False  # in whole levels, as its training had the data sets
 
     def taking_unplaced_images(self) -> "Subject":
         """The same model as a function of images as the data have them: `transform.place` becomes a part of it."""
@@ -86,29 +70,13 @@ def subject_of_module(
     transform: Preprocessing,
     input_size: tuple[int, int] | None,
     device: torch.device | str | None,
-    *,
-    class_names: tuple[str, ...] | None = None,
-    num_classes: int | None = None,
-    note: str = "",
-    loads_at_input_size: bool = False,
+    **known: Any,
 ) -> Subject:
-    """The subject of a module, which is moved to the device, with the normalisation of its images before it."""
-    if device is not None:
-        module = module.to(device)
-    return Subject(
-        name,
-        kind,
-        Wrapped(transform.normalize, module),
-        module,
-        input_size,
-        transform.in_channels,
-        class_names,
-        len(class_names) if num_classes is None and class_names is not None else num_classes,
-        transform,
-        weights_hash(module),
-        note,
-        loads_at_input_size,
-    )
+    """The subject of a module, moved to the device, with its normalisation before it; what else is known is a field."""
+    module = module if device is None else module.to(device)
+    known |= {"transform": transform, "weights_hash": weights_hash(module)}
+    function = Wrapped(transform.normalize, module)
+    return Subject(name, kind, function, module, input_size, transform.in_channels, **known)
 
 
 def spoken_names(labels: object) -> tuple[str, ...] | None:

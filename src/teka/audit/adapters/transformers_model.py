@@ -1,19 +1,109 @@
-"""Image classifiers of `transformers`: a folder that `save_pretrained` wrote, or an id of the Hugging Face hub."""
-
-from __future__ import annotations
+"""Image classifiers of `transformers`, from a folder or the Hugging Face hub, and what their image processors do."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from teka.audit.adapters.image_processor import STEPS, read_processor, read_processor_file
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Size, Subject, spoken_names, subject_of_module
+from teka.data import Normalize
 from teka.errors import FOREIGN, require, wrong_value
+from teka.files import read_json
+
+PROCESSOR_FILE = "preprocessor_config.json"
+STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_flip_channel_order")
+# Pillow's numbers for its kernels, which the files keep.
+_RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+_WARPED_FROM = 384  # from this side on ConvNeXt's processor does not crop
+Resize = int | tuple[int, int]
+
+
+def read_processor_file(folder: Path, in_channels: int) -> Preprocessing | None:
+    """The preprocessing of a folder with `preprocessor_config.json`, for images of so many channels, or None."""
+    file = folder / PROCESSOR_FILE
+    return read_processor(read_json(file), in_channels, str(file)) if file.is_file() else None
+
+
+def read_processor(settings: Mapping[str, object], in_channels: int, source: str) -> Preprocessing:
+    """The preprocessing that an image processor's settings stand for: resize, crop, rescale, normalise.
+
+    Rescaling and normalising become one step in intensities: of levels 0 … 255, f their factor, m and s the mean and
+    the deviation, y = (255 f x − o − m) / s, o = 1 where the settings have an offset. An error names the source.
+    """
+    try:
+        (resize, crop), number = _sizes(settings), settings.get("resample")
+        number = _RESAMPLINGS.index("bilinear") if number is None else number
+        if not isinstance(number, int) or not 0 <= number < len(_RESAMPLINGS):
+            raise wrong_value("resample", number, f"one of Pillow's numbers, 0 to {len(_RESAMPLINGS) - 1}")
+        normalization, blue_first = _normalization(settings, in_channels), bool(settings.get("do_flip_channel_order"))
+        return Preprocessing(in_channels, resize, _RESAMPLINGS[number], crop, normalization, blue_first)
+    except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        raise ValueError(f"{source} cannot be read as preprocessing: {error}") from error
+
+
+def _sizes(settings: Mapping[str, object]) -> tuple[Resize | None, tuple[int, int] | None]:
+    """What to resize to, and what to crop."""
+    resize: Resize | None = None
+    crop: tuple[int, int] | None = None
+    kind = str(settings.get("image_processor_type", settings.get("feature_extractor_type", "")))
+    if settings.get("do_resize", "size" in settings):
+        resize = _resize(settings["size"])
+        if isinstance(resize, int) and kind.startswith("Levit"):
+            resize = int(256 / 224 * resize)
+        if isinstance(resize, int) and kind.startswith("ConvN"):
+            side, share = resize, settings.get("crop_pct")
+            wider = int(side / (224 / 256 if share is None else float(cast(float, share))))
+            resize, crop = ((side, side), None) if side >= _WARPED_FROM else (wider, (side, side))
+    if settings.get("do_center_crop"):
+        if crop is not None:
+            raise wrong_value("do_center_crop", True, "False beside crop_pct")
+        cropped = _resize(settings.get("crop_size", settings.get("size")))
+        crop = (cropped, cropped) if isinstance(cropped, int) else cropped
+    if settings.get("do_pad"):
+        raise wrong_value("do_pad", True, "False: padding to a common size is not read")
+    return resize, crop
+
+
+def _resize(size: object) -> Resize:
+    if isinstance(size, int):  # older files
+        return (size, size)
+    if isinstance(size, Sequence) and len(size) == 2:
+        return (int(size[0]), int(size[1]))
+    known = {name: value for name, value in size.items() if value is not None} if isinstance(size, Mapping) else {}
+    if known.keys() == {"height", "width"}:
+        return (known["height"], known["width"])
+    if known.keys() == {"shortest_edge"}:
+        return known["shortest_edge"]
+    raise wrong_value("size", size, "height and width, or shortest_edge")
+
+
+def _normalization(settings: Mapping[str, object], in_channels: int) -> Normalize | None:
+    rescaled = bool(settings.get("do_rescale", True))
+    factor = float(cast(float, settings.get("rescale_factor", 1 / 255))) if rescaled else 1.0
+    span = 255 * factor  # what an intensity of 1 becomes
+    offset = 1.0 if rescaled and settings.get("rescale_offset") else 0.0
+    mean, deviation = [0.0] * in_channels, [1.0] * in_channels
+    if settings.get("do_normalize", "image_mean" in settings):
+        mean = _per_channel("image_mean", settings["image_mean"], in_channels)
+        deviation = _per_channel("image_std", settings["image_std"], in_channels)
+    if settings.get("include_top"):  # EfficientNet's divides once more
+        again = _per_channel("image_std", settings["image_std"], in_channels)
+        deviation = [one * other for one, other in zip(deviation, again, strict=True)]
+    normalization = Normalize(tuple((one + offset) / span for one in mean), tuple(one / span for one in deviation))
+    unchanged = normalization == Normalize((0.0,) * in_channels, (1.0,) * in_channels)
+    return None if unchanged else normalization
+
+
+def _per_channel(argument: str, values: object, in_channels: int) -> list[float]:
+    given = [values] if isinstance(values, int | float) else values
+    if not isinstance(given, Sequence) or len(given) not in (1, in_channels):
+        raise wrong_value(argument, values, f"one number, or one for each of {in_channels} channels")
+    return [float(one) for one in given] * (in_channels if len(given) == 1 else 1)
+
 
 # Largest differences from the image processor itself, in levels of 255, mean and maximum over pixels: it rounds to
 # whole levels after each axis, which makes less than half of the mean.
@@ -21,13 +111,7 @@ PROCESSOR_TOLERANCE = (1.0, 4.0)
 
 
 def load_transformers(source: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
-    """An image classifier of `transformers`, with the settings of its image processor.
-
-    Weights are read as safetensors only, in float32; code of a repository's own is never run. The settings of the image
-    processor are read, and what they are read as is compared with the processor itself on a picture, where the
-    installed libraries can build it; without settings images go in as they are. Images are resized to `input_size`, by
-    default that of the image processor, else of the config.
-    """
+    """An image classifier of `transformers` in float32, with the settings of its image processor, where it has one."""
     library = require("transformers", "this model needs", "teka[audit]")
     folder = Path(source).expanduser()
     source = str(folder) if folder.is_dir() else source
@@ -47,29 +131,13 @@ def load_transformers(source: str, *, input_size: Size = None, device: torch.dev
             raise wrong_value("model", source, expected)
         in_channels = int(getattr(module.config, "num_channels", 3))
         transform, note = _preprocessing(library, source, in_channels)
-    transform, size = _input_size(module.config, transform, input_size)
-    return subject_of_module(
-        module.eval(),
-        Path(source).name if Path(source).is_dir() else source,
-        "transformers",
-        transform,
-        size,
-        device,
-        class_names=spoken_names(module.config.id2label),
-        num_classes=module.config.num_labels,
-        note=note,
-    )
-
-
-def _input_size(config: Any, transform: Preprocessing, wanted: Size) -> tuple[Preprocessing, tuple[int, int] | None]:
-    """The preprocessing that makes the size of the model's images, and that size."""
-    if wanted is not None:
-        return transform.resized_to(wanted)
-    size = transform.crop or transform.resize
-    if isinstance(size, tuple):
-        return transform, size
-    side = getattr(config, "image_size", None)
-    return (transform, None) if transform.resize is not None or side is None else transform.resized_to(side)
+    side, size = getattr(module.config, "image_size", None), transform.crop or transform.resize
+    if input_size is not None or (size is None and side is not None):
+        transform, size = transform.resized_to(side if input_size is None else input_size)
+    size = size if isinstance(size, tuple) else None
+    name = Path(source).name if Path(source).is_dir() else source
+    known = {"class_names": spoken_names(module.config.id2label), "num_classes": module.config.num_labels, "note": note}
+    return subject_of_module(module.eval(), name, "transformers", transform, size, device, **known)
 
 
 def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preprocessing, str]:
@@ -77,15 +145,14 @@ def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preproc
     try:
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError, TypeError) as error:
-        folder = Path(source)
-        read = read_processor_file(folder, in_channels) if folder.is_dir() else None
+        if not Path(source).is_dir():
+            reason = " ".join(str(error).split())
+            raise wrong_value("model", source, f"a model with an image processor ({reason})") from error
+        read = read_processor_file(Path(source), in_channels)
         if read is not None:
             return read, "the image processor could not be built, so its settings were read and not compared with it"
         plain = "no settings of an image processor were found: images in [0, 1] go in without normalisation"
-        if folder.is_dir():
-            return Preprocessing(in_channels), plain
-        reason = " ".join(str(error).split())
-        raise wrong_value("model", source, f"a model with an image processor ({reason})") from error
+        return Preprocessing(in_channels), plain
     # A step that the processor's class switches off by None is left out of what it writes.
     steps = {step: getattr(processor, step, None) for step in STEPS}
     transform = read_processor({**steps, **processor.to_dict()}, in_channels, f"the image processor of {source}")
@@ -100,8 +167,8 @@ def _compare(processor: Any, transform: Preprocessing, source: str) -> None:
     rows, columns = np.mgrid[:height, :width] / (height - 1)
     waves = [0.5 + 0.4 * np.sin((2 + channel) * rows + (5 - channel) * columns) for channel in range(channels)]
     levels = np.rint(255 * np.stack(waves, axis=-1)).astype(np.uint8)
-    if channels == 1:
-        levels = np.repeat(levels, 3, axis=-1) if getattr(processor, "do_convert_rgb", False) else levels
+    if channels == 1 and getattr(processor, "do_convert_rgb", False):
+        levels = np.repeat(levels, 3, axis=-1)
     answer = np.asarray(processor(levels, input_data_format="channels_last")["pixel_values"][0], dtype=np.float32)
     expected = torch.from_numpy(np.ascontiguousarray(answer))
     picture = torch.from_numpy(levels).permute(2, 0, 1)[None].to(torch.float32) / 255
@@ -110,11 +177,11 @@ def _compare(processor: Any, transform: Preprocessing, source: str) -> None:
         raise wrong_value("model", source, f"a known image processor: {type(processor).__name__} gives other sizes")
     deviation = 1.0 if transform.normalization is None else min(transform.normalization.deviation)
     differences = (came - expected).abs() * deviation * 255
-    found = (float(differences.mean()), float(differences.max()))
-    if not all(one <= most for one, most in zip(found, PROCESSOR_TOLERANCE, strict=True)):
+    mean, most = float(differences.mean()), float(differences.max())
+    if not (mean <= PROCESSOR_TOLERANCE[0] and most <= PROCESSOR_TOLERANCE[1]):  # nor where they are NaN
         expected = (
             f"a known image processor: {type(processor).__name__} does something else than its settings say "
-            f"(a difference of {found[0]:.1f} levels of 255 in the mean, {found[1]:.1f} at most)"
+            f"(a difference of {mean:.1f} levels of 255 in the mean, {most:.1f} at most)"
         )
         raise wrong_value("model", source, expected)
 

@@ -1,29 +1,101 @@
 """Find the layer that is to blame: run a model on images and on moved ones, and compare what every layer makes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.function import ModelError, check_evaluation_mode
-from teka.audit.layers.findings import LayerBreak, LayerFinding, LayerFindings
+from teka.audit.function import Model, check_evaluation_mode
 from teka.audit.layers.recogniser import absolute_embeddings, class_tokens
-from teka.audit.layers.shift_errors import Measured, ShiftErrors
+from teka.audit.layers.shift_errors import NOISE_FACTOR, Measured, ShiftErrors
 from teka.audit.layers.survey import Stop, Survey, Trace, call_name, survey_batch
 from teka.audit.movement import Movement
-from teka.audit.shifts import Shift, SubpixelShift
-from teka.errors import FOREIGN, unknown_name, wrong_shape, wrong_value
+from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
+from teka.errors import unknown_name, wrong_shape, wrong_value
 
-# Images of one batch, and of the survey: more share the cost of the images that do not move.
-IMAGES_AT_ONCE = 8
-# The part of the image's shorter side that is overwritten at most to see how far the edge is felt.
-WIDEST_EDGE = 0.25
-# Without a threshold given: 1e-4, or so many roundings of the coarsest dtype among the layers.
-THRESHOLD = 1e-4
-THRESHOLD_ROUNDINGS = 4
-# A module that gives what a part of it gave is listed too if it adds so many times as much error as any part.
-PART_FACTOR = 2.0
+# Equivariance is lost within the image, at its edge, or between the cells of a grid.
+BREAKS = ("interior", "edge", "aliasing")
+EXPLAINED_SHARE = 0.5  # a module is left out of the biggest jumps if a part of it has at least this share of its own
+IMAGES_AT_ONCE = 8  # images of one batch, and of the survey: more share the cost of the images that do not move
+WIDEST_EDGE = 0.25  # the part of the image's shorter side that is overwritten at most to see how far the edge is felt
+THRESHOLD, THRESHOLD_ROUNDINGS = 1e-4, 4  # by default; or so many roundings of the coarsest dtype among the layers
+PART_FACTOR = 2.0  # a module that gives what a part gave is listed too if it adds so many times as much error
+ByIndex = Mapping[int, Measured]
+
+
+@dataclass(frozen=True)
+class LayerBreak:
+    """The first layer, in the order of execution, whose error of one kind is above its limit."""
+
+    kind: str  # one of `BREAKS`, the likelier where the edge reaches all cells
+    name: str  # of the innermost module in which it happens
+    module: str  # its class
+    error: float  # at the worst shift
+    limit: int | float
+    has_interior: bool = True  # cells that are out of reach of the edge
+    between: tuple[str, str] | None = None  # in the module's own code, what came before it and after it
+
+
+@dataclass(frozen=True)
+class LayerFinding:
+    """Errors of one layer at the worst multiple of its stride, relative to its output; None where none was compared."""
+
+    name: str  # of the module, with its number where a forward pass calls it again: "relu (call 2)"
+    kind: str  # its class
+    layout: str  # the name of a `teka.audit.layers.recogniser.Layout`
+    grid: tuple[int, ...]  # cells along every axis; () for a vector
+    stride: tuple[int | float, ...]  # pixels from cell to cell; for a vector, of the coarsest layer before it
+    prefix_tokens: int  # before those of the grid, such as a class token
+    interior_error: float | None  # of the cells that the edge of the image cannot reach; None for vectors
+    border_error: float | None  # of the other cells; None where there is no interior
+    aliasing_error: float | None  # at other shifts, against the best of the neighbouring multiples
+    noise: float  # difference of the outputs for two copies of the same images
+    added: float | None  # `error` less that of the layer's input at the same shifts
+    error: float | None = None  # of all cells that came from inside
+    border: tuple[tuple[int, int], ...] = ()  # cells that the edge can reach, before and after the interior
+    # The fewest pixels along every axis such that all measured shifts by multiples of them are within the limit.
+    exact_step: tuple[int | None, ...] = ()
+    errors: tuple[float | None, ...] = ()  # at each shift, of the interior where there is one
+
+    def limit(self, threshold: int | float) -> float:
+        """The error above which the layer breaks: the threshold, or 10 times the noise if that is more."""
+        return max(threshold, NOISE_FACTOR * self.noise)
+
+
+@dataclass(frozen=True)
+class LayerFindings:
+    """What was measured of all layers, in the order in which they finished, and which of them are to blame."""
+
+    findings: tuple[LayerFinding, ...]
+    first_break: str | None  # the first module that breaks within the image
+    threshold: int | float  # the error below which no layer breaks
+    absolute_embeddings: tuple[str, ...]  # names of parameters, buffers and modules
+    class_tokens: tuple[str, ...]
+    skipped: dict[str, str]  # of each module that could not be compared, why
+    max_shift: int | float  # the longest step along an axis, in pixels
+    breaks: dict[str, LayerBreak] = field(default_factory=dict)  # the first of each of `BREAKS`
+    flattened: tuple[str, ...] = ()  # modules that read a flattened map, each cell by its own weights
+    shifts: CheckedShifts = ()  # without zero
+    movement: Movement | None = None
+    num_images: int = 0
+    seen_size: tuple[int, ...] = ()  # of what the model got
+
+    def find(self, name: str) -> LayerFinding | None:
+        """The finding of a layer by its name, or None."""
+        return next((finding for finding in self.findings if finding.name == name), None)
+
+    def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
+        """The layers that add most error, the most first; modules of which a part adds half as much are left out."""
+        rising = [one for one in self.findings if one.added is not None and one.added > one.limit(self.threshold)]
+
+        def explains(part: LayerFinding, whole: LayerFinding) -> bool:
+            inside = part is not whole and (part.name.startswith(f"{whole.name}.") or whole.name == "(model)")
+            return inside and (part.added or 0.0) >= EXPLAINED_SHARE * (whole.added or 0.0)
+
+        own = [one for one in rising if not any(explains(part, one) for part in rising)]
+        return tuple(sorted(own, key=lambda one: -(one.added or 0.0))[:count])
 
 
 def blame_layers(
@@ -32,7 +104,7 @@ def blame_layers(
     shifts: Iterable[Shift | SubpixelShift],
     movement: Movement,
     *,
-    function: Callable[[Tensor], object] | None = None,
+    function: Model | None = None,
     layers: Sequence[str] | None = None,
     threshold: int | float | None = None,
     num_images: int = 32,
@@ -40,10 +112,9 @@ def blame_layers(
 ) -> LayerFindings:
     """Compare every layer's output for moved images with its output for the images, moved by as many of its own cells.
 
-    Forward hooks see what every module gets and gives. Maps, grids of tokens and vectors are recognised by shape
-    (`teka.audit.layers.recogniser`); the cells that the edge can reach are found by overwriting the outermost pixels
-    (`survey_batch`); `ShiftErrors` has the formula. The images and their moved selves are in one batch, so that no
-    output outlives its layer. An error is that of the worst shift, over all images.
+    Forward hooks see what every module gets and gives; docs/audit_layers.md says what is recognised and compared. An
+    error is that of the worst shift, over all images. Modules that hand on what they got or what a part of them gave
+    are not listed, unless they are named in `layers`.
 
     Args:
         module: The model, in evaluation, or the part of it to look into.
@@ -56,10 +127,6 @@ def blame_layers(
         num_images: How many of the images are used at most, evenly spaced.
         batch_size: Images in a forward pass at most, but at least two.
 
-    Returns:
-        What was measured of each layer, and the first to break. Modules that hand on what they got (identities,
-        dropout) or what a part of them gave are not listed, unless they are named in `layers`.
-
     Raises:
         ValueError: A module in training mode, no such layer, images that are no images, no shift but zero, one that
             does not fit, or a threshold or number that is not positive.
@@ -67,9 +134,8 @@ def blame_layers(
     """
     check_evaluation_mode("module", module)
     if images.ndim != 4 or 0 in images.shape or not images.is_floating_point():
-        raise wrong_shape(
-            "images", images.shape, "(batch, channels, height, width) of floating-point numbers, not empty"
-        )
+        expected = "(batch, channels, height, width) of floating-point numbers, not empty"
+        raise wrong_shape("images", images.shape, expected)
     for argument, number in (("threshold", threshold), ("num_images", num_images), ("batch_size", batch_size)):
         if number is not None and not number > 0:
             raise wrong_value(argument, number, "a positive number")
@@ -78,7 +144,7 @@ def blame_layers(
     for name in layers or ():
         if name not in parts:
             raise unknown_name("layers", name, [one for one in parts if one])
-    followed = {name: part for name, part in parts.items() if layers is None or name in layers}
+    followed = parts if layers is None else {name: part for name, part in parts.items() if name in layers}
     chosen = torch.linspace(0, len(images) - 1, min(num_images, len(images))).round().long()
     place = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), images.device)
     placed = movement.place(images[chosen].to(place))
@@ -89,11 +155,25 @@ def blame_layers(
         raise wrong_value("shifts", shifts, "at least one by whole pixels that is not zero")
     run = module if function is None else function
     still = movement.move(placed, (0, 0))
-    survey = _survey(run, followed, still[:IMAGES_AT_ONCE])
-    errors = _compare(run, followed, survey, placed, steps, movement, batch_size)
+    survey, width = None, 1
+    # Pixels that no cell sees say nothing of how far padding reaches: more of them are overwritten then.
+    while survey is None or not (survey.feels_all_sides or width > min(still.shape[2:]) * WIDEST_EDGE):
+        survey = Survey(min(len(still), IMAGES_AT_ONCE), (still.shape[2], still.shape[3]))
+        with torch.no_grad(), Trace(run, followed, survey.see) as trace:
+            trace.run(survey_batch(still[:IMAGES_AT_ONCE], width), "the images unshifted")
+        width *= 2
+    errors = ShiftErrors(survey, steps, movement.wraps)
+    with torch.no_grad(), Trace(run, followed, errors.see) as trace:
+        for images in placed.split(max(1, min(IMAGES_AT_ONCE, batch_size // 2))):
+            room = max(1, batch_size // len(images) - 1)
+            for first in range(0, len(steps), room):
+                errors.chosen = range(first, min(first + room, len(steps)))
+                here = steps[first : first + room]
+                # The images and their moved selves are in one batch, so that no output outlives its layer.
+                batch = torch.cat([movement.move(images, step) for step in ((0, 0), *here)])
+                trace.run(batch, f"shifts {', '.join(map(str, here))}")
     if threshold is None:
-        coarsest = max((slot.epsilon for slot in survey.slots), default=0.0)
-        threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * coarsest)
+        threshold = max([THRESHOLD, *(THRESHOLD_ROUNDINGS * slot.epsilon for slot in survey.slots)])
     measured = errors.measured(threshold)
     breaks = _first_breaks(survey, measured, followed)
     always = {*(layers or ()), *(one.name for one in breaks.values())}
@@ -110,67 +190,12 @@ def blame_layers(
         shifts=steps,
         movement=movement,
         num_images=len(chosen),
-        seen_size=tuple(still.shape[2:]),
+        seen_size=survey.seen_size,
     )
 
 
-def _survey(run: Callable[[Tensor], object], followed: Mapping[str, nn.Module], still: Tensor) -> Survey:
-    width = 1
-    while True:
-        survey = Survey(len(still), (still.shape[2], still.shape[3]))
-        with torch.no_grad(), Trace(followed, survey.see) as trace:
-            _run(run, survey_batch(still, width), trace, "the images unshifted")
-        # Pixels that no cell sees say nothing of how far padding reaches: more of them are overwritten then.
-        width *= 2
-        if survey.feels_all_sides or width > min(still.shape[2:]) * WIDEST_EDGE:
-            return survey
-
-
-def _compare(
-    run: Callable[[Tensor], object],
-    followed: Mapping[str, nn.Module],
-    survey: Survey,
-    placed: Tensor,
-    steps: tuple[tuple[int | float, ...], ...],
-    movement: Movement,
-    batch_size: int,
-) -> ShiftErrors:
-    seen = tuple(movement.move(placed[:1], (0, 0)).shape[2:])
-    errors = ShiftErrors(survey.slots, survey.stops, steps, seen, movement.wraps)
-    at_once = max(1, min(IMAGES_AT_ONCE, batch_size // 2))
-    with torch.no_grad(), Trace(followed, errors.see) as trace:
-        for images in placed.split(at_once):
-            room = max(1, batch_size // len(images) - 1)
-            for first in range(0, len(steps), room):
-                now = range(first, min(first + room, len(steps)))
-                errors.start(now)
-                moved = [movement.move(images, steps[index]) for index in now]
-                batch = torch.cat([movement.move(images, (0, 0)), *moved])
-                _run(run, batch, trace, f"shifts {', '.join([str(steps[index]) for index in now])}")
-    return errors
-
-
-def _run(run: Callable[[Tensor], object], batch: Tensor, trace: Trace, what: str) -> None:
-    trace.start(len(batch))
-    try:
-        run(batch)
-    except FOREIGN as error:
-        raise ModelError(f"the model raised {type(error).__name__} for {what}: {error}") from error
-
-
-def _first_breaks(
-    survey: Survey, measured: Mapping[int, Measured], followed: Mapping[str, nn.Module]
-) -> dict[str, LayerBreak]:
-    """The first break of each kind.
-
-    A tensor of which no cell is out of reach of the edge cannot tell a break from the edge. If nothing has broken at
-    the edge before, it counts as a break at the edge where its module declares padding, and within the image elsewhere.
-    If it was made of a flattened map it counts as a break within the image in any case. As aliasing it counts if
-    nothing has broken at all before. An edge is named only if nothing has broken within the image before.
-
-    A break is that of the module that gives the tensor. If a module gets a broken tensor that no module gave, it
-    happened in the own code of the module around it, between two of its parts.
-    """
+def _first_breaks(survey: Survey, measured: ByIndex, followed: Mapping[str, nn.Module]) -> dict[str, LayerBreak]:
+    """The first break of each kind; of a tensor that no module gave, in the module around the one that got it."""
     found: dict[str, LayerBreak] = {}
     before = "the images"
     for stop in survey.stops:
@@ -181,6 +206,7 @@ def _first_breaks(
         here = call_name(visit.module, visit.call)
         reads_flattened = is_output and visit.module in survey.flattened
         within, at_edge = numbers.interior, numbers.border
+        # Where the edge reaches every cell, its break is at the edge only if none was before and the module pads.
         if not numbers.has_interior and ("edge" not in found or reads_flattened):
             if stop.pads_edge and is_output:
                 at_edge = numbers.every
@@ -189,26 +215,21 @@ def _first_breaks(
         between_cells = numbers.aliasing if numbers.has_interior or not found else None
         for kind, error in (("interior", within), ("edge", at_edge), ("aliasing", between_cells)):
             # What has broken within is broken at the edge too.
-            is_told = kind in found or (kind == "edge" and "interior" in found)
-            if is_told or error is None or error <= numbers.limit:
+            if kind in found or (kind == "edge" and "interior" in found) or error is None or error <= numbers.limit:
                 continue
             # Without a module around it, say because not all were followed, the one that got it stands for the place.
             module, call = (not is_output and visit.inside) or (visit.module, visit.call)
-            name, between = call_name(module, call), None if is_output else (before, here)
-            broken, has_interior = type(followed[module]).__name__, numbers.has_interior
-            found[kind] = LayerBreak(kind, name, broken, error, numbers.limit, has_interior, between)
+            where = call_name(module, call), type(followed[module]).__name__
+            between = None if is_output else (before, here)
+            found[kind] = LayerBreak(kind, *where, error, numbers.limit, numbers.has_interior, between)
         before = here
     return found
 
 
 def _list_findings(
-    stops: Sequence[Stop], measured: Mapping[int, Measured], steps: Sequence[tuple[int | float, ...]], always: set[str]
+    stops: Sequence[Stop], measured: ByIndex, steps: CheckedShifts, always: set[str]
 ) -> tuple[LayerFinding, ...]:
-    """The layers in the order in which they finished.
-
-    A module that hands on what it got, or what a part of it gave, is listed if it is to blame or named, as `always`
-    says, or if it adds far more error than any of its parts.
-    """
+    """The layers that give something new, are to blame or named, as `always` says, or add far more than their parts."""
     found: list[LayerFinding] = []
     added: dict[str, float] = {}
     given: set[int | None] = set()
@@ -223,9 +244,8 @@ def _list_findings(
             continue
         got = inputs[module, stop.visit.call]
         one = _finding(stop, numbers, None if got is None else measured.get(got), steps)
-        parts = [
-            more for part, more in added.items() if part != module and (not module or part.startswith(f"{module}."))
-        ]
+        inside = f"{module}." if module else ""
+        parts = [more for part, more in added.items() if part != module and part.startswith(inside)]
         adds_more = (one.added or 0.0) > max(numbers.limit, PART_FACTOR * max(parts, default=0.0))
         is_new = stop.slot != got and stop.slot not in given
         if is_new or adds_more or module in always or one.name in always:
@@ -235,9 +255,7 @@ def _list_findings(
     return tuple(found)
 
 
-def _finding(
-    stop: Stop, numbers: Measured, before: Measured | None, steps: Sequence[tuple[int | float, ...]]
-) -> LayerFinding:
+def _finding(stop: Stop, numbers: Measured, before: Measured | None, steps: CheckedShifts) -> LayerFinding:
     layout = numbers.slot.layout
     return LayerFinding(
         name=call_name(stop.visit.module, stop.visit.call),
@@ -260,13 +278,8 @@ def _finding(
 
 def _skipped(stops: Sequence[Stop], errors: ShiftErrors, followed: Mapping[str, nn.Module]) -> dict[str, str]:
     """For each module that could not be compared, why."""
-    found = {
-        call_name(stop.visit.module, stop.visit.call): stop.reason
-        if stop.slot is None
-        else errors.failed.get(stop.slot)
-        for stop in stops
-        if stop.visit.side == "output"
-    }
+    given = [(call_name(one.visit.module, one.visit.call), one) for one in stops if one.visit.side == "output"]
+    found = {name: one.reason if one.slot is None else errors.failed.get(one.slot) for name, one in given}
     called = {stop.visit.module for stop in stops}
-    uncalled = {call_name(name, 1): "it was not called" for name in followed if name not in called}
-    return {name: reason for name, reason in found.items() if reason is not None} | uncalled
+    found |= {call_name(name, 1): "it was not called" for name in followed if name not in called}
+    return {name: reason for name, reason in found.items() if reason is not None}

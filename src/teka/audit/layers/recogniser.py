@@ -9,37 +9,31 @@ from fractions import Fraction
 
 from torch import Tensor, nn
 
-# (B, C, h, w); (B, h, w, C); (B, C, h·w); (B, C·h·w); (B, prefix + h·w, …); (B, heads, prefix + h·w, D); anything else.
-LAYOUTS = ("map", "channels-last map", "flat map", "flattened", "tokens", "tokens of heads", "vector")
-
 NO_GRID = "no grid over the image has {} cells, even with a few tokens before them"
-# Class, distillation and register tokens before those of the grid: at most so many are looked for.
-MAX_PREFIX = 8
+MAX_PREFIX = 8  # class, distillation and register tokens before those of the grid: at most so many are looked for
 # Before a grid that nothing else speaks for, only a class and a distillation token: more would fit too much.
 MAX_PREFIX_ALONE = 2
 # These act on the last axis, so that a map they get has its channels there.
 ACT_ON_LAST_AXIS = (nn.Linear, nn.LayerNorm)
-# These make (B, C, h·w) of a map, as modules named …1d take it.
-FLATTEN_CELLS = (nn.Flatten, nn.Unfold)
+FLATTEN_CELLS = (nn.Flatten, nn.Unfold)  # these make (B, C, h·w) of a map, as modules named …1d take it
 PADDING = (nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)
 # Absolute positions and class tokens by the names of parameters, buffers and classes of modules.
-ABSOLUTE_NAME = re.compile(
-    r"(^|_)(pos|positions?|positional)_?(emb|embed|embeds|embedding|embeddings|enc|encoding)(_|$)|^pe$|^abs(olute)?_pos"
-)
-ABSOLUTE_CLASS = re.compile(
-    r"(Absolute|Positional|Sinusoid\w*)(Position|Embedding|Encoding)|Position(Embedding|Encoding)"
-)
+ABSOLUTE_NAME = re.compile(r"(^|_)pos(ition(s|al)?)?_?(emb(ed(s|dings?)?)?|enc(oding)?)(_|$)|^pe$|^abs(olute)?_pos")
+ABSOLUTE_CLASS = re.compile(r"(Absolute|Positional|Sinusoid\w*)(Position|Embedding|Encoding)|Position(Embedd|Encod)ing")
 RELATIVE = re.compile(r"rel(ative)?_?pos|relative|rotary|rope", re.IGNORECASE)
 CLASS_NAME = re.compile(r"^(cls|class|dist|distillation|reg|register)_?(tokens?|embeddings?)$")
-# Names that say nothing of what is held: that of the module does.
-PLAIN_NAMES = ("weight", "data")
+PLAIN_NAMES = ("weight", "data")  # names that say nothing of what is held: that of the module does
+Shape = tuple[int, ...]
+Stride = tuple[Fraction, ...]
 
 
 @dataclass(frozen=True)
 class Layout:
     """How a layer's output lies in memory."""
 
-    name: str  # one of `LAYOUTS`
+    # "map" (B, C, h, w), "channels-last map", "flat map" (B, C, h·w), "flattened" (B, C·h·w),
+    # "tokens" (B, prefix + h·w, …), "tokens of heads" (B, heads, prefix + h·w, D), or "vector" for all else.
+    name: str
     grid: tuple[int, ...]  # cells along every axis; () for a vector
     stride: tuple[Fraction, ...]  # pixels of the seen image to a cell; for a vector, of the coarsest layer before it
     prefix_tokens: int = 0  # before those of the grid
@@ -68,13 +62,7 @@ class Layout:
 
 
 class Recogniser:
-    """Recognises tensors one after the other, in the order in which a model makes them.
-
-    A grid that was seen before is known again. A new one comes from a module for images (a class named …2d), or has
-    sides by which those of the seen image can be divided (or the other way round). The stride of a convolution or a
-    pooling layer is its own times that of its input; of other modules for images, that of the input times the ratio of
-    the grids, or the input's if the module pads; of all else, the seen size over that of the grid.
-    """
+    """Recognises tensors one after the other, in the order in which a model makes them, by shapes and strides."""
 
     def __init__(self, seen_size: tuple[int, int]) -> None:
         self.seen_size = seen_size
@@ -84,35 +72,27 @@ class Recogniser:
         # A vector of so many numbers, right after a map of so many, is that map.
         self._unread_numbers: int | None = None
 
-    def recognise(
-        self, module: nn.Module, shape: tuple[int, ...], side: str, source: Layout | None, source_shape: tuple[int, ...]
-    ) -> Layout | str:
-        """The layout of a tensor (B, …) that a module got or gave, or in words why it has none.
-
-        Of an output, `source` and `source_shape` are the layout of the module's input, if it has one, and its shape.
-        """
-        found = self._layout(module, shape, side, source, source_shape)
+    def recognise(self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape) -> Layout | str:
+        """The layout of a tensor (B, …) that a module got or gave, from a source of some shape, or why it has none."""
+        found = self._layout(module, shape, side, source, came)
         if isinstance(found, str):
             return found
+        self._unread_numbers = math.prod(shape[1:]) if found.name in ("map", "flattened") else None
         if found.name == "vector":
-            self._unread_numbers = None
             return found
         # Most recent last: that is where known grids are looked for first.
         self._strides.pop(found.grid, None)
         self._strides[found.grid] = found.stride
         self._placed = found
-        self._unread_numbers = math.prod(shape[1:]) if found.name in ("map", "flattened") else None
         if found.name in ("tokens", "tokens of heads"):
             self._tokens[found.num_tokens] = found
         return found
 
-    def _layout(
-        self, module: nn.Module, shape: tuple[int, ...], side: str, source: Layout | None, source_shape: tuple[int, ...]
-    ) -> Layout | str:
+    def _layout(self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape) -> Layout | str:
         if len(shape) == 2:
             is_flat = self._unread_numbers == shape[1] and not (isinstance(module, nn.Linear) and side == "output")
             return Layout("flattened", self._placed.grid, self._placed.stride) if is_flat else self._vector()
-        if source is not None and source.name != "vector" and source_shape == shape and declared_stride(module) is None:
+        if source is not None and source.name != "vector" and came == shape and declared_stride(module) is None:
             return source
         if len(shape) == 3:
             return self._tokens_layout(module, shape, source if side == "output" else None)
@@ -120,7 +100,7 @@ class Recogniser:
             return self._map_layout(module, shape, side, source)
         return f"a tensor of {len(shape)} axes is neither a map, tokens nor a vector"
 
-    def _map_layout(self, module: nn.Module, shape: tuple[int, ...], side: str, source: Layout | None) -> Layout | str:
+    def _map_layout(self, module: nn.Module, shape: Shape, side: str, source: Layout | None) -> Layout | str:
         _, first, second, third = shape
         if is_for_images(module):
             if second == third == 1:
@@ -145,11 +125,13 @@ class Recogniser:
             if grid in self._strides:
                 return Layout(name, grid, self._strides[grid])
         for name, grid in grids:
-            if self._divides(grid):
+            # Square cells make the grid of the seen image, or pixels make its cells.
+            divides = all(seen % side == 0 or side % seen == 0 for seen, side in zip(self.seen_size, grid, strict=True))
+            if divides and grid[0] * self.seen_size[1] == grid[1] * self.seen_size[0]:
                 return Layout(name, grid, self._ratio(grid))
         return f"no axes of a tensor of shape (B, {first}, {second}, {third}) are a grid over the image"
 
-    def _tokens_layout(self, module: nn.Module, shape: tuple[int, ...], source: Layout | None) -> Layout | str:
+    def _tokens_layout(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | str:
         _, total, width = shape
         came_flat = source is not None and source.name == "flat map"
         if came_flat or isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d"):
@@ -181,21 +163,12 @@ class Recogniser:
         return next((Layout("flat map", grid, self._strides[grid]) for grid in known), None)
 
     def _vector(self) -> Layout:
-        coarsest = tuple(max(stride) for stride in zip(*self._strides.values(), strict=True))
-        return Layout("vector", (), coarsest)
+        return Layout("vector", (), tuple(max(stride) for stride in zip(*self._strides.values(), strict=True)))
 
-    def _divides(self, grid: tuple[int, ...]) -> bool:
-        """Whether square cells make the grid of the seen image, or pixels make its cells."""
-        height, width = self.seen_size
-        whole = (height % grid[0] == 0 or grid[0] % height == 0) and (width % grid[1] == 0 or grid[1] % width == 0)
-        return whole and grid[0] * width == grid[1] * height
-
-    def _ratio(self, grid: tuple[int, ...]) -> tuple[Fraction, ...]:
+    def _ratio(self, grid: Shape) -> Stride:
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
 
-    def _stride_of_map(
-        self, module: nn.Module, grid: tuple[int, ...], side: str, source: Layout | None
-    ) -> tuple[Fraction, ...]:
+    def _stride_of_map(self, module: nn.Module, grid: Shape, side: str, source: Layout | None) -> Stride:
         if side == "output" and source is not None and source.grid:
             steps = declared_stride(module)
             if steps is None and isinstance(module, PADDING):
@@ -222,10 +195,9 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
     stride = getattr(module, "stride", None)
     if not is_for_images(module) or stride is None or not hasattr(module, "kernel_size"):
         return None
-    steps = _pair(stride)
+    steps, inverse = _pair(stride), isinstance(module, nn.ConvTranspose2d)
     if not all(isinstance(step, int) and step > 0 for step in steps):
         return None
-    inverse = isinstance(module, nn.ConvTranspose2d)
     return tuple(Fraction(1, step) if inverse else Fraction(step) for step in steps)
 
 
@@ -246,13 +218,7 @@ def _is_named(module: nn.Module, ending: str) -> bool:
 
 
 def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[str, ...]:
-    """Names of the parameters, buffers and modules that hold absolute positions.
-
-    By name: `pos_embed`, `position_embeddings`, `positional_embedding`, `pos_encoding`, `pe`, `absolute_pos_embed`, …,
-    none with "relative" or "rotary" in it; `.weight` is named by its module. By shape: a parameter or buffer
-    (1, L, D), (1, D, h, w) or (1, h, w, D), where the layers have L tokens or cells, or a grid (h, w). By class: a
-    module called …AbsolutePosition, PositionalEncoding or the like, if it owns none of these.
-    """
+    """Names of parameters, buffers and modules that hold absolute positions: by their names, shapes or classes."""
     grids = [layout for layout in layouts if layout.grid]
     totals = {layout.num_tokens for layout in grids if layout.name.startswith("tokens")}
     sides = {layout.grid for layout in grids if max(layout.grid) > 1}
@@ -283,6 +249,5 @@ def _called(name: str) -> str:
 def _has_place(tensor: Tensor, totals: set[int], sides: set[tuple[int, ...]]) -> bool:
     if not tensor.is_floating_point() or tensor.ndim not in (3, 4) or tensor.shape[0] != 1:
         return False
-    if tensor.ndim == 3:
-        return tensor.shape[1] in totals
-    return tuple(tensor.shape[2:]) in sides or tuple(tensor.shape[1:3]) in sides
+    shape = tuple(tensor.shape[1:])
+    return shape[0] in totals if len(shape) == 2 else not sides.isdisjoint((shape[1:], shape[:2]))

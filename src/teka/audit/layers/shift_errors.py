@@ -10,12 +10,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from teka.audit.layers.findings import NOISE_FACTOR
 from teka.audit.layers.recogniser import Layout
-from teka.audit.layers.survey import Slot, Stop, Visit
+from teka.audit.layers.survey import Slot, Survey, Visit
+from teka.audit.shifts import CheckedShift, CheckedShifts
 
 # Sums of squares that are kept for a move: error and cells of the interior, error and cells of the rest, and the size.
 SUMS = 5
+# A layer breaks where its error is above this many times the difference of two runs that should not differ.
+NOISE_FACTOR = 10.0
+Sums = Float[Tensor, "shifts moves 5"]
+Border = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,18 +36,16 @@ def is_multiple(shift: Sequence[int | float], stride: Sequence[Fraction]) -> boo
     return all((Fraction(step) / one).denominator == 1 for step, one in zip(shift, stride, strict=True))
 
 
-def plan_moves(
-    layout: Layout, border: Sequence[tuple[int, int]], shifts: Sequence[Sequence[int | float]], wraps: bool
-) -> tuple[Moves, ...]:
-    """The moves that a layer's cells may have made: one for shifts by whole cells, else each neighbour of the shift.
-
-    Where a shift has fewer neighbours than another, its last one is there again. A vector is one cell that stays. If it
-    `wraps`, cells that leave at one side enter at the other.
-    """
+def plan_moves(layout: Layout, border: Border, shifts: Sequence[CheckedShift], wraps: bool) -> tuple[Moves, ...]:
+    """The moves that a layer's cells may have made: one for shifts by whole cells, else each neighbour of the shift."""
+    # Where a shift has fewer neighbours than another, its last one is there again. A vector is one cell that stays.
     if not layout.grid:
         one = torch.ones(len(shifts), 1, dtype=torch.float64)
         return (Moves(torch.zeros(len(shifts), 1, dtype=torch.long), one, torch.zeros_like(one)),)
-    by_shift = [_neighbours(shift, layout.stride) for shift in shifts]
+    by_shift = []
+    for shift in shifts:
+        exact = [Fraction(step) / one for step, one in zip(shift, layout.stride, strict=True)]
+        by_shift.append(list(itertools.product(*(sorted({math.floor(cells), math.ceil(cells)}) for cells in exact))))
     cells = torch.arange(math.prod(layout.grid)).reshape(layout.grid)
     axes, whole = tuple(range(cells.ndim)), [(0, 0)] * cells.ndim
     plans = []
@@ -58,12 +60,7 @@ def plan_moves(
     return tuple(plans)
 
 
-def _neighbours(shift: Sequence[int | float], stride: Sequence[Fraction]) -> list[tuple[int, ...]]:
-    exact = [Fraction(step) / one for step, one in zip(shift, stride, strict=True)]
-    return list(itertools.product(*(sorted({math.floor(cells), math.ceil(cells)}) for cells in exact)))
-
-
-def _came_from(grid: Sequence[int], border: Sequence[tuple[int, int]], move: Sequence[int]) -> Float[Tensor, " cells"]:
+def _came_from(grid: Sequence[int], border: Border, move: Sequence[int]) -> Float[Tensor, " cells"]:
     """1 for the cells that, like the cells they came from, lie within a border."""
     within = torch.zeros(*grid, dtype=torch.float64)
     slices = []
@@ -75,16 +72,9 @@ def _came_from(grid: Sequence[int], border: Sequence[tuple[int, int]], move: Seq
 
 
 class Measured:
-    """The numbers of one tensor over all shifts, relative to its size; None or NaN where no cell can be compared.
+    """The numbers of one tensor over all shifts, as of `LayerFinding`; None or NaN where no cell can be compared."""
 
-    `interior`, `border` and `every` (of all cells that came from inside) are the largest errors at shifts that are
-    multiples of the stride, `on_grid`; `aliasing` is that at the others. `counted` is at each shift the error of the
-    interior, or of all cells if the tensor has no interior; `limit` is the error above which a layer breaks.
-    """
-
-    def __init__(
-        self, slot: Slot, sums: Float[Tensor, "shifts moves 5"], on_grid: Bool[Tensor, " shifts"], threshold: float
-    ) -> None:
+    def __init__(self, slot: Slot, sums: Sums, on_grid: Bool[Tensor, " shifts"], threshold: float) -> None:
         interior, interior_cells, border, border_cells, size = sums.unbind(dim=2)
         cells = interior_cells + border_cells
         norm = torch.where(size > 0, size / cells, torch.nan)
@@ -93,6 +83,7 @@ class Measured:
             (part / count / norm).sqrt()
             for part, count in ((interior + border, cells), (interior, interior_cells), (border, border_cells))
         )
+        # What counts at each shift is the interior, or all cells that came from inside if there is none.
         counted = inside if any_interior else every
         # The error at a shift is the smallest over the moves that it may be; one of all cells is better than none.
         order = counted.nan_to_num(1e300).masked_fill(every.isnan(), math.inf)
@@ -130,42 +121,23 @@ def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
 class ShiftErrors:
     """Compares, within each batch, what a model makes of moved images with what it makes of the images themselves.
 
-    With y the tensor for an image and y_s that for the image moved by s, a multiple of the stride r,
-
-        e(A) = ( Σ_{u ∈ A} |y_s(u) − y(u − s/r)|² / |A| )^½ / ( Σ_{u ∈ C} |y(u − s/r)|² / |C| )^½,
-
-    summed over channels and images; C holds the cells that came from inside the image, and A is C or a part of it. At
-    other shifts, s/r is rounded up or down along every axis, in the way that gives the smallest error. Vectors stay
-    where they are. Nothing but the sums is kept. The first visit of the survey for each tensor measures it; where it
-    `wraps`, what leaves the image at one side enters at the other.
+    docs/audit_layers.md has the formula. Nothing but sums is kept; the first visit for each tensor measures it.
     """
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        stops: Sequence[Stop],
-        shifts: Sequence[tuple[int | float, ...]],
-        seen_size: tuple[int, ...],
-        wraps: bool,
-    ) -> None:
-        self.shifts = tuple(shifts)
+    def __init__(self, survey: Survey, shifts: CheckedShifts, wraps: bool) -> None:
+        self.shifts, self._slots, self._seen_size, self._wraps = shifts, survey.slots, survey.seen_size, wraps
         self.failed: dict[int, str] = {}
-        self._slots, self._seen_size, self._wraps = slots, seen_size, wraps
-        self._owner = {stop.visit: stop.slot for stop in stops if stop.is_new and stop.slot is not None}
-        self._sums = torch.zeros(len(slots), len(shifts), 2 ** len(seen_size), SUMS, dtype=torch.float64)
+        self._owner = {stop.visit: stop.slot for stop in survey.stops if stop.is_new and stop.slot is not None}
+        self._sums = torch.zeros(len(survey.slots), len(shifts), 2 ** len(survey.seen_size), SUMS, dtype=torch.float64)
         self._plans: dict[tuple, tuple[Moves, ...]] = {}
-        self._chosen: range = range(0)
-
-    def start(self, chosen: range) -> None:
-        """Begin a batch: the images themselves, then each of the chosen shifts of them."""
-        self._chosen = chosen
+        self.chosen = range(0)  # the shifts of the images in a batch, after the images themselves
 
     def see(self, visit: Visit, module: nn.Module, tensor: Tensor | None) -> None:
         """Compare one tensor, if this is the visit that measures it; the arguments are those of `Trace`."""
         index = self._owner.get(visit)
         if index is None or index in self.failed:
             return
-        slot, blocks = self._slots[index], len(self._chosen) + 1
+        slot, blocks = self._slots[index], len(self.chosen) + 1
         if tensor is None or tuple(tensor.shape[1:]) != slot.shape or tensor.shape[0] % blocks:
             self.failed[index] = "its shape is not always the same"
             return
@@ -181,7 +153,7 @@ class ShiftErrors:
             error = (moved - expected).square_().sum(dim=2).cpu().double()
             border = moves.inside - moves.interior
             sums = (error * moves.interior, moves.interior, error * border, border, size[moves.source] * moves.inside)
-            self._sums[index, self._chosen.start : self._chosen.stop, number] += torch.stack(sums).sum(dim=2).T
+            self._sums[index, self.chosen.start : self.chosen.stop, number] += torch.stack(sums).sum(dim=2).T
         if not self._sums[index].isfinite().all():
             self.failed[index] = "it holds NaN or infinity for moved images"
 
@@ -197,11 +169,11 @@ class ShiftErrors:
 
     def _plan(self, slot: Slot) -> tuple[Moves, ...]:
         layout = slot.layout
-        key = (layout.grid, layout.stride, slot.border, self._chosen)
+        key = (layout.grid, layout.stride, slot.border, self.chosen)
         if key not in self._plans:
             # Only cells that fill the image exactly meet again round the torus.
             sides = zip(layout.stride, layout.grid, self._seen_size, strict=False)
             fills = all(stride * side == seen for stride, side, seen in sides)
-            shifts = self.shifts[self._chosen.start : self._chosen.stop]
+            shifts = self.shifts[self.chosen.start : self.chosen.stop]
             self._plans[key] = plan_moves(layout, slot.border, shifts, self._wraps and fills)
         return self._plans[key]

@@ -4,15 +4,18 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.audit.function import Model, ModelError
+from teka.audit.images import RealImages
 from teka.audit.layers.recogniser import Layout, Recogniser, pads_edge
+from teka.errors import FOREIGN
 
-# Images as they are, once more, and with the edge overwritten: top and bottom, left and right.
-COPIES = 4
+COPIES = 4  # images as they are, once more, and with the edge overwritten: top and bottom, left and right
 # A cell has felt the edge if it changed by more than so many roundings of the largest number of its layer, or by more
 # than FELT_AT_MOST of it, which rounding in half precision may reach.
 FELT_ROUNDINGS = 64
@@ -29,6 +32,9 @@ class Visit:
     inside: tuple[str, int] | None  # the innermost module that was running, and its call
 
 
+See = Callable[[Visit, nn.Module, Tensor | None], None]
+
+
 def call_name(module: str, call: int) -> str:
     """What to call a module: its name, with its number where the same pass called it before."""
     name = module or "(model)"
@@ -36,50 +42,40 @@ def call_name(module: str, call: int) -> str:
 
 
 class Trace(ExitStack):
-    """Hooks on modules, within a block, that hand every input and output to a function as the model runs.
+    """Hooks on modules, until the block ends, that hand every visit, its module and its tensor to a function."""
 
-    The function is called with the visit, the module, and the tensor that has one row for each image: the first such
-    floating tensor among the arguments or in the output, however nested; the first tensor of all if there is none; or
-    None.
-    """
-
-    def __init__(
-        self, modules: Mapping[str, nn.Module], see: Callable[[Visit, nn.Module, Tensor | None], None]
-    ) -> None:
+    def __init__(self, model: Model, modules: Mapping[str, nn.Module], see: See) -> None:
         super().__init__()
-        self._modules, self._see = modules, see
-        self.start(0)
+        self._model, self._modules, self._see = model, modules, see
+        for name, module in modules.items():
+            self.callback(module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True).remove)
+            self.callback(module.register_forward_hook(partial(self._after, name)).remove)
 
-    def start(self, num_rows: int) -> None:
-        """Begin a forward pass of so many images."""
-        self._num_rows = num_rows
+    def run(self, batch: Tensor, what: str) -> None:
+        """Ask the model for a batch of what is said in words."""
+        self._num_rows = len(batch)
         self._calls = dict.fromkeys(self._modules, 0)
         self._running: list[tuple[str, int]] = []
+        try:
+            self._model(batch)
+        except FOREIGN as error:
+            raise ModelError(f"the model raised {type(error).__name__} for {what}: {error}") from error
 
-    def __enter__(self) -> "Trace":
-        for name, module in self._modules.items():
-            before, after = self._hooks(name)
-            self.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            self.callback(module.register_forward_hook(after).remove)
-        return self
+    def _before(self, name: str, module: nn.Module, arguments: tuple, options: dict) -> None:
+        self._calls[name] += 1
+        inside = self._running[-1] if self._running else None
+        self._running.append((name, self._calls[name]))
+        found = _choose_tensor((arguments, options), self._num_rows)
+        self._see(Visit(name, self._calls[name], "input", inside), module, found)
 
-    def _hooks(self, name: str) -> tuple[Callable, Callable]:
-        def before(module: nn.Module, arguments: tuple, options: dict) -> None:
-            self._calls[name] += 1
-            inside = self._running[-1] if self._running else None
-            self._running.append((name, self._calls[name]))
-            found = _choose_tensor((arguments, options), self._num_rows)
-            self._see(Visit(name, self._calls[name], "input", inside), module, found)
-
-        def after(module: nn.Module, _arguments: tuple, output: object) -> None:
-            _, call = self._running.pop()
-            inside = self._running[-1] if self._running else None
-            self._see(Visit(name, call, "output", inside), module, _choose_tensor(output, self._num_rows))
-
-        return before, after
+    def _after(self, name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
+        _, call = self._running.pop()
+        inside = self._running[-1] if self._running else None
+        self._see(Visit(name, call, "output", inside), module, _choose_tensor(output, self._num_rows))
 
 
 def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
+    # The first floating tensor with a row for each image, however nested; or the first of all.
     first, waiting = None, [value]
     while waiting:
         part = waiting.pop(0)
@@ -126,8 +122,7 @@ class Survey:
         self.slots: list[Slot] = []
         self.stops: list[Stop] = []
         self.flattened: dict[str, None] = {}
-        self._num_images = num_images
-        self._recogniser = Recogniser(seen_size)
+        self._num_images, self.seen_size, self._recogniser = num_images, seen_size, Recogniser(seen_size)
         self._seen: dict[int, tuple[weakref.ref, int, int | str]] = {}
         self._inputs: dict[tuple[str, int], tuple[int | None, tuple[int, ...]]] = {}
 
@@ -145,8 +140,8 @@ class Survey:
         if visit.side == "input":
             self._inputs[key] = (slot, () if tensor is None else tuple(tensor.shape))
         elif slot is not None and self.slots[slot].layout.name == "vector":
-            before, has_weights = self._inputs[key][0], any(True for _ in module.parameters(recurse=False))
-            if before is not None and has_weights and self.slots[before].layout.name == "flattened":
+            before, weights = self._inputs[key][0], list(module.parameters(recurse=False))
+            if before is not None and weights and self.slots[before].layout.name == "flattened":
                 self.flattened[visit.module] = None
 
     def _find(self, visit: Visit, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:
@@ -184,9 +179,7 @@ class Survey:
         return len(self.slots) - 1
 
 
-def survey_batch(
-    images: Float[Tensor, "batch channels height width"], width: int = 1
-) -> Float[Tensor, "copies channels height width"]:
+def survey_batch(images: RealImages, width: int = 1) -> Float[Tensor, "copies channels height width"]:
     """The images, again, and with the outermost `width` pixels of both sides of an axis overwritten by noise."""
     generator = torch.Generator().manual_seed(0)
     low, high = map(float, torch.aminmax(images))

@@ -1,20 +1,17 @@
 """How far two outputs lie apart: of the same input twice, in another precision, and moved, against another image."""
 
 import copy
-import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from teka.audit.function import check_evaluation_mode, evaluate_model
-from teka.audit.images import check_images
+from teka.audit.function import Model, check_evaluation_mode, evaluate_model, relative_difference
+from teka.audit.images import ImageSet, check_images
 from teka.audit.movement import Movement
-from teka.audit.shifts import SubpixelShift
+from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts
 from teka.checks import check_sizes
-from teka.errors import FOREIGN, wrong_shape, wrong_value
+from teka.errors import FOREIGN, wrong_value
 
 # The scale is taken from the pairs of at most so many images, the first ones, and of so many numbers of their outputs.
 SCALE_IMAGES = 1000
@@ -23,34 +20,21 @@ SCALE_NUMBERS = 2**25
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Relative differences that movement has no part in: no error below them means anything.
+    """Relative differences that movement has no part in: no error below them means anything."""
 
-    ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input, and ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in
-    single and in double precision, or the reason why that could not be measured.
-    """
-
-    repeat: float
-    precision: float | None
-    reason: str | None = None
+    repeat: float  # ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input
+    precision: float | None  # ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in single and in double precision
+    reason: str | None = None  # why that could not be measured
 
 
-def noise_floor(
-    function: Callable[[Tensor], object], images: Tensor, *, other_dtype: bool = True, batch_size: int = 256
-) -> NoiseFloor:
-    """Measure how far two outputs lie apart although the input is the same.
-
-    The norms run over all images, in float64. For the precision a deep copy of the module is cast to float64, or to
-    float32 where the images are in float64; the function itself is left alone.
-    """
+def noise_floor(function: Model, images: Tensor, *, batch_size: int = 256) -> NoiseFloor:
+    """Measure how far two outputs lie apart although the input is the same, with norms over all images, in float64."""
+    # For the precision a deep copy is cast to float64, or to float32 where the images are in float64.
     check_evaluation_mode("function", function)
-    check_images(images)
-    if len(images) == 0:
-        raise wrong_shape("images", images.shape, "at least one image")
+    check_images(images, least=1)
     batches = images.split(batch_size)
 
-    def answer(
-        function: Callable[[Tensor], object], dtype: torch.dtype, shapes: list[torch.Size | None]
-    ) -> list[Tensor]:
+    def answer(function: Model, dtype: torch.dtype, shapes: list[torch.Size | None]) -> list[Tensor]:
         # Copies, because the function may write into its input.
         pairs = zip(batches, shapes, strict=True)
         return [evaluate_model(function, one.to(dtype, copy=True), "for the noise floor", size) for one, size in pairs]
@@ -59,8 +43,6 @@ def noise_floor(
         answers = answer(function, images.dtype, [None] * len(batches))
         shapes: list[torch.Size | None] = [one.shape for one in answers]
         repeat = _difference(answer(function, images.dtype, shapes), answers)
-        if not other_dtype:
-            return NoiseFloor(repeat, None, "not asked for")
         if not isinstance(function, nn.Module):
             return NoiseFloor(repeat, None, f"the function is a {type(function).__name__}, no module that can be cast")
         dtype = torch.float32 if images.dtype == torch.float64 else torch.float64
@@ -74,46 +56,30 @@ def noise_floor(
 
 def _difference(answers: list[Tensor], references: list[Tensor]) -> float:
     """‖answers − references‖ / ‖references‖ over all batches; 0 where they are the same, zeros too."""
-    apart = math.hypot(*(float((a - b).norm()) for a, b in zip(answers, references, strict=True)))
-    norm = math.hypot(*(float(reference.norm()) for reference in references))
-    if norm == 0 and apart > 0:
-        raise ValueError("the output of function has norm zero, expected a norm to divide by")
-    return apart / norm if apart else 0.0
+    one, other = torch.cat(answers), torch.cat(references)
+    return 0.0 if torch.equal(one, other) else relative_difference(one, other)
 
 
 @dataclass(frozen=True)
 class SensitivityMap:
-    """How far outputs move with their images: 0 not at all, 1 as far as another image lies.
-
-    The values are mean distances to the output of the image unshifted, divided by the scale, which is the median
-    distance between the outputs of different images.
-    """
+    """How far outputs move with their images: 0 not at all, 1 as far as another image lies."""
 
     movement: Movement
-    shifts: tuple[tuple[int | float, ...], ...]
-    values: tuple[float, ...]
-    scale: float
+    shifts: CheckedShifts
+    values: tuple[float, ...]  # mean distances to the output of the image unshifted, divided by the scale
+    scale: float  # the median distance between the outputs of different images
     num_images: int
 
 
 def sensitivity_map(
-    function: Callable[[Tensor], object],
-    images: Shaped[Tensor, "images channels *sizes"],
-    shifts: Iterable[SubpixelShift],
-    movement: Movement,
-    *,
-    batch_size: int = 256,
+    function: Model, images: ImageSet, shifts: SubpixelShifts, movement: Movement, *, batch_size: int = 256
 ) -> SensitivityMap:
     """Measure how far the outputs of a function move at every shift, compared with other images' outputs.
 
-    m(s) = mean_n ‖f(T_s x_n) − f(x_n)‖ / median_{n < n'} ‖f(x_n) − f(x_n')‖
+      m(s) = mean_n ‖f(T_s x_n) − f(x_n)‖ / median_{n < n'} ‖f(x_n) − f(x_n')‖
 
-    Everything in an output counts as one vector that should stay: of a map that moves along with its images, take a
-    mean first. The median is over the pairs of the first `SCALE_IMAGES` images, or fewer where their
-    outputs have more than `SCALE_NUMBERS` numbers in all.
-
-    Source: after Kauderer-Abrams 2017, "Quantifying translation-invariance in convolutional neural networks"
-    (arXiv:1801.01450).
+    All of an output counts as one vector. Source: after Kauderer-Abrams 2017, "Quantifying translation-invariance in
+    convolutional neural networks" (arXiv:1801.01450).
     """
     check_evaluation_mode("function", function)
     if len(images) < 2:
@@ -127,7 +93,7 @@ def sensitivity_map(
     sums = torch.zeros(len(steps), dtype=torch.float64)
     kept: list[Tensor] = []
 
-    def answer(placed: Tensor, step: tuple[int | float, ...]) -> Tensor:
+    def answer(placed: Tensor, step: CheckedShift) -> Tensor:
         return evaluate_model(function, movement.move(placed, step), f"at shift {step}").flatten(1)
 
     for batch in batches:

@@ -5,31 +5,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from teka.audit.function import check_evaluation_mode, evaluate_model
-from teka.audit.images import check_images, fourier_shift
+from teka.audit.function import Model, check_evaluation_mode, evaluate_model
+from teka.audit.images import ImageSet, check_images, fourier_shift
 from teka.checks import check_sizes
 from teka.errors import FOREIGN, wrong_value
 
-# Step of the central difference, between its error of order h² and rounding of order ε / h.
-STEP = 1 / 32
-Derivative = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Any]
+STEP = 1 / 32  # step of the central difference, between its error of order h² and rounding of order ε / h
+TensorFunction = Callable[[Tensor], Tensor]
+Derivative = Callable[[TensorFunction, Tensor, Tensor], Any]
 
 
-def difference_quotient(
-    function: Callable[[Tensor], Tensor], inputs: Tensor, direction: Tensor
-) -> tuple[Tensor, Tensor]:
+def difference_quotient(function: TensorFunction, inputs: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """f(x) and (f(x + h v) − f(x − h v)) / 2h with h = 1/32: ∂f(x)·v up to h² and rounding."""
     # New tensors each time, and copies of what comes, for a function may write into its input and reuse its output.
     ahead, behind, value = (function(inputs + step * direction).clone() for step in (STEP, -STEP, 0.0))
     return value, (ahead - behind) / (2 * STEP)
 
 
-# f(x) and ∂f(x)·v of a function, a point and a direction: by forward-mode differentiation; by the derivative of the
-# backward pass with respect to what enters it; by differences.
+# f(x) and ∂f(x)·v of a function, a point and a direction.
 DERIVATIVES: dict[str, Derivative] = {
     "forward-mode jvp": lambda function, inputs, direction: torch.func.jvp(function, (inputs,), (direction,)),
     "double backward": torch.autograd.functional.jvp,
@@ -39,16 +36,13 @@ DERIVATIVES: dict[str, Derivative] = {
 
 @dataclass(frozen=True)
 class LieDerivative:
-    """‖L f(x)‖ / ‖f(x)‖ of each image per cell of movement along one axis; of images, 0 is dy and 1 is dx.
-
-    The output is "dense" or "invariant", the method one of `DERIVATIVES`; the reason says why not the first.
-    """
+    """‖L f(x)‖ / ‖f(x)‖ of each image per cell of movement along one axis; of images, 0 is dy and 1 is dx."""
 
     axis: int
-    output: str
+    output: str  # "dense" or "invariant"
     by_image: tuple[float, ...]
-    method: str
-    reason: str | None = None
+    method: str  # one of `DERIVATIVES`
+    reason: str | None = None  # why not the first
 
     @property
     def mean(self) -> float:
@@ -56,38 +50,21 @@ class LieDerivative:
         return sum(self.by_image) / len(self.by_image)
 
 
-def lie_derivative(
-    function: Callable[[Tensor], object],
-    images: Shaped[Tensor, "images channels *sizes"],
-    *,
-    axis: int,
-    batch_size: int = 256,
-) -> LieDerivative:
-    """Measure how fast the outputs of a function change as its images begin to move.
+def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: int = 256) -> LieDerivative:
+    """Measure how fast the outputs of a function change as its images (N, C, *S) begin to move along a spatial axis.
 
-    Outputs that should stay:      L f(x) = d/dt f(T_t x) at t = 0.
-    Dense maps, which should move: L f(x) = d/dt T_{−t h / S} f(T_t x) at t = 0, with h cells of the map along the axis
-    for S of the images. T_t is the Fourier shift by t cells (`teka.audit.images.fourier_shift`), with edges that wrap
-    round. An output is dense if it has as many axes as the images, and along each spatial one more than one cell, in a
-    number that divides the images'.
+      Outputs that should stay:      L f(x) = d/dt f(T_t x) at t = 0.
+      Dense maps, which should move: L f(x) = d/dt T_{−t h / S} f(T_t x) at t = 0, with h cells of the map for S pixels.
 
-    The derivative is a forward-mode Jacobian-vector product. Where an operation has none, or where it is zero for all
-    images, as of a function that detaches its input, a double backward pass is tried, and then a central difference.
-    Attention is computed without fused kernels, which have neither.
+    T_t is `teka.audit.images.fourier_shift` by t cells; of images, axis 0 is dy and 1 is dx. An output (B, …) is dense
+    if it has as many axes as the images, and along each spatial one more than one cell, in a number that divides the
+    images'.
 
-    Args:
-        function: Takes images (B, C, *S) and returns a real tensor (B, …).
-        images: Images (N, C, *S) of a floating-point dtype, as the function sees them.
-        axis: A spatial axis, counted from 0; of images, 0 is dy and 1 is dx. Negative numbers count from the last.
-        batch_size: Images for one call.
+    Source: Gruver, Finzi, Goldblum and Wilson 2023, "The Lie derivative for measuring learned equivariance".
 
     Raises:
-        ValueError: A module in training mode, no images, no such axis, an output that is no finite real tensor (B, …),
-            or one that changes although its norm is zero.
-
-    Source: Gruver, Finzi, Goldblum and Wilson 2023, "The Lie derivative for measuring learned equivariance". Their code
-    moves by bilinear interpolation, in parts of the image's size, and takes the mean of the absolute derivative of the
-    class probabilities, not divided by their norm.
+        ValueError: A module in training mode, no images of a floating-point dtype, no such axis, an output that is no
+            finite real tensor (B, …), or one that changes although its norm is zero.
     """
     check_evaluation_mode("function", function)
     check_images(images)
@@ -103,7 +80,8 @@ def lie_derivative(
     with torch.inference_mode(False), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         # A call without derivatives, so that what is wrong with the function itself is said as it is.
         plain = evaluate_model(function, images[:1].clone(), "for the Lie derivative")
-        is_dense = _is_dense(plain, images)
+        sides = zip(plain.shape[2:], images.shape[2:], strict=False)
+        is_dense = plain.ndim == images.ndim and all(cells > 1 and side % cells == 0 for cells, side in sides)
         for method, derivative in DERIVATIVES.items():
             try:
                 measured[method] = _measure(function, derivative, images, axis, is_dense, batch_size)
@@ -121,20 +99,8 @@ def lie_derivative(
     return LieDerivative(axis, "dense" if is_dense else "invariant", measured[method], method, reason)
 
 
-def _is_dense(answer: Tensor, images: Tensor) -> bool:
-    """Whether an output is a map: more than one cell along each axis, in a number that divides the images'."""
-    return answer.ndim == images.ndim and all(
-        cells > 1 and side % cells == 0 for cells, side in zip(answer.shape[2:], images.shape[2:], strict=True)
-    )
-
-
 def _measure(
-    function: Callable[[Tensor], object],
-    derivative: Derivative,
-    images: Tensor,
-    axis: int,
-    is_dense: bool,
-    batch_size: int,
+    function: Model, derivative: Derivative, images: Tensor, axis: int, is_dense: bool, batch_size: int
 ) -> tuple[float, ...]:
     """‖L f(x)‖ / ‖f(x)‖ of each image."""
 

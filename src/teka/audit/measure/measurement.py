@@ -1,128 +1,181 @@
-"""A measurement in progress: the model, what its output is, the images at their shifts, and the answers so far."""
+"""A measurement in progress: the model, the images at their shifts, and the answers so far."""
 
-import operator
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from teka.audit.function import ModelError, call_model, check_evaluation_mode
-from teka.audit.measure.moved_images import MovedImages
-from teka.audit.measure.response_table import ResponseTable
-from teka.audit.measure.responses import OUTPUTS, Responses
+from teka.audit.function import Model, ModelError, call_model, check_evaluation_mode
+from teka.audit.images import ImageSet, Size, check_images
+from teka.audit.measure import outputs
+from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.movement import Movement
+from teka.audit.shifts import CheckedShifts, SubpixelShifts, shift_order
 from teka.checks import check_name
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_value
 
-OUTPUT_CHOICES = ("auto", *OUTPUTS)
-
-
-def infer_output(
-    shape: Sequence[int], seen_size: Sequence[int], output: str = "auto", stride: int | Sequence[int] | None = None
-) -> tuple[str, tuple[int, ...] | None]:
-    """The kind of an output of some shape (the batch first), of images of the spatial size that the model gets.
-
-    For "auto", (B, K) with K ≥ 2 is logits; (B, C', *S') with as many spatial axes as the images is dense if its sizes
-    divide those of the images and are not all 1, or if a stride is given; all else is features.
-    """
-    sizes, is_logits = tuple(shape[2:]), len(shape) == 2 and shape[1] >= 2
-    is_map = len(shape) == 2 + len(seen_size)
-    divides = is_map and not any(map(operator.mod, seen_size, sizes))
-    if output == "auto":
-        if is_map and (stride is not None or (divides and max(sizes) > 1)):
-            output = "dense"
-        else:
-            output = "logits" if is_logits else "features"
-    if output == "dense":
-        if not is_map:
-            axes = ", ".join(["size"] * len(seen_size))
-            expected = f"(batch, channels, {axes}), since the output is said to be dense"
-            raise wrong_shape("the output of the model", shape, expected)
-        if stride is None and not divides:
-            expected = f"sizes that divide {tuple(seen_size)}, those of the images; or give stride"
-            raise wrong_shape("the output of the model", shape, expected)
-        whole = tuple([seen // size for size, seen in zip(sizes, seen_size, strict=True)])
-        return "dense", check_stride(stride, len(sizes)) or whole
-    if stride is not None:
-        raise wrong_value("stride", stride, f"None, since an output of shape {tuple(shape)} is not a dense one")
-    if output == "logits" and not is_logits:
-        raise wrong_shape("the output of the model", shape, "(batch, classes) with two or more classes, of logits")
-    return output, None
+# Up to this size, what belongs to all images (they themselves, their outputs) stays on the device.
+RESIDENT_BYTES = 2**30
+Device = torch.device | str | None
+# Outputs wait until there are so many numbers or calls of them, or for so long: with few numbers it is calls of torch
+# that take the time.
+WAITING_NUMBERS, WAITING_CALLS, WAITING_SECONDS = 2**16, 16, 0.5
+OF_LOGITS = ("loss", "probability_change", "divergence")
 
 
-def check_stride(stride: int | Sequence[int] | None, num_axes: int) -> tuple[int, ...] | None:
-    """The stride with one number for every axis, or None."""
-    if stride is None:
-        return None
-    strides = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
-    if len(strides) != num_axes or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in strides):
-        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
-    return strides
+class Segment(NamedTuple):
+    """The images of a batch with the shift of some rank in the order of measurement, and their rows in the batch."""
+
+    rank: int
+    images: slice | Int[Tensor, " segment"]
+    rows: slice
+
+
+class MovedImages:
+    """Every image at every shift: entry p is image p mod N at shift p div N, of the shifts from coarse to fine."""
+
+    def __init__(self, images: ImageSet, shifts: SubpixelShifts, movement: Movement, device: Device = None) -> None:
+        check_images(images, least=1)
+        self.movement, self.num_images = movement, len(images)
+        self._images, self._device = images.detach(), images.device if device is None else torch.device(device)
+        chunk, wanted = max(1, RESIDENT_BYTES // movement.place(self._images[:1]).nbytes), tuple(shifts)
+        self._placed = movement.place(self._images.to(self._device)) if chunk >= len(images) else None
+        # In chunks, for all images on their canvases may not fit into memory.
+        for start in range(0, len(images), chunk):
+            self.given_shifts = movement.check(self._place(slice(start, start + chunk)), wanted)
+        if all(map(any, self.given_shifts)):
+            raise wrong_value("shifts", self.given_shifts, WITH_ZERO)
+        self.order = shift_order(self.given_shifts)
+        self.shifts: CheckedShifts = tuple([self.given_shifts[index] for index in self.order])
+
+    def __len__(self) -> int:
+        return self.num_images * len(self.shifts)
+
+    def segments(self, entries: Int[Tensor, " batch"]) -> list[Segment]:
+        """The parts of a batch of ascending entries that have the same shift."""
+        first, last = int(entries[0]) // self.num_images, int(entries[-1]) // self.num_images
+        bounds = torch.searchsorted(entries, torch.arange(first, last + 2) * self.num_images).tolist()
+        segments = []
+        for rank, (start, stop) in enumerate(itertools.pairwise(bounds), first):
+            if start < stop:
+                images = entries[start:stop] - rank * self.num_images
+                low, high = int(images[0]), int(images[-1])
+                # A slice is a view, which costs no copy.
+                chosen = slice(low, high + 1) if high - low + 1 == stop - start else images
+                segments.append(Segment(rank, chosen, slice(start, stop)))
+        return segments
+
+    def batch(self, segments: Sequence[Segment]) -> Shaped[Tensor, "batch channels *seen"]:
+        """The moved images of a batch, on the device, which the caller may change."""
+        parts = [self.movement.move(self._place(one.images), self.shifts[one.rank]) for one in segments]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def where(self, segments: Sequence[Segment]) -> str:
+        """The shifts and images of a batch in words."""
+        named = []
+        for one in (segments[0], segments[-1]):
+            images = one.images
+            first, last = (images.start, images.stop - 1) if isinstance(images, slice) else images[[0, -1]].tolist()
+            named.append(f"shift {self.shifts[one.rank]}, images {first} to {last}")
+        return f"at {named[0]}" if len(segments) == 1 else f"in a batch from {named[0]} on, to {named[1]}"
+
+    def _place(self, images: slice | Tensor) -> Tensor:
+        source = self._images if self._placed is None else self._placed
+        chosen = source[images if isinstance(images, slice) else images.to(source.device)]
+        return self.movement.place(chosen.to(self._device)) if self._placed is None else chosen
 
 
 class Measurement:
-    """Its arguments are those of `measure_responses`; what that refuses before the first call is refused here."""
+    """Its arguments are those of `measure_responses`, checked before the first call; that tells the output's shape."""
 
     def __init__(
         self,
-        function: Callable[[Tensor], object],
-        images: Shaped[Tensor, "images channels *sizes"],
-        shifts: Iterable[int | float | Sequence[int | float]],
+        function: Model,
+        images: ImageSet,
+        shifts: SubpixelShifts,
         movement: Movement,
         labels: Shaped[Tensor, " images"] | None,
         output: str,
-        stride: int | Sequence[int] | None,
-        device: torch.device | str | None,
+        stride: Size | None,
+        device: Device,
     ) -> None:
         check_evaluation_mode("function", function)
-        check_name("output", output, OUTPUT_CHOICES)
+        check_name("output", output, outputs.OUTPUT_CHOICES)
         self.moved = MovedImages(images, shifts, movement, device)
         self._function, self._output = function, output
-        self._stride = check_stride(stride, images.ndim - 2)
-        self._labels = None if labels is None else check_labels(labels, len(images))
-        self.table: ResponseTable | None = None
+        self._stride = outputs.check_stride(stride, images.ndim - 2)
+        self._labels = None if labels is None else outputs.check_labels(labels, len(images))
         self.calls, self.seconds_before, self.forward_seconds = 0, 0.0, 0.0
+        self._references, self._tables = torch.empty(0), {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)}
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._noted_at = time.perf_counter()
 
-    def answer(self, entries: Int[Tensor, " batch"]) -> ResponseTable:
-        """Ask the model for ascending entries in one call, and take its answers into the table."""
-        output, seen_size = self._call(entries)
-        if self.table is None:
-            self.table = self._begin(output, seen_size)
-        self.table.add(entries, output)
-        return self.table
+    def answer(self, entries: Int[Tensor, " batch"]) -> None:
+        """Ask the model for entries, which ascend from batch to batch, in one call; small outputs wait to be noted."""
+        output = self._call(entries)
+        # A copy, because the function may use one buffer for all its outputs.
+        large = output.numel() >= WAITING_NUMBERS
+        self._waiting.append((entries, output if large else output.clone()))
+        waited = time.perf_counter() - self._noted_at
+        if large or len(self._waiting) >= WAITING_CALLS or waited >= WAITING_SECONDS:
+            self._flush()
 
-    def restore(self, tensors: Mapping[str, Tensor], batch_size: int) -> tuple[ResponseTable, float]:
-        """Resume from what `ResponseTable.tensors` gave, and ask the model once more for the first images, one batch.
+    @property
+    def noted(self) -> int:
+        """Number of entries noted."""
+        return int(self._tables["evaluated"].sum())
 
-        Returns the table, and ‖now − then‖ / ‖then‖ over these answers.
-        """
+    def wrong(self, entries: Int[Tensor, " batch"]) -> Tensor:
+        """Which of these entries were answered wrongly; needs labels and logits."""
+        self._flush()
+        assert self._labels is not None
+        return self._tables["predictions"][entries] != self._labels[entries % self.moved.num_images]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All answers noted, to be written to a file."""
+        return {"references": self._references, **self._tables}
+
+    def restore(self, tensors: Mapping[str, Tensor], batch_size: int) -> float:
+        """Resume from what `tensors` gave; and ‖now − then‖ / ‖then‖ of the first batch, asked again."""
         entries = torch.arange(min(batch_size, self.moved.num_images))
-        output, seen_size = self._call(entries)
-        self.table = self._begin(output, seen_size)
-        self.table.load(tensors)
-        known = min(self.table.noted, len(entries))
-        now, then = output[:known].float(), self.table.references[:known].to(output.device).float()
-        norm = torch.linalg.vector_norm(then)
-        return self.table, float(torch.linalg.vector_norm(now - then) / norm.clamp(min=torch.finfo(norm.dtype).tiny))
+        output = self._call(entries)
+        for name, tensor in self.tensors().items():
+            stored = tensors.get(name)
+            if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+                raise wrong_value(f"{name} of the checkpoint", "missing or of another shape", f"{tuple(tensor.shape)}")
+            tensor.copy_(stored)
+        known = min(self.noted, len(entries))
+        now, then = output[:known].float(), self._references[:known].to(output.device).float()
+        return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
     def responses(self, seconds: float) -> Responses:
         """The answers so far; to the seconds since this start those of earlier ones are added."""
-        assert self.table is not None
-        self.table.flush()
-        return self.table.responses(self.calls, self.seconds_before + seconds, self.forward_seconds)
+        self._flush()
+        order = torch.tensor(self.moved.order).argsort()
+        tables = {name: values.reshape(len(order), -1)[order] for name, values in self._tables.items()}
+        return Responses(
+            self.moved.movement,
+            self.moved.given_shifts,
+            self._output,
+            labels=self._labels,
+            calls=self.calls,
+            seconds=self.seconds_before + seconds,
+            forward_seconds=self.forward_seconds,
+            **tables,
+        )
 
     def sound_responses(self, seconds: float) -> Responses | None:
         """The answers before the first that could not be measured, or None if there is none."""
-        if self.table is None:
-            return None
         with suppress(ModelError):
-            self.table.flush()
-        return self.responses(seconds) if self.table.noted else None
+            self._flush()
+        return self.responses(seconds) if self.noted else None
 
-    def _call(self, entries: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def _call(self, entries: Tensor) -> Tensor:
         segments = self.moved.segments(entries)
         batch = self.moved.batch(segments)
         start = time.perf_counter()
@@ -131,19 +184,65 @@ class Measurement:
             torch.cuda.synchronize(output.device)
         self.forward_seconds += time.perf_counter() - start
         self.calls += 1
-        return output, tuple(batch.shape[2:])
+        if len(self._tables) == 1:
+            self._begin(output, batch.shape[2:])
+        elif output.shape[1:] != self._references.shape[1:]:
+            found = f"has shape {tuple(output.shape)} {self.moved.where(segments)}"
+            expected = (len(entries), *self._references.shape[1:])
+            raise ModelError(f"the output of the model {found}, expected {expected}, as at first")
+        return output
 
-    def _begin(self, output: Tensor, seen_size: tuple[int, ...]) -> ResponseTable:
-        name, stride = infer_output(output.shape, seen_size, self._output, self._stride)
-        return ResponseTable(self.moved, self._labels, name, stride, seen_size, output)
+    def _begin(self, output: Tensor, seen_size: Sequence[int]) -> None:
+        moved, labels = self.moved, self._labels
+        self._output, self._stride = outputs.infer_output(output.shape, seen_size, self._output, self._stride)
+        if self._stride is not None:
+            outputs.check_dense_shifts(moved.shifts, output.shape[2:], self._stride, seen_size, moved.movement)
+        names = ["error_squared", "norm_squared"]
+        if self._output == "logits":
+            if labels is not None and int(labels.max()) >= output.shape[1]:
+                raise wrong_value("labels", int(labels.max()), f"classes below {output.shape[1]}, the number of logits")
+            names += OF_LOGITS if labels is not None else OF_LOGITS[1:]
+            self._tables["predictions"] = torch.full((len(moved),), -1)
+        self._tables |= {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
+        fits = moved.num_images * output[0].nbytes <= RESIDENT_BYTES
+        shape = (moved.num_images, *output.shape[1:])
+        self._references = torch.zeros(shape, dtype=output.dtype, device=output.device if fits else "cpu")
 
+    def _flush(self) -> None:
+        """Note the outputs that wait."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        entries, output = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*waiting, strict=True))
+        lost = outputs.not_finite(output)
+        sound = int(lost.to(torch.uint8).argmax()) if lost.any() else len(entries)
+        if sound:
+            self._note(entries[:sound], output[:sound])
+        if sound < len(entries):
+            named = [
+                f"at shift {self.moved.shifts[one.rank]} for {count} of {len(lost[one.rows])} images"
+                for one in self.moved.segments(entries)
+                if (count := int(lost[one.rows].sum()))
+            ]
+            more = f" and at {len(named) - 3} more shifts" if len(named) > 3 else ""
+            raise ModelError(f"the output of the model holds NaN or infinity {', '.join(named[:3])}{more}")
 
-def check_labels(labels: Tensor, num_images: int) -> Tensor:
-    """The labels in int64 on the CPU, one class for each image."""
-    if tuple(labels.shape) != (num_images,):
-        raise wrong_shape("labels", labels.shape, f"({num_images},), one label for each image")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise wrong_value("labels.dtype", labels.dtype, "an integer dtype")
-    if (labels < 0).any():
-        raise wrong_value("labels", int(labels.min()), "classes of at least 0")
-    return labels.to("cpu", torch.int64)
+    def _note(self, entries: Tensor, output: Tensor) -> None:
+        images, references = entries % self.moved.num_images, self._references
+        unshifted = int((entries < self.moved.num_images).sum())
+        if unshifted:
+            references[images[:unshifted].to(references.device)] = output[:unshifted].to(references.device)
+        if self._stride is None:
+            reference = references[images.to(references.device)].to(output.device)
+            labels = None if self._labels is None else self._labels[images]
+            noted = outputs.vector_errors(output, reference, labels, self._output == "logits")
+        else:
+            pairs = []
+            for one in self.moved.segments(entries):
+                reference, shift = references[one.images].to(output.device), self.moved.shifts[one.rank]
+                pairs.append(outputs.dense_error(output[one.rows], reference, shift, self._stride, self.moved.movement))
+            noted = dict(zip(("error_squared", "norm_squared"), map(torch.cat, zip(*pairs, strict=True)), strict=True))
+        for name, values in noted.items():
+            self._tables[name][entries] = values.cpu().to(self._tables[name].dtype)
+        self._tables["evaluated"][entries] = True
+        self._noted_at = time.perf_counter()

@@ -1,5 +1,6 @@
 """What a model answered for every image at every shift, before any statistics."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,58 +10,39 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from teka.audit.movement import Movement
+from teka.audit.shifts import CheckedShifts
+from teka.checks import check_name
 from teka.errors import wrong_value
 
 OUTPUTS = ("logits", "features", "dense")
+WITH_ZERO = "a set with the zero shift, to which the others are compared"
 _TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "loss", "probability_change", "divergence")
 
 
 @dataclass(frozen=True, eq=False)
 class Responses:
-    """What a model answered for every image at every shift, image by image, on the CPU.
-
-    Entries that were not evaluated, because time ran out or a search had no need of them, are False in `evaluated` and
-    hold 0, or −1 in `predictions`.
-
-    Args:
-        movement: How the images were moved.
-        shifts: The set of shifts S, one step for each spatial axis; of images, (dy, dx). The zero shift is among them.
-        output: What the model gives: "logits" (B, K), "features" (B, …) that should stay, or "dense" maps
-            (B, C', *S') that should move along.
-        evaluated: Which entries are there, (S, N).
-        error_squared: ‖f(T_s x) − T_s f(x)‖² of each image over the cells that are compared, (S, N); for logits and
-            features T_s f(x) = f(x).
-        norm_squared: ‖T_s f(x)‖² over the same cells, (S, N).
-        labels: The images' classes (N,), or None.
-        predictions: Classes answered, (S, N); None unless the output is logits.
-        loss: Cross-entropy of the label in nats, (S, N); None without logits or labels.
-        probability_change: |p_s(c) − p_0(c)|, c the top class of the unshifted image, (S, N); None without logits.
-        divergence: KL(p_0 ‖ p_s) in nats, (S, N); None without logits.
-        calls: Number of calls of the model.
-        seconds: Wall time of the measurement.
-        forward_seconds: Wall time within the model.
-    """
+    """What a model answered for every image at every shift; entries that are not there hold 0, or −1 as predictions."""
 
     movement: Movement
-    shifts: tuple[tuple[int | float, ...], ...]
-    output: str
-    evaluated: Bool[Tensor, "shifts images"]
+    shifts: CheckedShifts  # S, one step for each spatial axis; of images, (dy, dx). The zero shift is among them
+    output: str  # "logits" (B, K), "features" (B, …) that should stay, or "dense" maps (B, C', *S') that move along
+    evaluated: Bool[Tensor, "shifts images"]  # which entries are there
+    # ‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² over the cells that are compared; for logits and features T_s f(x) = f(x).
     error_squared: Float[Tensor, "shifts images"]
     norm_squared: Float[Tensor, "shifts images"]
-    labels: Int[Tensor, " images"] | None = None
-    predictions: Int[Tensor, "shifts images"] | None = None
-    loss: Float[Tensor, "shifts images"] | None = None
-    probability_change: Float[Tensor, "shifts images"] | None = None
-    divergence: Float[Tensor, "shifts images"] | None = None
-    calls: int = 0
-    seconds: float = 0.0
-    forward_seconds: float = 0.0
+    labels: Int[Tensor, " images"] | None = None  # the images' classes
+    predictions: Int[Tensor, "shifts images"] | None = None  # it and the following are None without logits
+    loss: Float[Tensor, "shifts images"] | None = None  # cross-entropy of the label in nats; None without labels
+    probability_change: Float[Tensor, "shifts images"] | None = None  # |p_s(c) − p_0(c)|, c the top class unshifted
+    divergence: Float[Tensor, "shifts images"] | None = None  # KL(p_0 ‖ p_s) in nats
+    calls: int = 0  # of the model
+    seconds: float = 0.0  # wall time of the measurement
+    forward_seconds: float = 0.0  # that within the model
 
     def __post_init__(self) -> None:
-        if self.output not in OUTPUTS:
-            raise wrong_value("output", self.output, f"one of {', '.join(OUTPUTS)}")
+        check_name("output", self.output, OUTPUTS)
         if all(any(shift) for shift in self.shifts):
-            raise wrong_value("shifts", self.shifts, "a set with the zero shift, to which the others are compared")
+            raise wrong_value("shifts", self.shifts, WITH_ZERO)
 
     @property
     def num_images(self) -> int:
@@ -93,10 +75,8 @@ class Responses:
 
     @cached_property
     def correct(self) -> Bool[Tensor, "shifts images"] | None:
-        """Whether each answer is correct; False where it was not evaluated; None without labels or logits."""
-        if self.predictions is None or self.labels is None:
-            return None
-        return (self.predictions == self.labels) & self.evaluated
+        """Whether each answer is correct, which −1 never is; None without labels or logits."""
+        return None if self.predictions is None or self.labels is None else self.predictions == self.labels
 
     @cached_property
     def agreement(self) -> Bool[Tensor, "shifts images"] | None:
@@ -120,11 +100,7 @@ class Responses:
 
     @property
     def correct_at_every_shift(self) -> Bool[Tensor, " images"] | None:
-        """Whether each image is answered correctly at every shift; None without labels or logits.
-
-        An image that was answered wrongly once is decided without its other shifts. Where all images are decided, the
-        answer is for all shifts; else for the shifts that are complete.
-        """
+        """Whether each image is correct at every shift, or at the complete ones if some are not decided yet."""
         if self.correct is None:
             return None
         return ~self._was_wrong if self.is_decided else self.correct[self.complete].all(dim=0)
@@ -141,7 +117,7 @@ class Responses:
             raise wrong_value("responses", "not complete at the zero shift", "every image at the zero shift")
         if complete.all():
             return self
-        shifts = tuple(shift for shift, done in zip(self.shifts, complete.tolist(), strict=True) if done)
+        shifts = tuple(itertools.compress(self.shifts, complete))
         tables = {name: table[complete] for name in _TABLES if (table := getattr(self, name)) is not None}
         return replace(self, shifts=shifts, **tables)
 
@@ -152,8 +128,7 @@ class Responses:
 
     def relative_error(self) -> Float[Tensor, "shifts images"]:
         """‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖ of each image, 0 where both are 0."""
-        ratio = self.error_squared / self.norm_squared
-        return torch.where(self.error_squared == 0, torch.zeros_like(ratio), ratio).sqrt()
+        return (self.error_squared / self.norm_squared).where(self.error_squared != 0, 0.0).sqrt()
 
 
 def take_common(responses: Sequence[Responses]) -> list[Responses]:

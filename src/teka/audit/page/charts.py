@@ -22,24 +22,16 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
-WIDTH, DPI = 9.0, 200
-"""Inches, and dots to each: twice the 900 pixels of a page."""
-NEAREST_ERROR = 0.02
-"""Error in % at which the scale of accuracies ends, as that of no errors is at infinity."""
+WIDTH, DPI = 9.0, 200  # inches, and dots to each: twice the 900 pixels of a page
+NEAREST_ERROR = 0.02  # error in % at which the scale of accuracies ends, as that of no errors is at infinity
 MARGIN = 0.05
 TICKS = ((0, 50, 90, 99, 99.9), (80, 95, 98, 99.5, 99.8), (20, 40, 60, 70, 85, 96, 97), range(100))
 FEWEST_TICKS = 3
-CHARACTERS = 24
-"""Longest line of a label; longer names are wrapped."""
-LINE_HEIGHT, GAP = 0.062, 0.012
-"""Height of a line of a label and the gap between labels, as shares of the height of a panel of usual size."""
-TOP = 1.03
-"""Highest place for a label's upper edge, as a share of a panel's height."""
+CHARACTERS = 24  # longest line of a label; longer names are wrapped
+LINE_HEIGHT, GAP = 0.062, 0.012  # of a label's line, and between labels, as shares of the height of a usual panel
+TOP = 1.03  # highest place for a label's upper edge, as a share of a panel's height
 LegendPlace = Literal["outside upper left", "outside lower left", "outside lower center", "outside right upper"]
-LAYOUTS = ("beside", "stacked")
-"""Panels beside each other for a wide page, or stacked for a narrow one."""
-
-
+LAYOUTS = ("beside", "stacked")  # panels beside each other for a wide page, or stacked for a narrow one
 Numbers = Sequence[float | int] | np.ndarray
 
 
@@ -138,10 +130,7 @@ def draw_line(
 def draw_curves(
     panels: Mapping[str, Sequence[ShareCurve]], *, layout: Literal["beside", "stacked"] = "beside"
 ) -> "matplotlib.figure.Figure":
-    """Draw shares in % along one axis or several, all with the same models in the same order, on one scale.
-
-    Lines are labelled at their ends when the panels are beside each other, by a legend when they are stacked.
-    """
+    """Draw shares in % along one axis or several, on one scale, with labels at lines' ends or a legend if stacked."""
     check_name("layout", layout, LAYOUTS)
     stacked, count = layout == "stacked", len(panels)
     last = list(panels.values())[-1]
@@ -151,7 +140,18 @@ def draw_curves(
     places = make_panels(figure, count, 1 if stacked else count)
     lowest = min(value for curves in panels.values() for curve in curves for value in curve.values.values())
     for at, (panel, (title, curves)) in enumerate(zip(places, panels.items(), strict=True)):
-        _draw_curves(panel, curves)
+        steps = sorted({step for curve in curves for step in curve.values})
+        share = min(1.0, max(0.5, 9 / len(steps)))
+        for index, curve in enumerate(curves):
+            # Earlier lines are wider and later ones dashed, so that curves that lie on one another are all seen.
+            above, style = min(len(curves) - 1 - index, 4), line_style(index)
+            low, high = ([100 * limits[end] for limits in curve.band.values()] for end in (0, 1))
+            panel.fill_between(list(curve.band), low, high, color=style.colour, alpha=0.16, linewidth=0)
+            percents = [100 * value for value in curve.values.values()]
+            size = share * (5 + 1.5 * above)
+            draw_line(panel, style, list(curve.values), percents, width=1.6 + 0.6 * above, size=size)
+        ticks = [steps[at] for at in chosen_ticks(steps)]
+        panel.set_xticks(ticks, [write_step(step) for step in ticks])
         dress_panel(panel, "", "y")
         panel.set_xlabel(title, color=INK)
         panel.set_ylim(0 if lowest < 0.6 else 10 * int(10 * lowest - 0.5), 102)
@@ -169,21 +169,6 @@ def draw_curves(
     return figure
 
 
-def _draw_curves(panel: "matplotlib.axes.Axes", curves: Sequence[ShareCurve]) -> None:
-    steps = sorted({step for curve in curves for step in curve.values})
-    share = min(1.0, max(0.5, 9 / len(steps)))
-    for index, curve in enumerate(curves):
-        # Earlier lines are wider and later ones dashed, so that curves that lie on one another are all seen.
-        above, style = min(len(curves) - 1 - index, 4), line_style(index)
-        low, high = ([100 * limits[end] for limits in curve.band.values()] for end in (0, 1))
-        panel.fill_between(list(curve.band), low, high, color=style.colour, alpha=0.16, linewidth=0)
-        percents = [100 * value for value in curve.values.values()]
-        size = share * (5 + 1.5 * above)
-        draw_line(panel, style, list(curve.values), percents, width=1.6 + 0.6 * above, size=size)
-    ticks = [steps[at] for at in chosen_ticks(steps)]
-    panel.set_xticks(ticks, [write_step(step) for step in ticks])
-
-
 def limit_percent(shares: Sequence[float]) -> Float64[np.ndarray, " shares"]:
     """Shares in %, held to what the scale of accuracies can show."""
     return np.clip(100 * np.asarray(shares, dtype=float), 0.0, 100 - NEAREST_ERROR)
@@ -192,10 +177,7 @@ def limit_percent(shares: Sequence[float]) -> Float64[np.ndarray, " shares"]:
 def set_accuracy_scale(
     panel: "matplotlib.axes.Axes", axis: Literal["x", "y"], shares: Sequence[float], ticks: int
 ) -> None:
-    """Scale an axis of accuracies in % by the logarithm of the error, so that 98 and 99 lie as far apart as 90 and 95.
-
-    The scale holds all of some shares from 0 to 1, with at most so many ticks.
-    """
+    """Scale an axis of accuracies in % by the logarithm of the error: 98 and 99 lie as far apart as 90 and 95."""
     heights = _height(limit_percent(shares))
     low, high = float(heights.min()), float(heights.max())
     margin = MARGIN * max(high - low, 0.05)
@@ -258,15 +240,12 @@ class LineLabel(NamedTuple):
 
 def stretch_for(names: Sequence[str]) -> float:
     """How many times as high as usual a panel has to be to label lines of these names, at least 1."""
-    return max(1.0, sum(_size(_wrap(name)) for name in names) / TOP)
+    return max(1.0, sum(_size(textwrap.fill(name, CHARACTERS)) for name in names) / TOP)
 
 
 def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], stretch: float = 1.0) -> None:
-    """Write the name of each line to the right of its end, tied to it by a thin line of its colour.
-
-    The panel's limits are set already, and it is `stretch` times as high as usual.
-    """
-    texts = [_wrap(label.name) for label in labels]
+    """Write each line's name to the right of its end, in a panel with its limits, `stretch` times as high as usual."""
+    texts = [textwrap.fill(label.name, CHARACTERS) for label in labels]
     sizes = [_size(text) / stretch for text in texts]
     to_fraction = panel.transData + panel.transAxes.inverted()
     heights = spread([float(to_fraction.transform((label.x, label.y))[1]) for label in labels], sizes, 0.0, TOP)
@@ -277,10 +256,6 @@ def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], stre
             text, xy=(label.x, label.y), xytext=(1.06, height), textcoords="axes fraction", va="center", ha="left",
             fontsize=9, color=INK, annotation_clip=False, parse_math=False, arrowprops=tie,
         )  # fmt: skip
-
-
-def _wrap(name: str) -> str:
-    return textwrap.fill(name, CHARACTERS)
 
 
 def _size(text: str) -> float:

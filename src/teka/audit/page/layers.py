@@ -4,32 +4,17 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any
 
-from teka.audit.layers.findings import LayerFinding, LayerFindings
+from teka.audit.layers.blame import LayerFinding, LayerFindings
+from teka.audit.page import svg
 from teka.audit.page.notation import listed, write_size
 from teka.audit.page.style import INK, SOFT, LineStyle
-from teka.audit.page.svg import (
-    Scale,
-    decade_scale,
-    drawing,
-    edged,
-    element,
-    label,
-    polygon,
-    rule,
-    styled_line,
-    styled_point,
-    swatch,
-    title,
-)
 from teka.audit.report import AuditReport
 
-NARROW, WIDE = 360.0, 860.0
-"""Widths of the drawing for a phone and for a page."""
+NARROW, WIDE = 360.0, 860.0  # widths of the drawing for a phone and for a page
 HEIGHT, LEFT, BOTTOM = 280.0, 48.0, 246.0
-NAME_HEIGHT = 16.0
-"""Room for the name of a layer that breaks, above the chart."""
+NAME_HEIGHT = 16.0  # room for the name of a layer that breaks, above the chart
 LOWEST, HIGHEST = 1e-9, 10.0
 BREAK_ROLES = {
     "interior": "first to break within the image",
@@ -38,8 +23,9 @@ BREAK_ROLES = {
 }
 MOST_JUMPS = 3
 COLUMNS = ("kind", "grid", "stride", "within", "edge", "between cells", "all cells", "added", "noise")
+Read = Callable[[LayerFinding], float | None]
 # Each kind of error with how it is drawn; the last lies on top.
-KINDS: tuple[tuple[str, LineStyle, Callable[[LayerFinding], float | None]], ...] = (
+KINDS: tuple[tuple[str, LineStyle, Read], ...] = (
     (
         "all cells, where none is out of reach",
         LineStyle(INK, "D"),
@@ -51,63 +37,39 @@ KINDS: tuple[tuple[str, LineStyle, Callable[[LayerFinding], float | None]], ...]
 )
 
 
-class BlamedLayer(NamedTuple):
-    """A layer, what it is to blame for, and with which numbers."""
-
-    role: str
-    name: str
-    words: str
-
-
-class LayerSection(NamedTuple):
-    """What the page shows of the layers of the model at a place in the list.
-
-    The legend has a swatch for each kind of error; each row has a name, cells, and whether it is the first that breaks.
-    """
-
-    model: int
-    narrow_chart: str
-    wide_chart: str
-    legend: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[str, tuple[str, ...], bool], ...]
-    notes: tuple[str, ...]
-
-
-def blamed_layers(layers: LayerFindings | None) -> list[BlamedLayer]:
-    """The first layers that break, those that add most error, and those that hold absolute positions."""
+def blamed_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
+    """What each layer is to blame for, its name, and the numbers: breaks, added error, absolute positions."""
     if layers is None:
         return []
     blamed = []
     for kind, found in layers.breaks.items():
         place = f", between {found.between[0]} and {found.between[1]}" if found.between else ""
         words = f"{found.module}{place}, error {write_size(found.error)}"
-        blamed.append(BlamedLayer(BREAK_ROLES[kind], found.name, words))
+        blamed.append((BREAK_ROLES[kind], found.name, words))
     for at, jump in enumerate(layers.biggest_jumps(MOST_JUMPS)):
         role = "adds error too" if at else "adds most error"
-        blamed.append(BlamedLayer(role, jump.name, f"{jump.kind}, adds {write_size(jump.added or 0.0)}"))
-    holds, reads = "holds absolute positions", "reads each cell by its own weights"
-    blamed += [BlamedLayer(holds, name, "by its name and shape") for name in layers.absolute_embeddings]
-    return blamed + [BlamedLayer(reads, name, "a flattened map") for name in layers.flattened]
+        blamed.append((role, jump.name, f"{jump.kind}, adds {write_size(jump.added or 0.0)}"))
+    blamed += [("holds absolute positions", name, "by its name and shape") for name in layers.absolute_embeddings]
+    return blamed + [("reads each cell by its own weights", name, "a flattened map") for name in layers.flattened]
 
 
-def layer_sections(reports: Sequence[AuditReport]) -> list[LayerSection]:
-    """A section for each report whose layers were measured."""
-    return [
-        LayerSection(
-            model,
-            layer_chart(layers, NARROW),
-            layer_chart(layers, WIDE),
-            tuple(
-                (name, swatch(style))
-                for name, style, read in reversed(KINDS)
-                if any(read(one) is not None for one in layers.findings)
-            ),
-            tuple((one.name, _cells(one), one.name == layers.first_break) for one in layers.findings),
-            tuple(_notes(layers)),
-        )
-        for model, report in enumerate(reports)
-        if (layers := report.layers) is not None and layers.findings
-    ]
+def layer_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
+    """A section for each report whose layers were measured; a row ends with whether it is the first that breaks."""
+    sections = []
+    for model, layers in enumerate(report.layers for report in reports):
+        if layers is None or not layers.findings:
+            continue
+        drawn = [(name, style) for name, style, read in KINDS if any(read(one) is not None for one in layers.findings)]
+        section = {
+            "model": model,
+            "narrow_chart": layer_chart(layers, NARROW),
+            "wide_chart": layer_chart(layers, WIDE),
+            "legend": [(name, svg.swatch(style)) for name, style in reversed(drawn)],
+            "rows": [(one.name, _cells(one), one.name == layers.first_break) for one in layers.findings],
+            "notes": _notes(layers),
+        }
+        sections.append(section)
+    return sections
 
 
 def _cells(one: LayerFinding) -> tuple[str, ...]:
@@ -132,73 +94,52 @@ def _notes(layers: LayerFindings) -> list[str]:
     for name, reason in layers.skipped.items():
         reasons.setdefault(reason, []).append(name)
     words = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
-    return notes + [f"Not compared: {words}."] * bool(reasons)
+    return [*notes, f"Not compared: {words}."] if reasons else notes
 
 
 def layer_chart(layers: LayerFindings, width: float) -> str:
-    """Draw each kind of error of each layer, the noise, the limit, and where each kind breaks first.
-
-    The width is `NARROW` or `WIDE`; errors are on a logarithmic scale.
-    """
+    """Draw each layer's errors on a logarithmic scale, the noise, the limit, and where each kind breaks first."""
     findings = layers.findings
     names = dict.fromkeys(one.name for one in layers.breaks.values())
     breaks = [name for name in names if layers.find(name) is not None]
-    across = Scale(0.0, max(1.0, len(findings) - 1.0), LEFT + 8, width - 12)
-    up = _upwards(layers, 26.0 + NAME_HEIGHT * len(breaks))
+    across = svg.Scale(0.0, max(1.0, len(findings) - 1.0), LEFT + 8, width - 12)
+    errors = [read(one) for one in findings for *_, read in KINDS] + [one.noise for one in findings]
+    known = [max(error, LOWEST) for error in (*errors, layers.threshold) if error is not None and error > 0]
+    low, high = min(known, default=LOWEST), min(max(known, default=1.0), HIGHEST)
+    up = svg.decade_scale(low, high, BOTTOM, 26.0 + NAME_HEIGHT * len(breaks))
     parts = []
     for tick in up.ticks(6):
         y = up.place(tick)
         words = write_size(tick) if tick >= 0.01 else f"1e{round(math.log10(tick))}".replace("-", "−")
-        parts += [rule(LEFT, y, width - 4, y), label(words, LEFT - 6, y + 4, anchor="end")]
+        parts += [svg.rule(LEFT, y, width - 4, y), svg.label(words, LEFT - 6, y + 4, anchor="end")]
     tops = [(across.place(at), up.place(max(one.noise, up.low))) for at, one in enumerate(findings)]
-    noise = f"{polygon([(tops[0][0], BOTTOM), *tops, (tops[-1][0], BOTTOM)])}z"
-    parts.append(element("path", {"d": noise, "fill": "#dfe3e8", "fill-opacity": 0.8}, title("noise")))
+    noise = f"{svg.polygon([(tops[0][0], BOTTOM), *tops, (tops[-1][0], BOTTOM)])}z"
+    parts.append(svg.element("path", {"d": noise, "fill": "#dfe3e8", "fill-opacity": 0.8}, svg.title("noise")))
     y = up.place(layers.threshold)
-    parts.append(rule(LEFT, y, width - 4, y, SOFT, "5 4"))
-    parts.append(edged(label("limit", width - 6, y - 5, anchor="end")))
+    parts.append(svg.rule(LEFT, y, width - 4, y, SOFT, "5 4"))
+    parts.append(svg.edged(svg.label("limit", width - 6, y - 5, anchor="end")))
     places = {one.name: across.place(at) for at, one in reversed(list(enumerate(findings)))}
-    parts += [_break(name, places[name], width, 12.0 + NAME_HEIGHT * row) for row, name in enumerate(breaks)]
-    parts.append(edged(label("relative error at the worst shift", 2.0, up.end - 12, anchor="start")))
-    parts += [_draw_kind(findings, style, read, across, up) for _, style, read in KINDS]
-    parts.append(label(f"layers in the order of execution, 1 to {len(findings)}", (LEFT + width) / 2, HEIGHT - 8))
-    first = f"The first layer that breaks is {layers.first_break}."
-    description = (
-        f"Chart of the relative error of {len(findings)} layers in the order of execution. "
-        f"{first if layers.first_break else 'No layer breaks within the image.'}"
-    )
-    return drawing(width, HEIGHT, description, *parts)
-
-
-def _upwards(layers: LayerFindings, top: float) -> Scale:
-    errors = [read(one) for one in layers.findings for *_, read in KINDS] + [one.noise for one in layers.findings]
-    known = [max(error, LOWEST) for error in (*errors, layers.threshold) if error is not None and error > 0]
-    low, high = min(known, default=LOWEST), min(max(known, default=1.0), HIGHEST)
-    return decade_scale(low, high, BOTTOM, top)
-
-
-def _break(name: str, x: float, width: float, y: float) -> str:
     room = int((width - 16) / 6.9)
-    words = name if len(name) <= room else f"…{name[1 - room :]}"
-    # The name stays within the drawing, however near to its end the line is.
-    half = 3.5 * len(words)
-    at = min(max(x, half + 4), width - half - 4)
-    return rule(x, y + 5, x, BOTTOM, "#b32413", "2 2") + edged(label(words, at, y, colour=INK, weight=700))
-
-
-def _draw_kind(
-    findings: Sequence[LayerFinding],
-    style: LineStyle,
-    read: Callable[[LayerFinding], float | None],
-    across: Scale,
-    up: Scale,
-) -> str:
-    known = [(at, one, error) for at, one in enumerate(findings) if (error := read(one)) is not None]
+    for row, name in enumerate(breaks):
+        words = name if len(name) <= room else f"…{name[1 - room :]}"
+        x, y, half = places[name], 12.0 + NAME_HEIGHT * row, 3.5 * len(words)
+        # The name stays within the drawing, however near to its end the line is.
+        at = min(max(x, half + 4), width - half - 4)
+        parts.append(svg.rule(x, y + 5, x, BOTTOM, "#b32413", "2 2"))
+        parts.append(svg.edged(svg.label(words, at, y, colour=INK, weight=700)))
+    parts.append(svg.edged(svg.label("relative error at the worst shift", 2.0, up.end - 12, anchor="start")))
     size = min(4.0, max(1.6, 150 / len(findings)))
-    places = [(across.place(at), up.place(error)) for at, _, error in known]
-    parts = []
-    for ((before, *_), start), ((after, *_), end) in itertools.pairwise(zip(known, places, strict=True)):
-        if after == before + 1:
-            parts.append(styled_line(style, polygon([start, end]), 1.0))
-    for (at, one, error), (x, y) in zip(known, places, strict=True):
-        parts.append(styled_point(style, x, y, size, title(f"{at + 1}. {one.name} ({one.kind}): {write_size(error)}")))
-    return "".join(parts)
+    for _, style, read in KINDS:
+        found = [(at, one, error) for at, one in enumerate(findings) if (error := read(one)) is not None]
+        drawn = [(at, one, error, across.place(at), up.place(error)) for at, one, error in found]
+        for before, after in itertools.pairwise(drawn):
+            if after[0] == before[0] + 1:
+                parts.append(svg.styled_line(style, svg.polygon([before[3:], after[3:]]), 1.0))
+        for at, one, error, x, y in drawn:
+            words = f"{at + 1}. {one.name} ({one.kind}): {write_size(error)}"
+            parts.append(svg.styled_point(style, x, y, size, svg.title(words)))
+    parts.append(svg.label(f"layers in the order of execution, 1 to {len(findings)}", (LEFT + width) / 2, HEIGHT - 8))
+    first = layers.first_break
+    words = f"The first layer that breaks is {first}." if first else "No layer breaks within the image."
+    order = f"Chart of the relative error of {len(findings)} layers in the order of execution."
+    return svg.drawing(width, HEIGHT, f"{order} {words}", *parts)

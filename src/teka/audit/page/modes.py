@@ -1,78 +1,169 @@
 """What the page shows of one mode: words, curves along both axes, and maps of the shifts and phases of each model."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from teka.audit.movement import MODES, Movement
-from teka.audit.page.curves import CurveFigure, curve_figure
-from teka.audit.page.heat_map import HeatMap, heat_map_chart, heat_scale
-from teka.audit.page.notation import is_share, listed, write_shift
+from teka.audit.page.curves import curve_figure
+from teka.audit.page.notation import is_share, listed, write_number, write_shift, write_step
+from teka.audit.page.style import HEAT_LEVELS, INK, chosen_ticks, heat_colour, ink_on
+from teka.audit.page.svg import Scale, drawing, element, label, share_scale
 from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import CURVES, Metrics
 from teka.audit.statistics.phase import PhaseTable
 
-FIRST_CURVES = ("accuracy", "agreement")
-"""Shown at once; the others are folded away, unless there is none of these."""
-MAP_NUMBERS = (*FIRST_CURVES, "error")
-"""Of these the first that is defined is drawn as a map."""
-MAP_KINDS = {
-    "shifts": "At every shift: {}",
-    "sensitivity": "Translation sensitivity",
-    "phase": "By phase: {}",
-}
+Pair = tuple[int | float, ...]
+WIDTH, LEFT, TOP, SIDE = 360.0, 46.0, 10.0, 306.0
+MOST_WRITTEN = 8  # up to so many cells along an axis have their number written in them
+LEAST_HIGH = {"sensitivity": 1.0, "error": 0.01}  # at least the end of a scale: rounding does not look like much
+NOT_EVALUATED = "#e3e7ec"
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A curve or other number at those pairs (dy, dx) that were measured."""
+
+    number: str
+    values: Mapping[Pair, float]
+    down: str = "downwards, dy (pixels)"
+    across: str = "to the right, dx (pixels)"
+    write_place: Callable[[int | float], str] = write_step
+
+    @cached_property
+    def rows(self) -> list[int | float]:
+        """The steps dy, from the top of the map to its bottom."""
+        return sorted({down for down, _ in self.values})
+
+    @cached_property
+    def columns(self) -> list[int | float]:
+        """The steps dx, from left to right."""
+        return sorted({right for _, right in self.values})
+
+    @property
+    def is_square(self) -> bool:
+        """Whether both axes are moved at once anywhere, so that it shows more than two curves do."""
+        return any(down and right for down, right in self.values)
+
+    @property
+    def worst(self) -> Pair | None:
+        """The pair at which the number is worst, the first of equals; None where it is the same everywhere."""
+        if len(set(self.values.values())) == 1:
+            return None
+        return (min if is_share(self.number) else max)(self.values, key=self.values.__getitem__)
+
+    def write(self, pair: Pair) -> str:
+        """The number at a pair, "–" where it was not measured."""
+        return write_number(self.number, self.values[pair]) if pair in self.values else "–"
+
+    def table(self) -> list[tuple[str, list[str]]]:
+        """For each dy, how it is written and the number at each dx."""
+        return [(self.write_place(down), [self.write((down, right)) for right in self.columns]) for down in self.rows]
+
+
+def heat_scale(maps: Sequence[HeatMap]) -> Scale:
+    """The scale of maps of one number that are to be compared, from 0 for good to 1 for bad."""
+    values = [value for one in maps for value in one.values.values()]
+    if is_share(maps[0].number):
+        return share_scale(values, 1.0, 0.0)
+    return Scale(0.0, max(*values, LEAST_HIGH.get(maps[0].number, 0.0)), 0.0, 1.0)
+
+
+def heat_map_chart(heat_map: HeatMap, scale: Scale, description: str) -> str:
+    """Draw a map on a scale that `heat_scale` gave; the darker, the worse."""
+    rows, columns = heat_map.rows, heat_map.columns
+    side = min(SIDE / len(columns), SIDE / len(rows), 60.0)
+    width, height = side * len(columns), side * len(rows)
+    left = LEFT + (SIDE - width) / 2
+    places = {one: (left + columns.index(one[1]) * side, TOP + rows.index(one[0]) * side) for one in heat_map.values}
+    parts = [_cells(heat_map, scale, left, side)]
+    if max(len(rows), len(columns)) <= MOST_WRITTEN:
+        longest = max(len(heat_map.write(pair)) for pair in places)
+        size = min(12.0, side / 2.9, 1.5 * side / longest)  # so that it stays within its cell
+        for pair, (x, y) in places.items():
+            colour = ink_on(heat_colour(scale.place(heat_map.values[pair])))
+            parts.append(label(heat_map.write(pair), x + side / 2, y + side / 2 + size / 3, size=size, colour=colour))
+    # A frame around the unshifted image and a bold one around the worst.
+    for pair, strokes in {(0, 0): (2.6, 1.0), heat_map.worst: (4.4, 2.2)}.items():
+        for colour, stroke in zip(("#fff", INK), strokes, strict=True) if pair in places else ():
+            box = {"x": places[pair][0], "y": places[pair][1], "width": side, "height": side, "fill": "none"}
+            parts.append(element("rect", {**box, "stroke": colour, "stroke-width": stroke}))
+    for at in chosen_ticks(rows):
+        parts.append(label(heat_map.write_place(rows[at]), left - 6, TOP + (at + 0.5) * side + 4, anchor="end"))
+    for at in chosen_ticks(columns):
+        parts.append(label(heat_map.write_place(columns[at]), left + (at + 0.5) * side, TOP + height + 15))
+    parts.append(label(heat_map.across, left + width / 2, TOP + height + 32))
+    x, y = left - 36, TOP + height / 2
+    parts.append(element("g", {"transform": f"rotate(-90 {x:.1f} {y:.1f})"}, label(heat_map.down, x, y + 4)))
+    parts.append(_legend(heat_map, scale, TOP + height + 44))
+    return drawing(WIDTH, TOP + height + 78, description, *parts)
+
+
+def _cells(heat_map: HeatMap, scale: Scale, left: float, side: float) -> str:
+    # Cells of one colour are one path, so that a map of thousands of shifts stays small.
+    paths: dict[str, str] = {}
+    for row, down in enumerate(heat_map.rows):
+        for column, right in enumerate(heat_map.columns):
+            value = heat_map.values.get((down, right))
+            colour = NOT_EVALUATED if value is None else heat_colour(scale.place(value))
+            paths[colour] = paths.get(colour, "") + f"M{column} {row}h1v1h-1z"
+    place = {"transform": f"translate({left:.2f} {TOP}) scale({side:.4f})", "shape-rendering": "crispEdges"}
+    drawn = [element("path", {"d": path, "fill": colour}) for colour, path in paths.items()]
+    ground = {"class": "cells", "width": len(heat_map.columns), "height": len(heat_map.rows), "fill": "#fff"}
+    return element("g", place, element("rect", ground), *drawn)
+
+
+def _legend(heat_map: HeatMap, scale: Scale, top: float) -> str:
+    left, width, step = LEFT + 38, 150.0, 150.0 / HEAT_LEVELS
+    box = {"y": top, "height": 9, "shape-rendering": "crispEdges"}
+    parts = []
+    for at in range(HEAT_LEVELS):
+        colour = heat_colour(at / (HEAT_LEVELS - 1))
+        parts.append(element("rect", {**box, "x": left + at * step, "width": step + 0.3, "fill": colour}))
+    shares = is_share(heat_map.number)
+    good, bad = (scale.high, scale.low) if shares else (scale.low, scale.high)
+    for at, value, anchor in ((left - 6, good, "end"), (left + width + 6, bad, "start")):
+        parts.append(label(write_number(heat_map.number, value) + " %" * shares, at, top + 9, anchor=anchor))
+    if len(heat_map.rows) * len(heat_map.columns) > len(heat_map.values):
+        parts.append(element("rect", {**box, "x": 264, "width": 9, "fill": NOT_EVALUATED}))
+        parts.append(label("not evaluated", 277.0, top + 9, anchor="start"))
+    return "".join(parts)
+
+
+FIRST_CURVES = ("accuracy", "agreement")  # shown at once; the others are folded away, unless there is none of these
+MAP_NUMBERS = (*FIRST_CURVES, "error")  # of these the first that is defined is drawn as a map
+MAP_KINDS = {"shifts": "At every shift: {}", "sensitivity": "Translation sensitivity", "phase": "By phase: {}"}
 """The maps, and what each is called; braces stand for the number."""
 
 
-class MapFigure(NamedTuple):
-    """A map of the model at a place in the list: a drawing, what stands out in it, and the same as a table.
-
-    The key names it among the elements of the page; the unit is written after each number.
-    """
-
-    key: str
-    model: int
-    name: str
-    chart: str
-    words: str
-    corner: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, list[str]], ...]
-    unit: str
-
-
-class ModeSection(NamedTuple):
-    """What is shown of one mode; further curves are folded away, `bands` says how intervals and bands were made."""
-
-    mode: str
-    words: tuple[str, ...]
-    curves: tuple[CurveFigure, ...]
-    more_curves: tuple[CurveFigure, ...]
-    bands: str
-    maps: tuple[MapFigure, ...]
-
-
-def mode_sections(reports: Sequence[AuditReport]) -> list[ModeSection]:
+def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """A section for each mode that any report has, in the order of the reports."""
     modes: dict[str, dict[int, Metrics]] = {}
     for model, report in enumerate(reports):
         for metrics in report.metrics:
             modes.setdefault(metrics.movement.mode, {})[model] = metrics
-    return [_section(reports, mode, chosen) for mode, chosen in modes.items()]
-
-
-def _section(reports: Sequence[AuditReport], mode: str, chosen: Mapping[int, Metrics]) -> ModeSection:
-    names = [report.name for report in reports]
-    figures = {curve: curve_figure(names, chosen, curve, metric.label) for curve, metric in CURVES.items()}
-    drawn = {curve: figure for curve, figure in figures.items() if figure}
-    first = [curve for curve in FIRST_CURVES if curve in drawn] or list(drawn)[:1]
-    return ModeSection(
-        mode,
-        tuple(dict.fromkeys(mode_words(metrics.movement) for metrics in chosen.values())),
-        tuple(drawn[curve] for curve in first),
-        tuple(figure for curve, figure in drawn.items() if curve not in first),
-        _band_words(chosen),
-        tuple(_map_figures(reports, chosen, mode)),
-    )
+    names, sections = [report.name for report in reports], []
+    for mode, chosen in modes.items():
+        figures = {curve: curve_figure(names, chosen, curve, metric.label) for curve, metric in CURVES.items()}
+        drawn = {curve: figure for curve, figure in figures.items() if figure}
+        first = [curve for curve in FIRST_CURVES if curve in drawn] or list(drawn)[:1]
+        confidences = listed(list(dict.fromkeys(f"{100 * metrics.confidence:g} %" for metrics in chosen.values())))
+        darker = f"The darker band is the {confidences} interval of each shift alone"
+        paler = f"{darker}, the paler one holds at all shifts together."
+        # What follows a semicolon says how wide the band is.
+        curves = (curve for metrics in chosen.values() for curve in metrics.curves.values())
+        methods = dict.fromkeys(curve.method.split(";")[0].replace("wilson", "Wilson") for curve in curves)
+        section = {
+            "mode": mode,
+            "words": list(dict.fromkeys(mode_words(metrics.movement) for metrics in chosen.values())),
+            "curves": [drawn[curve] for curve in first],
+            "more_curves": [figure for curve, figure in drawn.items() if curve not in first],
+            "bands": f"{paler} Intervals: {listed(list(methods))}.",
+            "maps": _map_figures(reports, chosen, mode),
+        }
+        sections.append(section)
+    return sections
 
 
 def mode_words(movement: Movement) -> str:
@@ -88,21 +179,8 @@ def mode_words(movement: Movement) -> str:
     return words
 
 
-def _band_words(chosen: Mapping[int, Metrics]) -> str:
-    confidences = listed(list(dict.fromkeys(f"{100 * metrics.confidence:g} %" for metrics in chosen.values())))
-    # What follows a semicolon says how wide the band is.
-    methods = dict.fromkeys(
-        curve.method.split(";")[0].replace("wilson", "Wilson")
-        for metrics in chosen.values()
-        for curve in metrics.curves.values()
-    )
-    return (
-        f"The darker band is the {confidences} interval of each shift alone, the paler one holds at all shifts "
-        f"together. Intervals: {listed(list(methods))}."
-    )
-
-
-def _map_figures(reports: Sequence[AuditReport], chosen: Mapping[int, Metrics], mode: str) -> list[MapFigure]:
+def _map_figures(reports: Sequence[AuditReport], chosen: Mapping[int, Metrics], mode: str) -> list[dict[str, Any]]:
+    """Maps of every model: a drawing, what stands out in it, and the same as a table."""
     found = [
         (model, kind, heat_map)
         for model, metrics in chosen.items()
@@ -110,10 +188,18 @@ def _map_figures(reports: Sequence[AuditReport], chosen: Mapping[int, Metrics], 
         for kind, heat_map in _maps(reports[model], metrics, mode).items()
     ]
     figures = []
-    for model, kind, heat_map in found:
+    for model, kind, one in found:
+        metric = CURVES.get(one.number)
+        head = MAP_KINDS[kind].format(metric.label if metric else "")
+        unit = " %" if is_share(one.number) else ""
+        words = _map_words(kind, one, unit)
         # Maps of one kind and number are compared, so they share a scale.
-        beside = [one for _, other, one in found if (other, one.number) == (kind, heat_map.number)]
-        figures.append(_map_figure(reports[model].name, model, mode, kind, heat_map, beside))
+        scale = heat_scale([map_ for _, other, map_ in found if (other, map_.number) == (kind, one.number)])
+        chart = heat_map_chart(one, scale, f"{reports[model].name}, mode {mode}. {head}, a heat map. {words}")
+        figure = {"key": f"{kind}-{model}-{mode}", "model": model, "name": head, "chart": chart, "words": words}
+        columns = list(map(one.write_place, one.columns))
+        table = {"corner": f"{one.down} \\ {one.across}", "columns": columns, "rows": one.table()}
+        figures.append({**figure, **table, "unit": unit})
     return figures
 
 
@@ -123,10 +209,8 @@ def _maps(report: AuditReport, metrics: Metrics, mode: str) -> dict[str, HeatMap
     number = next((name for name in MAP_NUMBERS if name in metrics.curves), None)
     if number is not None:
         maps["shifts"] = HeatMap(number, dict(zip(metrics.shifts, metrics.curves[number].values, strict=True)))
-    if mode in report.sensitivity:
-        sensitivity = report.sensitivity[mode]
-        values = dict(zip(sensitivity.shifts, sensitivity.values, strict=True))
-        maps["sensitivity"] = HeatMap("sensitivity", values)
+    if sensitivity := report.sensitivity.get(mode):
+        maps["sensitivity"] = HeatMap("sensitivity", dict(zip(sensitivity.shifts, sensitivity.values, strict=True)))
     squares = {kind: one for kind, one in maps.items() if one.is_square}
     phases = phase_map(report.phases[mode]) if mode in report.phases else None
     return squares if phases is None else {**squares, "phase": phases}
@@ -140,24 +224,6 @@ def phase_map(table: PhaseTable) -> HeatMap | None:
     down, across = table.stride
     values = dict(zip(table.phases, (one.value for one in table.values[number]), strict=True))
     return HeatMap(number, values, f"dy mod {down}", f"dx mod {across}", lambda phase: f"{phase:g}")
-
-
-def _map_figure(name: str, model: int, mode: str, kind: str, heat_map: HeatMap, beside: Sequence[HeatMap]) -> MapFigure:
-    metric = CURVES.get(heat_map.number)
-    head = MAP_KINDS[kind].format(metric.label if metric else "")
-    unit = " %" if is_share(heat_map.number) else ""
-    words = _map_words(kind, heat_map, unit)
-    return MapFigure(
-        f"{kind}-{model}-{mode}",
-        model,
-        head,
-        heat_map_chart(heat_map, heat_scale(beside), f"{name}, mode {mode}. {head}, a heat map. {words}"),
-        words,
-        f"{heat_map.down} \\ {heat_map.across}",
-        tuple(heat_map.write_place(right) for right in heat_map.columns),
-        tuple(heat_map.table()),
-        unit,
-    )
 
 
 def _map_words(kind: str, heat_map: HeatMap, unit: str) -> str:

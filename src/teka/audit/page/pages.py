@@ -1,31 +1,207 @@
 """Pages of one HTML file that needs no other and no network: the page of an audit, and any from a template."""
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from teka.audit.caveats import SEVERITIES, Caveat
+from teka.audit.movement import Movement
+from teka.audit.page.curves import curve_figure
 from teka.audit.page.layers import COLUMNS, blamed_layers, layer_sections
 from teka.audit.page.modes import mode_sections
-from teka.audit.page.notation import listed
-from teka.audit.page.sections import (
-    SEVERITY_NAMES,
-    audit_columns,
-    audit_rows,
-    column_head,
-    confidences,
-    numerics_rows,
-    preset_sections,
-    settings_groups,
-    sorted_caveats,
-    write_examples,
-)
+from teka.audit.page.notation import is_share, listed, write_number, write_size
 from teka.audit.page.style import line_style
 from teka.audit.page.svg import swatch
 from teka.audit.report import AuditReport
+from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
+
+LONGEST = 12  # a list of more settings is shortened: the JSON file of the report has all of it
+
+
+class AuditRow(NamedTuple):
+    """One model, by its place in the list, in one mode: for each column the number and its interval, where defined."""
+
+    model: int
+    mode: str
+    images: str
+    shifts: str
+    cells: tuple[tuple[str, str] | None, ...]
+
+
+def audit_columns(reports: Sequence[AuditReport], numbers: Sequence[str] = tuple(NUMBERS)) -> list[str]:
+    """Those of the numbers that any mode of any report has, in their order."""
+    found = {name for report in reports for metrics in report.metrics for name in metrics.numbers}
+    return [name for name in numbers if name in found]
+
+
+def audit_rows(reports: Sequence[AuditReport], columns: Sequence[str]) -> list[AuditRow]:
+    """The numbers of some columns, model after model and mode after mode."""
+    rows = []
+    for model, report in enumerate(reports):
+        for metrics in report.metrics:
+            shifts = f"{len(metrics.shifts):,}"
+            if metrics.skipped_shifts:
+                shifts += f" of {len(metrics.shifts) + len(metrics.skipped_shifts):,}"
+            numbers = ((name, metrics.numbers.get(name)) for name in columns)
+            cells = tuple(found and _write_estimate(name, found) for name, found in numbers)
+            rows.append(AuditRow(model, metrics.movement.mode, f"{metrics.num_images:,}", shifts, cells))
+    return rows
+
+
+def _write_estimate(name: str, found: Estimate) -> tuple[str, str]:
+    value, lower, upper = (write_number(name, one) for one in (found.value, found.lower, found.upper))
+    return value, f"{lower}–{upper}"
+
+
+def column_head(name: str) -> str:
+    """What a number is called at the head of its column, with its unit."""
+    return f"{NUMBERS[name].label}{' (%)' if is_share(name) else ''}"
+
+
+def confidences(reports: Sequence[AuditReport]) -> list[str]:
+    """Every confidence that intervals of the reports have, as written."""
+    found = sorted({metrics.confidence for report in reports for metrics in report.metrics})
+    return [f"{100 * confidence:g} %" for confidence in found]
+
+
+def sorted_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
+    """The caveats, the gravest first."""
+    return sorted(caveats, key=lambda caveat: list(SEVERITIES).index(caveat.severity))
+
+
+def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
+    """A section for each procedure that any report has, with the models that it was done with."""
+    sections = []
+    for name in dict.fromkeys(preset.name for report in reports for preset in report.presets):
+        found = {at: preset for at, report in enumerate(reports) for preset in report.presets if preset.name == name}
+        numbers = [(at, number, one) for at, preset in found.items() for number, one in preset.numbers.items()]
+        counts = dict.fromkeys(f"{what}: {n:,}" for preset in found.values() for what, n in preset.counts.items())
+        names, figures = [report.name for report in reports], []
+        for group in dict.fromkeys(group for preset in found.values() for group in preset.metrics):
+            moved = {at: preset.metrics[group] for at, preset in found.items() if group in preset.metrics}
+            figures.append(curve_figure(names, moved, "accuracy", f"{group}: correct (%)"))
+        first = next(iter(found.values()))
+        section = {
+            "name": name,
+            "procedure": first.procedure,
+            "source": first.source,
+            "rows": [(at, number, *_write_estimate("accuracy", one)) for at, number, one in numbers],
+            "counts": "; ".join(counts),
+            "curves": [figure for figure in figures if figure],
+        }
+        sections.append(section)
+    return sections
+
+
+def numerics_rows(reports: Sequence[AuditReport]) -> list[tuple[int, str, str, str]]:
+    """Noise floor and Lie derivative by the model's place: their names, the numbers, and what stands beside them."""
+    rows = []
+    for model, report in enumerate(reports):
+        noise = report.noise_floor
+        if noise:
+            precise = "–" if noise.precision is None else write_size(noise.precision)
+            rows.append((model, "Noise, the same input twice", write_size(noise.repeat), ""))
+            rows.append((model, "Noise, single against double precision", precise, noise.reason or ""))
+        for found in report.lie_derivative:
+            ordered = sorted(found.by_image)
+            low, high = (write_size(ordered[round(share * (len(ordered) - 1))]) for share in (0.1, 0.9))
+            words = f"mean of {len(ordered):,} images, {low} to {high} in the middle 80 %; {found.method}"
+            rows.append((model, f"Lie derivative along {('dy', 'dx')[found.axis]}", write_size(found.mean), words))
+    return rows
+
+
+def settings_groups(report: AuditReport) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Model, data, settings and provenance, each with names and values; what is None or empty is left out."""
+    made = report.provenance
+    groups = {"Model": report.model, "Data": report.data, "Settings": report.settings, "Made with": made}
+    written = []
+    for head, content in groups.items():
+        if pairs := [(_name(name), _write(value)) for name, value in content.items() if value not in (None, "")]:
+            written.append((head, pairs))
+    return written
+
+
+def _name(name: str) -> str:
+    words = name.replace("num_", "number_of_").replace("_", " ").replace("sha256", "SHA-256")
+    return words[:1].upper() + words[1:]
+
+
+def _write(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return (f"{value:,}" if abs(value) >= 10_000 else str(value)).replace("-", "−")
+        case float():
+            return f"{value:.6g}".replace("-", "−")
+        case str():
+            return value
+        case Mapping():
+            return ", ".join(f"{name}: {_write(inner)}" for name, inner in value.items()) or "none"
+        case []:
+            return "none"
+        case list() | tuple():
+            count, lists = len(value), all(isinstance(one, list | tuple) for one in value)
+            if count > LONGEST and lists and len(set(map(len, value))) == 1:
+                low, high = (tuple(map(end, zip(*value, strict=True))) for end in (min, max))
+                return f"{count:,}, from ({_write(low)}) to ({_write(high)})"
+            words = [f"({_write(one)})" if isinstance(one, list | tuple) else _write(one) for one in value[:LONGEST]]
+            return ", ".join(words) + (f", … ({count:,} in all)" if count > LONGEST else "")
+    return json.dumps(value, default=str)
+
+
+def write_examples(reports: Sequence[AuditReport]) -> str:
+    """The examples as JSON for the page's script; an image that two reports move in the same mode becomes one."""
+    models = [
+        {"name": report.name, "colour": line_style(at).colour, "classes": report.data.get("class_names")}
+        for at, report in enumerate(reports)
+    ]
+    # Each is numbered in the order of first appearance, and named by its number.
+    pixels: dict[tuple, int] = {}
+    shifts: dict[tuple, int] = {}
+    movements: dict[str, int] = {}
+    images: dict[tuple, dict] = {}
+    for model, report in enumerate(reports):
+        moved = {metrics.movement.mode: metrics.movement for metrics in report.metrics}
+        for example in report.examples:
+            picture = (example.image, example.height, example.width, example.channels)
+            movement = json.dumps(_movement(moved[example.mode], picture[1:]))
+            place = movements.setdefault(movement, len(movements))
+            levels = pixels.setdefault(picture, len(pixels))
+            image = {"movement": place, "pixels": levels, "index": example.index, "label": example.label, "answers": []}
+            images.setdefault((place, example.index, levels), image)["answers"].append(
+                {
+                    "model": model,
+                    "shifts": shifts.setdefault(example.shifts, len(shifts)),
+                    "classes": list(example.predictions),
+                    "probabilities": [round(probability, 4) for probability in example.probabilities],
+                }
+            )
+    content = {
+        "models": models,
+        "pixels": [dict(zip(("levels", "height", "width", "channels"), one, strict=True)) for one in pixels],
+        "shifts": [list(map(list, steps)) for steps in shifts],
+        "movements": [json.loads(movement) for movement in movements],
+        "images": sorted(images.values(), key=lambda image: image["movement"]),
+    }
+    text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    # Nothing in it may end the script element or open a comment.
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _movement(movement: Movement, sizes: tuple[int, int, int]) -> dict[str, object]:
+    """Mode, background as levels for each channel, and the size of what the model sees of the placed image."""
+    height, width, channels = sizes
+    background = movement.background if isinstance(movement.background, tuple) else (movement.background,) * channels
+    seen = (height, width) if movement.crop_size is None else movement.crop_size
+    levels = [min(max(round(255 * value), 0), 255) for value in background]
+    return {"mode": movement.mode, "background": levels, "seen": [seen] * 2 if isinstance(seen, int) else list(seen)}
 
 
 def write_audit_page(reports: Sequence[AuditReport], path: str | Path) -> Path:
@@ -35,7 +211,7 @@ def write_audit_page(reports: Sequence[AuditReport], path: str | Path) -> Path:
 
 
 def render_audit_page(reports: Sequence[AuditReport]) -> str:
-    """One page that needs no other file and no network: the verdict, the numbers, pictures of them, and settings."""
+    """The page of audits: the verdict, the numbers, pictures of them, and settings."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     folder = files("teka.audit.page")
@@ -50,7 +226,7 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "swatches": [swatch(style) for style in styles],
         "colours": [style.colour for style in styles],
         "caveats": [(report.name, caveat) for report in reports for caveat in sorted_caveats(report.caveats)],
-        "severities": SEVERITY_NAMES,
+        "severities": SEVERITIES,
         "columns": [(column_head(name), NUMBERS[name].meaning) for name in columns],
         "rows": audit_rows(reports, columns),
         "confidences": " and ".join(confidences(reports)),
@@ -74,15 +250,14 @@ def render_page(package: str, template: str, content: Mapping[str, object]) -> s
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
-    shared = files("teka.audit.page")  # with the frame of every page
-    loader = FunctionLoader(
-        lambda name: ((files(package) if name == template else shared) / name).read_text(encoding="utf-8")
-    )
+    def read(name: str) -> str:
+        # The frame of every page and its style lie here.
+        return (files(package if name == template else "teka.audit.page") / name).read_text(encoding="utf-8")
+
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    style = Markup((shared / "style.css").read_text(encoding="utf-8"))
-    return environment.get_template(template).render(style=style, **content)
+    return environment.get_template(template).render(style=Markup(read("style.css")), **content)
 
 
 def data_uri(png: bytes) -> str:

@@ -13,10 +13,8 @@ INK, SOFT, PALE, GRID, BLACK = "#1c2430", "#556070", "#8a8f98", "#dfe3e8", "#000
 COLOURS = ("#D55E00", "#0072B2", "#009E73", BLACK, "#CC79A7", "#7A6A00", "#332288", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 DASHES = ((), (), (3, 2), (1, 1.2), (5, 1, 1, 1, 1, 1), (8, 2), (4, 1.5), (5, 1, 1, 1))
-HEAT = ("#fff8ec", "#fddba6", "#fca55d", "#e8602c", "#b32413", "#5f0a07")
-"""From pale for what is good to dark for what is bad."""
-HEAT_LEVELS = 40
-"""Number of colours that are used, so that cells of one colour can be drawn as one."""
+HEAT = ("#fff8ec", "#fddba6", "#fca55d", "#e8602c", "#b32413", "#5f0a07")  # from pale, good, to dark, bad
+HEAT_LEVELS = 40  # number of colours that are used, so that cells of one colour can be drawn as one
 MOST_TICKS = 9
 
 
@@ -55,10 +53,7 @@ def heat_colour(share: float) -> str:
 
 
 def contrast(first: str, second: str) -> float:
-    """Contrast of two colours "#rrggbb", 1 to 21.
-
-    Source: Web Content Accessibility Guidelines 2.2, "contrast ratio" and "relative luminance".
-    """
+    """Contrast of two colours "#rrggbb", 1 to 21, as the Web Content Accessibility Guidelines 2.2 define it."""
     darker, lighter = sorted((_luminance(first), _luminance(second)))
     return (lighter + 0.05) / (darker + 0.05)
 

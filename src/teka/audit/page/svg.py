@@ -19,8 +19,7 @@ POINTS = {
 }
 """Outline of each of `teka.audit.page.style.MARKERS`, about 1 in every direction."""
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-DECADES_FOR_LOGARITHM = 2.5
-"""Numbers that span more powers of ten than this are drawn on a logarithmic scale."""
+DECADES_FOR_LOGARITHM = 2.5  # numbers that span more powers of ten than this are drawn on a logarithmic scale
 
 
 def element(name: str, attributes: Mapping[str, object], *content: str) -> str:

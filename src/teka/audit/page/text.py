@@ -3,43 +3,47 @@
 import textwrap
 from collections.abc import Sequence
 
+from teka.audit.caveats import SEVERITIES
 from teka.audit.page.layers import blamed_layers
 from teka.audit.page.notation import is_share, write_size
-from teka.audit.page.sections import SEVERITY_NAMES, audit_columns, audit_rows, confidences, sorted_caveats
+from teka.audit.page.pages import audit_columns, audit_rows, confidences, sorted_caveats
 from teka.audit.page.tables import Table
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
 from teka.audit.statistics.metrics import NUMBERS
 from teka.errors import wrong_value
 
-WIDTH = 100
-"""Columns of a terminal that the text fits into."""
+WIDTH = 100  # columns of a terminal that the text fits into
 TERMINAL_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency", "flip_rate", "maximum_error")
 """The numbers that a terminal has room for."""
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
-    """The numbers as an aligned table, then for each model its verdict, caveats, layers to blame and what failed.
-
-    Every number has its interval below it. Shares are in percent.
-    """
+    """The numbers as an aligned table, then for each model its verdict, caveats, layers to blame and what failed."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     several = len(reports) > 1
-    return "\n\n".join([_numbers(reports, several), *(_findings(report, several) for report in reports)])
+    texts = [_numbers(reports, several)]
+    for report in reports:
+        lines = [report.name] if several else []
+        for sentence in report.verdict:
+            lines += _wrap(sentence)
+        for caveat in sorted_caveats(report.caveats):
+            lines += _wrap(f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}", "  ! ")
+        for role, name, words in blamed_layers(report.layers):
+            lines += _wrap(f"{role}: {name} ({words})", "  > ")
+        for failure in report.failures:
+            lines += _wrap(f"not done, {failure.part}: {failure.message}", "  x ")
+        texts.append("\n".join(lines))
+    return "\n\n".join(texts)
 
 
 def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
     columns = audit_columns(reports, TERMINAL_NUMBERS)
     found = audit_rows(reports, columns)
-    rows = tuple(
-        (
-            f"{reports[row.model].name}\n{row.mode}" if several else row.mode,
-            row.images,
-            *("–" if cell is None else "\n".join(cell) for cell in row.cells),
-        )
-        for row in found
-    )
+    named = [f"{reports[row.model].name}\n{row.mode}" if several else row.mode for row in found]
+    cells = [["–" if cell is None else "\n".join(cell) for cell in row.cells] for row in found]
+    rows = tuple((name, row.images, *of) for name, row, of in zip(named, found, cells, strict=True))
     heads = ("model\nmode" if several else "mode", "images", *(NUMBERS[name].label for name in columns))
     notes = [f"Below each number its {' and '.join(confidences(reports))} interval."] if rows else []
     counts = dict.fromkeys(row.shifts for row in found)
@@ -47,24 +51,9 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
         counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in found)
     notes += [f"Shifts: {', '.join(counts)}."] if rows else []
     if any(is_share(name) for name in columns):
-        notes.append(
-            "Shares in %. Worst shift: accuracy at the one shift where it is lowest. Every shift: correct at all of "
-            "them."
-        )
+        notes.append("Shares in %. Worst shift: accuracy at the one shift where it is lowest.")
+        notes.append("Every shift: correct at all of them.")
     return "\n".join([Table("", heads, rows).plain(WIDTH, narrowest=14), *_wrap(" ".join(notes))])
-
-
-def _findings(report: AuditReport, with_name: bool) -> str:
-    lines = [report.name] if with_name else []
-    for sentence in report.verdict:
-        lines += _wrap(sentence)
-    for caveat in sorted_caveats(report.caveats):
-        lines += _wrap(f"{SEVERITY_NAMES[caveat.severity]}, {caveat.name}: {caveat.message}", "  ! ")
-    for layer in blamed_layers(report.layers):
-        lines += _wrap(f"{layer.role}: {layer.name} ({layer.words})", "  > ")
-    for failure in report.failures:
-        lines += _wrap(f"not done, {failure.part}: {failure.message}", "  x ")
-    return "\n".join(lines)
 
 
 def _wrap(words: str, first: str = "") -> list[str]:

@@ -10,19 +10,14 @@ from torch import Tensor
 
 from teka.audit.statistics.estimate import BootstrapSettings
 
+Rows = Float[Tensor, " rows"]
+RowsOfImages = Float[Tensor, "rows images"]
 _CHUNK = 128
-# A row whose influences are all below this share of its value is constant: what is left is rounding.
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # a row whose influences are all below this share of its value is constant: what is left is rounding
 
 
 class ImageResamples:
-    """Resamples of N images with replacement, N images each, drawn once and used for every average.
-
-    What is drawn are images with all their shifts. The answers for one image at different shifts depend on each other:
-    to draw image-shift pairs would count them as evidence many times over.
-
-    Source: Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 7 (1979), 1–26.
-    """
+    """Resamples of N images with replacement, each with all its shifts, drawn once for every average (Efron 1979)."""
 
     def __init__(self, num_images: int, settings: BootstrapSettings) -> None:
         generator = torch.Generator().manual_seed(settings.seed)
@@ -34,7 +29,7 @@ class ImageResamples:
             counts.append(torch.bincount(drawn.flatten(), minlength=rows * num_images).view(rows, -1).to(torch.int16))
         self.counts = torch.cat(counts)
 
-    def means(self, values: Float[Tensor, "rows images"]) -> Float[Tensor, "resamples rows"]:
+    def means(self, values: RowsOfImages) -> Float[Tensor, "resamples rows"]:
         """Mean of each row over the images of each resample, Σ_i n_ri v_i / N: a matrix product."""
         columns = values.T.contiguous()
         products = [chunk.to(values.dtype) @ columns for chunk in self.counts.split(_CHUNK)]
@@ -43,18 +38,17 @@ class ImageResamples:
 
 @dataclass(frozen=True, eq=False)
 class ImageAverage:
-    """Averages over images, one for each row, and those of each resample; a row is a shift, or a number made of shifts.
+    """Averages over images, one for each row, a shift or a number made of shifts, and those of each resample.
 
-    Influence is how an average moves with the weight of an image: to first order, weights w_i of mean 1 give
-    value + Σ_i w_i influence_i / N. They sum to 0 over images.
+    To first order, weights w_i of mean 1 of the images give value + Σ_i w_i influence_i / N; influences sum to 0.
     """
 
-    values: Float[Tensor, " rows"]
-    influence: Float[Tensor, "rows images"]
+    values: Rows
+    influence: RowsOfImages
     draws: Float[Tensor, "resamples rows"]
 
     @property
-    def standard_error(self) -> Float[Tensor, " rows"]:
+    def standard_error(self) -> Rows:
         """√(Σ_i influence_i² / (N (N − 1))), for a mean the standard deviation over √N; 0 for one image."""
         num_images = self.influence.shape[1]
         return (self.influence.square().sum(dim=1) / (num_images * max(num_images - 1, 1))).sqrt()
@@ -72,14 +66,9 @@ class ImageAverage:
 
 
 def average(
-    values: Shaped[Tensor, "rows images"],
-    resamples: ImageResamples,
-    norms: Float[Tensor, "rows images"] | None = None,
+    values: Shaped[Tensor, "rows images"], resamples: ImageResamples, norms: RowsOfImages | None = None
 ) -> ImageAverage:
-    """Means over images; with norms b ≥ 0 of positive sum, ratios of sums over images, q = Σ_i a_i / Σ_i b_i.
-
-    A resample with Σ b = 0 does not define the ratio and counts as q.
-    """
+    """Means; with norms b ≥ 0 ratios of sums, q = Σ_i a_i / Σ_i b_i, as which resamples with Σ b = 0 count too."""
     values = values.to(torch.float64)
     means, scale = values.mean(dim=1), torch.ones(len(values), dtype=torch.float64)
     if norms is None:
@@ -99,16 +88,12 @@ def average(
     return ImageAverage(means, influence, means + deviation)
 
 
-def bca_interval(average: ImageAverage, confidence: float) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """Efron's BCa interval of each row; the value itself where images do not differ.
+def bca_interval(average: ImageAverage, confidence: float) -> tuple[Rows, Rows]:
+    """Efron's BCa interval (1987) of each row; the value itself where images do not differ.
 
-    The ends are the quantiles of the draws at Φ(z₀ + (z₀ ± z) / (1 − a (z₀ ± z))), where z is the normal quantile at
-    (1 + confidence) / 2, z₀ = Φ⁻¹(share of draws below the value, ties by half), and the acceleration
-    a = Σ u³ / (6 (Σ u²)^{3/2}) of the influences u. They lie within the range of the draws.
-    Not `scipy.stats.bootstrap`: its jackknife takes N² values, and it draws anew for each number.
-
-    Source: Efron, "Better bootstrap confidence intervals", Journal of the American Statistical Association 82 (1987),
-    171–185.
+    The ends are the quantiles of the draws at Φ(z₀ + (z₀ ± z) / (1 − a (z₀ ± z))), with the normal quantile z, z₀ =
+    Φ⁻¹(share of draws below the value, ties by half), and the acceleration a = Σ u³ / (6 (Σ u²)^{3/2}) of the
+    influences u. Not `scipy.stats.bootstrap`: its jackknife takes N² values, and it draws anew for each number.
     """
     draws, values, influence = average.draws, average.values, average.influence
     num_draws = len(draws)
@@ -134,22 +119,15 @@ def bca_interval(average: ImageAverage, confidence: float) -> tuple[Float[Tensor
     return ends[0], ends[1]
 
 
-def logarithmic_critical_values(
-    average: ImageAverage, resamples: ImageResamples, confidence: float
-) -> tuple[Float[Tensor, " rows"], float]:
+def logarithmic_critical_values(average: ImageAverage, images: ImageResamples, confidence: float) -> tuple[Rows, float]:
     """Quantiles of |t*| = |log θ*_s − log θ_s| / (σ*_s / θ*_s), of each row and of the largest over all rows.
 
-    σ*_s is the standard error within the resample. Losses and errors are positive and skewed to the right, so that a
-    mean from too few large values comes with too small a standard error: dividing by each resample's own error takes
-    that into account, and the logarithm makes the deviations nearly symmetric. A draw of 0 does not count; of a row in
-    which images do not differ the critical value is 0.
-
-    Source: Hall, "Theoretical comparison of bootstrap confidence intervals", Annals of Statistics 16 (1988), 927–953,
-    for bootstrap-t; the largest over rows as in `simultaneous_critical_value`.
+    σ*_s is the standard error within the resample (bootstrap-t, Hall 1988). Draws of 0 do not count; without spread the
+    value is 0.
     """
     largest = average.influence.abs().amax(dim=1)
     unit = average.influence / torch.where(largest > 0, largest, 1.0)[:, None]
-    square = resamples.means(unit.square().to(torch.float32)).to(torch.float64)
+    square = images.means(unit.square().to(torch.float32)).to(torch.float64)
     deviation = average.draws - average.values
     # The mean of a resample's influences is its deviation, so this is their variance.
     variance = (square * largest.square() - deviation.square()).clamp(min=0)
@@ -161,21 +139,12 @@ def logarithmic_critical_values(
     return t.kthvalue(rank, dim=0).values, t.amax(dim=1).kthvalue(rank).values.item()
 
 
-def simultaneous_critical_value(
-    influence: Float[Tensor, "rows images"], settings: BootstrapSettings, *, num_constant: int = 0
-) -> float:
-    """Quantile of the largest studentised deviation over the rows, max_s |θ*_s − θ_s| / σ_s, by multiplier bootstrap.
+def simultaneous_critical_value(influence: RowsOfImages, settings: BootstrapSettings, num_constant: int = 0) -> float:
+    """Quantile of the largest |θ*_s − θ_s| / σ_s over the rows, by multiplier bootstrap; at least the normal one.
 
-    A draw is θ*_s − θ_s = Σ_i g_i u_si / N with the influences u and independent normal g_i, the same g for all rows:
-    so rows that rise and fall with the same images count as one, and independent rows as many. Normal multipliers, and
-    not counts of images, because a share with one failure in N takes few and skewed values under counts. Rows without
-    spread are left out; `num_constant` of them, of which nothing is known, count as independent ones. The critical
-    value is at least the normal quantile at (1 + confidence) / 2, which is that of one row.
-
-    Source: Montiel Olea and Plagborg-Møller, "Simultaneous confidence bands: theory, implementation, and an
-    application to SVARs", Journal of Applied Econometrics 34 (2019), 1–17, the sup-t band; Chernozhukov, Chetverikov
-    and Kato, "Gaussian approximations and multiplier bootstrap for maxima of sums of high-dimensional random vectors",
-    Annals of Statistics 41 (2013), 2786–2819.
+    θ*_s − θ_s = Σ_i g_i u_si / N with the influences u and independent normal g_i, the same for all rows (Montiel Olea
+    and Plagborg-Møller 2019; Chernozhukov, Chetverikov and Kato 2013): counts of images would be few and skewed. Rows
+    without spread are left out; `num_constant` of them, of which nothing is known, count as independent ones.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     norm = influence.square().sum(dim=1).sqrt()

@@ -8,23 +8,15 @@ from types import ModuleType
 
 from teka.errors import require, wrong_value
 
-NO_INTERVAL_OF_ONE = "none, one seed"
-STUDENT = "student's t over seeds"
-
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval.
+    """A number with the ends of its interval, whose confidence is within (0, 1).
 
-    Args:
-        value: The number.
-        lower: Lower end of the interval.
-        upper: Upper end.
-        confidence: Its confidence, within (0, 1).
-        method: How it was made: "wilson"; "wilson, an image one trial", where resamples would hardly differ; "bootstrap
-            over images"; "bootstrap over seeds and images"; "student's t over seeds"; "exact, simultaneous over shifts"
-            of a lowest share, and "bootstrap over images, simultaneous over shifts" of a highest error; or "none, …"
-            with the reason, where both ends are the value.
+    The method is "wilson"; "wilson, an image one trial", where resamples would hardly differ; "bootstrap over images";
+    "bootstrap over seeds and images"; "student's t over seeds"; "exact, simultaneous over shifts" of a lowest share,
+    and "bootstrap over images, simultaneous over shifts" of a highest error; or "none, …" with the reason, where both
+    ends are the value.
     """
 
     value: float
@@ -41,16 +33,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Curve:
-    """A number at every shift.
-
-    Args:
-        values: The number at each shift, in the order of the shifts.
-        lower: Lower ends of the intervals, each for its shift alone.
-        upper: Upper ends.
-        band_lower: Lower ends of the band that covers the whole curve with the same confidence.
-        band_upper: Upper ends.
-        method: How intervals and band were made.
-    """
+    """A number at every shift, with an interval for each shift alone and a band that covers all with one confidence."""
 
     values: tuple[float, ...]
     lower: tuple[float, ...]
@@ -83,22 +66,17 @@ class BootstrapSettings:
 def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Mean x̄ of n seeds with the interval x̄ ± t s/√n for further seeds, t Student's for n − 1 degrees of freedom.
 
-    One seed has no interval: both ends are the value, and `half_width` is None. Of two models, pass the differences of
-    the seeds that both have: that is the paired interval.
+    One seed has no interval: both ends are the value. Of two models, pass the differences of the seeds that both have.
     """
     check_confidence(confidence)
     if not values:
         raise wrong_value("values", list(values), "one value or more")
     mean = fmean(values)
     if len(values) == 1:
-        return Estimate(mean, mean, mean, confidence, NO_INTERVAL_OF_ONE)
-    half = student_quantile((1 + confidence) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half, confidence, STUDENT)
-
-
-def student_quantile(probability: float, degrees: float | int) -> float:
-    """The quantile of Student's t."""
-    return float(scipy_special().stdtrit(degrees, probability))
+        return Estimate(mean, mean, mean, confidence, "none, one seed")
+    student = float(scipy_special().stdtrit(len(values) - 1, (1 + confidence) / 2))
+    half = student * stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half, confidence, "student's t over seeds")
 
 
 def check_confidence(confidence: float) -> None:

@@ -17,58 +17,37 @@ from teka.audit.statistics.bootstrap import (
     logarithmic_critical_values,
     simultaneous_critical_value,
 )
-from teka.audit.statistics.estimate import (
-    BootstrapSettings,
-    Curve,
-    Estimate,
-    check_confidence,
-    scipy_special,
-    student_quantile,
-)
+from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate, check_confidence, scipy_special
 from teka.errors import wrong_shape, wrong_value
 
+# Images that a bootstrap needs; and images that must stand apart from the commonest value of an average of shares.
 MINIMUM_IMAGES = 10
-"""Images that a bootstrap needs; and images that must stand apart from the commonest value of an average of shares."""
-MINIMUM_SEEDS = 3
-"""With two seeds the quantile of Student's t is 12.7: an interval that says nothing."""
-
+MINIMUM_SEEDS = 3  # With two seeds the quantile of Student's t is 12.7: an interval that says nothing
+LARGEST = sys.float_info.max
+Outcomes = Bool[Tensor, "shifts images"]
+Counts = Int[Tensor, "..."]
+FloatEnds = tuple[float, float]
+Ends = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]
 NO_INTERVAL = f"none, fewer than {MINIMUM_IMAGES} images"
 WILSON = "wilson"
-EXACT_SIMULTANEOUS = "exact, simultaneous over shifts"
 WILSON_IMAGES = "wilson, an image one trial"
 BOOTSTRAP = "bootstrap over images"
-BOOTSTRAP_SIMULTANEOUS = "bootstrap over images, simultaneous over shifts"
-SEEDS_AND_IMAGES = "bootstrap over seeds and images"
 
 
 @overload
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]: ...
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> FloatEnds: ...
 @overload
-def wilson_interval(
-    successes: Int[Tensor, "..."], trials: int | Int[Tensor, "..."], confidence: float = 0.95
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]: ...
+def wilson_interval(successes: Counts, trials: int | Counts, confidence: float = 0.95) -> Ends: ...
 @overload
-def wilson_interval(
-    successes: int, trials: Int[Tensor, "..."], confidence: float = 0.95
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]: ...
-def wilson_interval(
-    successes: int | Int[Tensor, "..."], trials: int | Int[Tensor, "..."], confidence: float = 0.95
-) -> tuple[float, float] | tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+def wilson_interval(successes: int, trials: Counts, confidence: float = 0.95) -> Ends: ...
+def wilson_interval(successes: int | Counts, trials: int | Counts, confidence: float = 0.95) -> FloatEnds | Ends:
     """Wilson's score interval for the probability of success, from k successes in n trials.
 
-    The ends are the roots π of (k/n − π)² = z² π (1 − π) / n, where z is the normal quantile at (1 + confidence) / 2.
-    They never leave [0, 1], and the interval does not vanish at k = 0 or k = n.
-
-    Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal of the
-    American Statistical Association 22 (1927), 209–212. No continuity correction.
-
-    Args:
-        successes: Successes k, an int or a tensor of ints of any shape.
-        trials: Trials n, an int or a tensor that broadcasts with `successes`.
-        confidence: Probability that the interval covers, between 0 and 1.
-
-    Returns:
-        Lower and upper end: floats for ints, float64 tensors of the broadcast shape if either is a tensor.
+    The ends are the roots π of (k/n − π)² = z² π (1 − π) / n, with the normal quantile z at (1 + confidence) / 2:
+    floats for ints, else float64 tensors of the shape that k and n broadcast to. They never leave [0, 1], and the
+    interval does not vanish at k = 0 or k = n. Source: E. B. Wilson, "Probable inference, the law of succession, and
+    statistical inference", Journal of the American Statistical Association 22 (1927), 209–212. No continuity
+    correction.
 
     Raises:
         ValueError: Trials below 1, successes below 0 or above trials, shapes that do not broadcast, or a confidence
@@ -97,17 +76,8 @@ def wilson_interval(
     return lower.item(), (1 - mirrored).item()
 
 
-def exact_interval(
-    successes: Int[Tensor, " shares"], trials: int, confidence: float
-) -> tuple[Float[Tensor, " shares"], Float[Tensor, " shares"]]:
-    """Clopper's and Pearson's interval for the probability of success, from k successes in n trials.
-
-    The lower end π solves P[X ≥ k] = (1 − confidence) / 2 for X binomial with n and π, the upper end mirrors the lower
-    one of the failures. Never covers less often than it says, also far out in the tails, where Wilson's interval does.
-
-    Source: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial",
-    Biometrika 26 (1934), 404–413.
-    """
+def exact_interval(successes: Counts, trials: int, confidence: float) -> Ends:
+    """Clopper's and Pearson's interval (1934), which unlike Wilson's never covers less often than it says."""
     tail, ends = (1 - confidence) / 2, []
     for count in (successes.numpy(), trials - successes.numpy()):
         # P[X ≥ k] = I_π(k, n − k + 1).
@@ -115,13 +85,6 @@ def exact_interval(
         # No success is never too few.
         ends.append(torch.from_numpy(end).where(torch.from_numpy(count) > 0, 0.0))
     return ends[0], 1 - ends[1]
-
-
-def estimate_share(outcomes: Bool[Tensor, " images"], confidence: float) -> Estimate:
-    """The share of images that succeed, with Wilson's interval."""
-    successes = int(outcomes.sum())
-    lower, upper = wilson_interval(successes, len(outcomes), confidence)
-    return Estimate(successes / len(outcomes), lower, upper, confidence, WILSON)
 
 
 def estimate_magnitude(average: ImageAverage, confidence: float) -> Estimate:
@@ -134,11 +97,10 @@ def estimate_magnitude(average: ImageAverage, confidence: float) -> Estimate:
 
 
 def estimate_mean_share(average: ImageAverage, confidence: float) -> Estimate:
-    """A mean over images of shares within [0, 1], of one row, such as of the shifts at which an image is as unshifted.
+    """A mean over images of shares within [0, 1], of one row.
 
-    The interval is BCa if at least `MINIMUM_IMAGES` images stand apart from the commonest share. Else resamples hardly
-    differ, and would say that next to nothing is unknown; it is then Wilson's with an image as one trial, which is too
-    wide if anything: of all variables in [0, 1] with the same mean, one of zeros and ones varies most.
+    Its interval is BCa, or, where so few images differ from the commonest share that resamples hardly do, Wilson's with
+    an image as one trial: of variables in [0, 1] with one mean, one of zeros and ones varies most.
     """
     value, num_images = average.values.item(), average.influence.shape[1]
     if num_images - int(average.influence.unique(return_counts=True)[1].max()) >= MINIMUM_IMAGES:
@@ -147,7 +109,7 @@ def estimate_mean_share(average: ImageAverage, confidence: float) -> Estimate:
     return Estimate(value, lower, upper, confidence, WILSON_IMAGES)
 
 
-def wilson_of_mean(mean: float, num_images: int, confidence: float) -> tuple[float, float]:
+def wilson_of_mean(mean: float, num_images: int, confidence: float) -> FloatEnds:
     """Wilson's interval for a mean within [0, 1] with an image as one trial; counts are rounded outwards."""
     # Rounding of the mean must not turn a whole count into the next one.
     successes = round(mean * num_images, 9)
@@ -156,15 +118,8 @@ def wilson_of_mean(mean: float, num_images: int, confidence: float) -> tuple[flo
     return lower[0].item(), upper[1].item()
 
 
-def share_curve(
-    outcomes: Bool[Tensor, "shifts images"], settings: BootstrapSettings, *, known: int | None = None
-) -> Curve:
-    """The share of images that succeed at each shift; at the shift `known`, all succeed by definition.
-
-    Intervals are Wilson's. The band is made of exact intervals, each with the confidence of ± c standard errors of a
-    normal variable, where c is the simultaneous critical value: so it stays within [0, 1], and has a width where all
-    images succeed. Such shifts count as independent ones for c. It contains the intervals.
-    """
+def share_curve(outcomes: Outcomes, settings: BootstrapSettings, *, known: int | None = None) -> Curve:
+    """The share of images that succeed at each shift, with Wilson's intervals; at the shift `known`, all of them."""
     num_images = outcomes.shape[1]
     count = outcomes.sum(dim=1)
     shares = count.to(torch.float64) / num_images
@@ -172,6 +127,7 @@ def share_curve(
     influence = outcomes.to(torch.float64) - shares[:, None]
     critical = simultaneous_critical_value(influence, settings, num_constant=num_constant)
     lower, upper = wilson_interval(count, num_images, settings.confidence)
+    # The band has the confidence of so many standard errors of a normal variable, and a width where all succeed.
     band_lower, band_upper = exact_interval(count, num_images, 2 * NormalDist().cdf(critical) - 1)
     band_lower, band_upper = band_lower.minimum(lower), band_upper.maximum(upper)
     if known is not None:
@@ -181,19 +137,9 @@ def share_curve(
 
 
 def magnitude_curve(
-    average: ImageAverage,
-    resamples: ImageResamples,
-    confidence: float,
-    *,
-    power: float = 1.0,
-    largest: float = sys.float_info.max,
+    average: ImageAverage, resamples: ImageResamples, confidence: float, power: float = 1.0, largest: float = LARGEST
 ) -> Curve:
-    """Averages θ_s ≥ 0, such as losses and errors, at each shift, which cannot exceed `largest`.
-
-    Intervals and band are θ_s · exp(± c σ_s / θ_s), with the critical value of bootstrap-t for each shift, and with
-    that for all shifts together; values and ends are raised to the power, ½ for the norm of a mean square. Where images
-    do not differ, all ends are the value.
-    """
+    """Averages θ_s of at most `largest`, with the ends θ_s · exp(± c σ_s / θ_s) of bootstrap-t, to a power."""
     values = average.values.pow(power)
     if average.influence.shape[1] < MINIMUM_IMAGES:
         return make_curve((values,) * 5, NO_INTERVAL)
@@ -217,35 +163,19 @@ def make_curve(ends: Sequence[Float[Tensor, " shifts"]], method: str) -> Curve:
 
 def extreme_of(curve: Curve, over: str, confidence: float) -> Estimate:
     """The "lowest" share or "highest" magnitude of a curve; the band covers it because it covers all."""
-    end = min if over == "lowest" else max
-    if curve.method == NO_INTERVAL:
-        method = NO_INTERVAL
-    else:
-        method = EXACT_SIMULTANEOUS if over == "lowest" else BOOTSTRAP_SIMULTANEOUS
+    end, method = (min, "exact") if over == "lowest" else (max, BOOTSTRAP)
+    method = NO_INTERVAL if curve.method == NO_INTERVAL else f"{method}, simultaneous over shifts"
     return Estimate(end(curve.values), end(curve.band_lower), end(curve.band_upper), confidence, method)
 
 
 def two_level_curve(
-    seeds: Sequence[ImageAverage],
-    settings: BootstrapSettings,
-    *,
-    largest: float = sys.float_info.max,
-    known: int | None = None,
+    seeds: Sequence[ImageAverage], settings: BootstrapSettings, *, largest: float = LARGEST, known: int | None = None
 ) -> Curve:
     """Averages over seeds, with intervals for other seeds and other images, and a band for all rows together.
 
-    The seeds' models answered the same images, so seeds and images cross: a resample draws images once for all seeds.
-    With θ_k the value of seed k and θ their average, the variance is A + B: A = Σ_k (θ_k − θ)² / (K (K − 1)) from the
-    seeds, B that of θ over resamples of the images. Intervals are θ ± t √(A + B), with Student's t at
-    (K − 1) (1 + B / A)² degrees of freedom. A band takes the quantile of the largest studentised deviation over the
-    rows, of Σ_k g_k (θ_k − θ) / √(K (K − 1)) with normal g_k plus the deviation of a resample of the images, times t
-    over the normal quantile z. With fewer than `MINIMUM_SEEDS` seeds A counts as 0. Where nothing varies, ends of
-    numbers within [0, 1], but for the row `known`, are Wilson's, with an image as one trial. Values are never negative,
-    and none exceeds `largest`, 1 for shares.
-
-    Source: Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1 (2007), 386–411, for crossed levels;
-    Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 2 (1946),
-    110–114, for the degrees of freedom.
+    θ ± t √(A + B), A of the seeds (0 for fewer than `MINIMUM_SEEDS`) and B of resampled images, the same for all seeds,
+    with Student's t by Satterthwaite's degrees of freedom. Where nothing varies, ends within [0, 1], but for the row
+    `known`, are Wilson's, with an image as one trial. `largest` is 1 for shares.
     """
     num_seeds, num_images = len(seeds), seeds[0].influence.shape[1]
     values = torch.stack([seed.values for seed in seeds])
@@ -267,14 +197,14 @@ def two_level_curve(
     student = torch.full_like(mean, normal)
     for row in from_seeds.nonzero().flatten().tolist():
         degrees = (num_seeds - 1) * (1 + (from_images[row] / from_seeds[row]).item()) ** 2
-        student[row] = student_quantile((1 + settings.confidence) / 2, degrees)
+        student[row] = float(scipy_special().stdtrit(degrees, (1 + settings.confidence) / 2))
     largest_deviation = torch.where(error > 0, deviation.abs() / error, 0.0).amax(dim=1)
     rank = min(math.ceil(settings.confidence * (len(deviation) + 1)), len(deviation))
     critical = max(normal, largest_deviation.kthvalue(rank).values.item())
     ends = []
     for half in (student * error, student * error * critical / normal):
         ends += [(mean - half).clamp(min=0.0), (mean + half).clamp(max=largest)]
-    method = SEEDS_AND_IMAGES if num_seeds >= MINIMUM_SEEDS else BOOTSTRAP
+    method = "bootstrap over seeds and images" if num_seeds >= MINIMUM_SEEDS else BOOTSTRAP
     if largest == 1:
         of_band = 2 * NormalDist().cdf(critical) - 1
         for row in (error == 0).nonzero().flatten().tolist():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
+from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import Curve, Estimate
 
 Table = tuple[Tensor, Tensor | None]
@@ -18,21 +19,18 @@ Table = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class CurveMetric:
-    """A number at every shift: a mean over images, or the root of a ratio of sums over images.
-
-    `of` has the value of each image at each shift, (S, N), or both tables of a ratio, or None where it is not defined.
-    Shares of images are written in percent. At the zero shift it may be known to be 1 by definition, and it cannot
-    exceed `largest`.
-    """
+    """A number at every shift: a mean over images, or the root of a ratio of sums over images."""
 
     label: str
-    meaning: str
-    of: Callable[[Responses], Any]
-    is_share: bool = False
-    better: str = "lower"
+    of: Callable[[Responses], Any]  # value of each image at each shift, (S, N), both tables of a ratio, or None
+    is_share: bool = False  # of images, written in percent
     is_ratio: bool = False
-    known_at_zero: bool = False
+    known_at_zero: bool = False  # to be 1, by definition
     largest: float = sys.float_info.max
+
+    def known(self, responses: Responses) -> int | None:
+        """The row at which it is 1 by definition."""
+        return responses.zero if self.known_at_zero else None
 
     @property
     def power(self) -> float:
@@ -55,7 +53,7 @@ class CurveMetric:
 
 @dataclass(frozen=True)
 class NumberMetric:
-    """A number made of a curve, named, explained and judged as one, and whether two models are compared in it.
+    """A number made of a curve, named and explained as one.
 
     `over` says what of the curve it is: at the shift "zero"; the "lowest" or the "highest"; the share of images that
     succeed at "every" shift; the "mean" over all shifts but zero, or one less the mean, "rest"; or the "mean of
@@ -66,8 +64,6 @@ class NumberMetric:
     meaning: str
     curve: str
     over: str
-    better: str = "lower"
-    is_compared: bool = False
 
     @property
     def is_share(self) -> bool:
@@ -87,10 +83,7 @@ class NumberMetric:
         return bool(responses.moved) or self.over in ("zero", "lowest", "every")
 
     def of_images(self, responses: Responses) -> tuple[Shaped[Tensor, " images"], Float[Tensor, " images"] | None]:
-        """The value of each image, of which the number is the mean, and the images' weights where they have any.
-
-        For what the responses define, and what is no extreme and no ratio.
-        """
+        """The value of each image, of which the number is the mean unless it is extreme; and some numbers' weights."""
         if self.over == "every":
             everywhere = responses.correct_at_every_shift
             assert everywhere is not None
@@ -104,81 +97,44 @@ class NumberMetric:
             return mean, responses.correct[responses.zero].to(torch.float64)
         return 1 - mean if self.over == "rest" else mean, None
 
-    def value(self, responses: Responses) -> float | None:
-        """The number; None where the responses, complete at every shift, do not define it."""
-        curve = CURVES[self.curve].values(responses)
-        if curve is None or not self.has_cases(responses):
-            return None
-        if self.is_extreme or CURVES[self.curve].is_ratio:
-            if self.over == "mean":
-                return curve[responses.moved].mean().item()
-            return (curve.min() if self.over == "lowest" else curve.max()).item()
-        values, weights = self.of_images(responses)
-        values = values.to(torch.float64)
-        return (values.mean() if weights is None else (values * weights).sum() / weights.sum()).item()
-
 
 _PROBABILITY = "change of the probability of the class answered for the unshifted image, |pₛ(c) − p₀(c)|"
 _DIVERGENCE = "Kullback–Leibler divergence KL(p₀ ‖ pₛ) of the answers, in nats"
 _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all images; for classes Tₛf(x) = f(x)"
 
 CURVES = {
-    "accuracy": CurveMetric(
-        "correct (%)", "share of the images answered correctly", lambda r: r.correct, True, "higher", largest=1.0
-    ),
-    "loss": CurveMetric("cross-entropy (nats)", "mean cross-entropy of the label, in nats", lambda r: r.loss),
-    "agreement": CurveMetric(
-        "answered as unshifted (%)",
-        "share of the images answered as the unshifted image",
-        lambda r: r.agreement,
-        True,
-        "higher",
-        known_at_zero=True,
-        largest=1.0,
-    ),
-    "probability_change": CurveMetric(
-        "mean |Δp| of the class answered", f"mean {_PROBABILITY}", lambda r: r.probability_change, largest=1.0
-    ),
-    "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", f"mean {_DIVERGENCE}", lambda r: r.divergence),
-    "error": CurveMetric("relative error", _ERROR, lambda r: r.errors, is_ratio=True),
+    "accuracy": CurveMetric("correct (%)", lambda r: r.correct, True, largest=1.0),
+    "loss": CurveMetric("cross-entropy (nats)", lambda r: r.loss),
+    "agreement": CurveMetric("answered as unshifted (%)", lambda r: r.agreement, True, largest=1.0, known_at_zero=True),
+    "probability_change": CurveMetric("mean |Δp| of the class answered", lambda r: r.probability_change, largest=1.0),
+    "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", lambda r: r.divergence),
+    "error": CurveMetric("relative error", lambda r: r.errors, is_ratio=True),
 }
 """The numbers at every shift, by the name under which they are saved."""
 
 NUMBERS = {
-    "accuracy": NumberMetric(
-        "unshifted", "share of the images answered correctly, unshifted", "accuracy", "zero", "higher", True
-    ),
+    "accuracy": NumberMetric("unshifted", "share of the images answered correctly, unshifted", "accuracy", "zero"),
     "minimum_accuracy": NumberMetric(
-        "worst shift", "share answered correctly at the one shift where it is lowest", "accuracy", "lowest", "higher"
+        "worst shift", "share answered correctly at the one shift where it is lowest", "accuracy", "lowest"
     ),
-    "worst_shift_accuracy": NumberMetric(
-        "every shift", "share answered correctly at every shift", "accuracy", "every", "higher", True
-    ),
+    "worst_shift_accuracy": NumberMetric("every shift", "share answered correctly at every shift", "accuracy", "every"),
     "consistency": NumberMetric(
-        "consistency",
-        "share of images and shifts, but zero, answered as the unshifted image",
-        "agreement",
-        "mean",
-        "higher",
-        True,
+        "consistency", "share of images and shifts, but zero, answered as the unshifted image", "agreement", "mean"
     ),
     "consistency_when_right": NumberMetric(
         "consistency when correct",
         "the same of images that are answered correctly when unshifted",
         "agreement",
         "mean of correct",
-        "higher",
     ),
     "flip_rate": NumberMetric(
         "flip rate", "share of images and shifts answered otherwise: 1 − consistency", "agreement", "rest"
     ),
     "probability_change": NumberMetric(
-        "mean |Δp|", f"mean over the shifts of the {_PROBABILITY}", "probability_change", "mean", is_compared=True
+        "mean |Δp|", f"mean over the shifts of the {_PROBABILITY}", "probability_change", "mean"
     ),
-    "divergence": NumberMetric(
-        "KL (nats)", f"mean over the shifts of the {_DIVERGENCE}", "divergence", "mean", is_compared=True
-    ),
-    "mean_error": NumberMetric("mean error", f"mean over the shifts of {_ERROR}", "error", "mean", is_compared=True),
+    "divergence": NumberMetric("KL (nats)", f"mean over the shifts of the {_DIVERGENCE}", "divergence", "mean"),
+    "mean_error": NumberMetric("mean error", f"mean over the shifts of {_ERROR}", "error", "mean"),
     "maximum_error": NumberMetric("largest error", "the same at the shift where it is largest", "error", "highest"),
 }
 """The numbers of a set of shifts, by the name under which they are saved; means are over all shifts but zero."""
@@ -186,25 +142,13 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Metrics:
-    """Every number that an audit gives of one mode; those that are not defined are left out.
-
-    Args:
-        movement: How the images were moved.
-        output: "logits", "features" or "dense".
-        num_images: Number of images N.
-        shifts: The shifts at which every image was evaluated; of images, (dy, dx).
-        skipped_shifts: Those at which not, because time ran out or a search had no need of them.
-        curves: The numbers at each shift that `CURVES` defines.
-        numbers: The numbers that `NUMBERS` defines. The share correct at every shift speaks of the skipped ones too,
-            where the answers at hand decide every image.
-        confidence: Confidence of the intervals.
-    """
+    """Every number of one mode, of `CURVES` and `NUMBERS`, that is defined, over the shifts complete for all images."""
 
     movement: Movement
     output: str
     num_images: int
-    shifts: tuple[tuple[int | float, ...], ...]
-    skipped_shifts: tuple[tuple[int | float, ...], ...]
+    shifts: CheckedShifts
+    skipped_shifts: CheckedShifts
     curves: dict[str, Curve]
     numbers: dict[str, Estimate]
     confidence: float
@@ -212,11 +156,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class SeedMetrics:
-    """Averages over seeds, and how far the seeds are apart.
-
-    The metrics are averages over seeds, with intervals for other seeds and other images, or a warning why not; the
-    deviations are those of K > 1 seeds, with K − 1 in the denominator.
-    """
+    """Averages over seeds, for other seeds and images unless there is a warning, and the seeds' standard deviations."""
 
     num_seeds: int
     metrics: Metrics

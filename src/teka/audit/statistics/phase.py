@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka.audit.images import Size
 from teka.audit.measure.responses import Responses
+from teka.audit.shifts import CheckedShift, CheckedShifts
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import estimate_magnitude, estimate_mean_share
@@ -16,64 +18,44 @@ from teka.audit.statistics.metrics import CURVES
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 
-PHASE_VALUES = ("error", "accuracy", "agreement")
-"""Curves of which the values are told apart by phase."""
-# Strides that explain nearly as much as the best are multiples of what is sought, or it.
-_NEARLY = 0.9
+Strides = Sequence[int]
+Members = Float[Tensor, "phases shifts"]
+PHASE_VALUES = ("error", "accuracy", "agreement")  # curves of which the values are told apart by phase
+_NEARLY = 0.9  # strides that explain nearly as much as the best are multiples of what is sought, or it
 
 
 @dataclass(frozen=True)
 class PhaseTable:
-    """Means over the shifts of each phase, (dy mod stride, dx mod stride), in ascending order, without the zero shift.
-
-    The values are those of `PHASE_VALUES` that are defined.
-    """
+    """Means of `PHASE_VALUES` over the shifts but zero of each phase, (dy mod stride, dx mod stride), in order."""
 
     stride: tuple[int, ...]
-    phases: tuple[tuple[int | float, ...], ...]
+    phases: CheckedShifts
     num_shifts: tuple[int, ...]
     values: dict[str, tuple[Estimate, ...]]
 
 
 @dataclass(frozen=True)
 class StrideChoice:
-    """Which stride explains how a number of `PHASE_VALUES` varies over the shifts, or None.
-
-    It has the share of the variance over shifts that its phases explain, adjusted for their number, and that of each
-    candidate that could be tested; and the p-value that phases of none of them explain anything.
-    """
+    """Which stride explains how a number of `PHASE_VALUES` varies over the shifts, or None."""
 
     stride: int | None
-    share: float
-    p_value: float
+    share: float  # of the variance over shifts that its phases explain, adjusted for their number
+    p_value: float  # that phases of no candidate explain anything
     number: str
-    shares: dict[int, float]
+    shares: dict[int, float]  # of the candidates that could be tested
 
 
 def error_by_phase(
-    responses: Responses,
-    stride: int | Sequence[int],
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
+    responses: Responses, stride: Size, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
 ) -> PhaseTable:
-    """Means of error, accuracy and agreement over the shifts of each phase, with intervals by bootstrap over images.
+    """Means of error, accuracy and agreement over the shifts of each phase, (dy mod stride, dx mod stride).
 
-    A model of stride r, such as one of r × r patches, sees an image moved by a multiple of r on the same grid, and any
-    other shift on a grid that lies otherwise over the content: what it gets wrong depends on (dy mod r, dx mod r).
-
-    Args:
-        responses: What the model answered. Shifts that are not complete are left out, and so is the zero shift, at
-            which error and agreement are known.
-        stride: The stride r, one for all axes or one for each.
-        confidence: As of `summarize`.
-        num_resamples: As of `summarize`.
-        seed: As of `summarize`.
+    A model of stride r sees an image moved by a multiple of r on the same grid. The zero shift and those that are not
+    complete are left out. The stride is one for all axes or one for each, and the other arguments are as of
+    `summarize`.
 
     Raises:
-        ValueError: A stride below 1, or not one for each axis; no shift but zero that is complete; or what `summarize`
-            refuses.
+        ValueError: A stride below 1, or not one for each axis; no shift to be sorted; or what `summarize` refuses.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     complete = responses.take_complete()
@@ -98,18 +80,12 @@ def error_by_phase(
         else:
             by_phase = average(weights @ found, resamples)
         estimate = estimate_mean_share if CURVES[name].is_share else estimate_magnitude
-        values[name] = tuple(estimate(row, confidence) for row in _rows(by_phase))
+        rows = zip(by_phase.values[:, None], by_phase.influence[:, None], by_phase.draws.T[..., None], strict=True)
+        values[name] = tuple(estimate(ImageAverage(*row), confidence) for row in rows)
     return PhaseTable(strides, phases, tuple(int(count) for count in members.sum(dim=1)), values)
 
 
-def _rows(average: ImageAverage) -> list[ImageAverage]:
-    columns = zip(average.values, average.influence, average.draws.T, strict=True)
-    return [ImageAverage(value[None], influence[None], draws[:, None]) for value, influence, draws in columns]
-
-
-def sort_by_phase(
-    shifts: Sequence[tuple[int | float, ...]], strides: tuple[int, ...]
-) -> tuple[tuple[tuple[int | float, ...], ...], Float[Tensor, "phases shifts"]]:
+def sort_by_phase(shifts: Sequence[CheckedShift], strides: tuple[int, ...]) -> tuple[CheckedShifts, Members]:
     """The phases (dy mod stride, dx mod stride) in ascending order; and 1 where a shift has a phase, else 0."""
 
     def phase(step: int | float, stride: int) -> int | float:
@@ -125,38 +101,17 @@ def sort_by_phase(
 
 
 def best_stride(
-    responses: Responses,
-    candidates: Sequence[int],
-    *,
-    number: str = "error",
-    num_permutations: int = 999,
-    seed: int = 0,
+    responses: Responses, candidates: Strides, *, number: str = "error", num_permutations: int = 999, seed: int = 0
 ) -> StrideChoice:
-    """Find the stride whose phases explain most of how a number varies over the shifts.
+    """Find the stride, of candidates from 2, whose phases explain most of how a number varies over the shifts.
 
-    A trend with distance is taken out first, by least squares on |d| and d² along each axis, since far shifts are worse
-    for most models, whatever their stride. Of what is left, with variance V over S shifts, the phases of stride r
-    explain the share R²; it is adjusted for the number k of phases that the trend leaves apart,
-    1 − (1 − R²) (S − t) / (S − t − k), where t counts the terms of the trend. Multiples of the true stride explain as
-    much: taken is the smallest candidate with 90 % of the largest adjusted share. The p-value is that of the largest
-    share over all candidates, when what the trend left is permuted over the shifts.
-
-    Shifts near each other tend to have near values also without a stride; a small p-value says that values are not
-    without order, and the share says how much of it is the stride's.
-
-    Source: Freedman and Lane, "A nonstochastic interpretation of reported significance levels", Journal of Business &
-    Economic Statistics 1 (1983), 292–298.
-
-    Args:
-        responses: What the model answered; shifts that are not complete and the zero shift are left out.
-        candidates: Strides from 2. One with fewer than two shifts to a phase, on average, cannot be tested.
-        number: "error", "accuracy" or "agreement".
-        num_permutations: Number of random permutations.
-        seed: Their seed.
+    The number is "error", "accuracy" or "agreement". Of what a trend with distance leaves over S shifts, the phases
+    explain the share R², adjusted for the number k of phases that the trend of t terms leaves apart, 1 − (1 − R²) (S −
+    t) / (S − t − k). Taken is the smallest candidate with 90 % of the largest share. The p-value is that of the largest
+    share, when what the trend left is permuted over the shifts so many times (Freedman and Lane 1983).
 
     Raises:
-        ValueError: A candidate below 2, or none; an unknown number, or one that the responses do not define; fewer than
-            one permutation.
+        ValueError: A candidate below 2, or none; a number that the responses do not define; no permutation.
     """
     if not candidates or min(candidates) < 2:
         raise wrong_value("candidates", candidates, "strides of at least 2")
@@ -171,7 +126,9 @@ def best_stride(
     nothing = StrideChoice(None, 0.0, 1.0, number, {})
     if len(shifts) < 2:
         return nothing
-    trend = _trend(shifts)
+    steps = torch.tensor(shifts, dtype=torch.float64)
+    scaled = steps / steps.abs().amax().clamp(min=1.0)
+    trend = _basis(torch.cat([torch.ones(len(steps), 1, dtype=torch.float64), scaled.abs(), scaled.square()], dim=1))
     left = values - trend @ (trend.T @ values)
     # Rounding of the measured values, in float32, is no variation.
     if left.norm() <= 1e-6 * values.norm():
@@ -198,13 +155,6 @@ def best_stride(
         return StrideChoice(None, 0.0, p_value, number, observed)
     stride = next(stride for stride, share in observed.items() if share >= _NEARLY * largest[0].item())
     return StrideChoice(stride, observed[stride], p_value, number, observed)
-
-
-def _trend(shifts: Sequence[tuple[int | float, ...]]) -> Float[Tensor, "shifts terms"]:
-    """Orthonormal columns that span 1, and |d| and d² along each axis."""
-    steps = torch.tensor(shifts, dtype=torch.float64)
-    scaled = steps / steps.abs().amax().clamp(min=1.0)
-    return _basis(torch.cat([torch.ones(len(steps), 1, dtype=torch.float64), scaled.abs(), scaled.square()], dim=1))
 
 
 def _basis(columns: Float[Tensor, "shifts columns"]) -> Float[Tensor, "shifts dimensions"]:

@@ -2,42 +2,28 @@
 
 from collections.abc import Sequence
 from statistics import stdev
+from typing import Any
 
 import torch
 
 from teka.audit.measure.responses import Responses, check_same_images, take_common
+from teka.audit.statistics import intervals
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
-from teka.audit.statistics.intervals import (
-    MINIMUM_SEEDS,
-    estimate_magnitude,
-    estimate_mean_share,
-    estimate_share,
-    extreme_of,
-    magnitude_curve,
-    share_curve,
-    two_level_curve,
-)
+from teka.audit.statistics.intervals import MINIMUM_SEEDS
 from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics, NumberMetric, SeedMetrics
 from teka.errors import wrong_value
 
 
 def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0) -> Metrics:
-    """Every number that the responses define, with intervals and bands; `Metrics` says what each is.
+    """Every number that the responses define, with intervals and bands of a confidence; `Metrics` says what each is.
 
     Shares of images at one shift have Wilson's interval; averages over images or shifts have the BCa interval of a
-    bootstrap over images; bands hold at all shifts together. Shifts at which not every image was evaluated are left
-    out, but for the worst-shift accuracy: one wrong answer decides an image.
-
-    Args:
-        responses: What the model answered, complete at the zero shift.
-        confidence: Of every interval and every band, between 0 and 1.
-        num_resamples: Resamples of the bootstrap.
-        seed: Their seed.
+    bootstrap over images, of so many resamples drawn by the seed; bands hold at all shifts together. Shifts at which
+    not every image was evaluated are left out, but for the worst-shift accuracy: one wrong answer decides an image.
 
     Raises:
-        ValueError: Responses that are not complete at the zero shift, a confidence outside (0, 1), or too few resamples
-            for it.
+        ValueError: Responses that are not complete at the zero shift, a confidence outside (0, 1), too few resamples.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     complete = responses.take_complete()
@@ -49,31 +35,28 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
         if table is None:
             continue
         if metric.is_share:
-            curves[name] = share_curve(table[0], settings, known=complete.zero if metric.known_at_zero else None)
+            curves[name] = intervals.share_curve(table[0], settings, known=metric.known(complete))
         else:
             found = average(table[0], resamples, table[1])
-            curves[name] = magnitude_curve(found, resamples, confidence, power=metric.power, largest=metric.largest)
+            curves[name] = intervals.magnitude_curve(found, resamples, confidence, metric.power, metric.largest)
             averages[name] = found.square_root() if metric.is_ratio else found
 
     def estimated(metric: NumberMetric) -> Estimate:
         if metric.is_extreme:
-            return extreme_of(curves[metric.curve], metric.over, confidence)
+            return intervals.extreme_of(curves[metric.curve], metric.over, confidence)
         if not metric.is_share:
-            return estimate_magnitude(_mean_over_shifts(complete, averages[metric.curve]), confidence)
+            return intervals.estimate_magnitude(_mean_over_shifts(complete, averages[metric.curve]), confidence)
         values, weights = metric.of_images(responses if metric.over == "every" else complete)
         if values.dtype == torch.bool:
-            return estimate_share(values, confidence)
-        if weights is None:
-            return estimate_mean_share(average(values[None], resamples), confidence)
+            ends = intervals.wilson_interval(int(values.sum()), len(values), confidence)
+            return Estimate(float(values.double().mean()), *ends, confidence, intervals.WILSON)
         # Images that are correct unshifted are a sample of all such images, and are resampled among themselves.
-        chosen = values[weights > 0]
-        return estimate_mean_share(average(chosen[None], ImageResamples(len(chosen), settings)), confidence)
+        chosen = values if weights is None else values[weights > 0]
+        drawn = resamples if weights is None else ImageResamples(len(chosen), settings)
+        return intervals.estimate_mean_share(average(chosen[None], drawn), confidence)
 
-    numbers = {
-        name: estimated(metric)
-        for name, metric in NUMBERS.items()
-        if metric.curve in curves and metric.has_cases(complete)
-    }
+    defined = {name: one for name, one in NUMBERS.items() if one.curve in curves and one.has_cases(complete)}
+    numbers = {name: estimated(metric) for name, metric in defined.items()}
     return _metrics(responses, complete, curves, numbers, confidence)
 
 
@@ -83,17 +66,10 @@ def summarize_seeds(
     """Average every number over seeds, with intervals for what other seeds and other images would give.
 
     `teka.audit.statistics.intervals.two_level_curve` has the formulae. With fewer than 3 seeds the intervals are for
-    these seeds and other images, and a warning says so.
-
-    Args:
-        responses: What the model of each seed answered to the same images at the same shifts.
-        confidence: As of `summarize`.
-        num_resamples: As of `summarize`.
-        seed: As of `summarize`.
+    these seeds and other images, and a warning says so. The other arguments are as of `summarize`.
 
     Raises:
-        ValueError: No responses; other images, labels, shifts, movement or kind of output for one seed than for the
-            first; or what `summarize` refuses.
+        ValueError: No responses; other images, labels, shifts, movement or output for one seed; or as of `summarize`.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     if not responses:
@@ -111,28 +87,24 @@ def summarize_seeds(
         if len(tables) == len(common):
             found = [average(values, resamples, norms) for values, norms in tables]
             averages[name] = found = [each.square_root() for each in found] if metric.is_ratio else found
-            known = common[0].zero if metric.known_at_zero else None
-            curves[name] = two_level_curve(found, settings, largest=metric.largest, known=known)
+            known = metric.known(common[0])
+            curves[name] = intervals.two_level_curve(found, settings, largest=metric.largest, known=known)
     numbers: dict[str, Estimate] = {}
     by_seed: dict[str, tuple[float, ...]] = {}
     for name, metric in NUMBERS.items():
         if metric.curve in curves and all(metric.has_cases(each) for each in common):
             pairs = zip(common, averages[metric.curve], strict=True)
-            found = [number_average(metric, each, resamples, curve) for each, curve in pairs]
-            line = two_level_curve(found, settings, largest=CURVES[metric.curve].largest)
+            found = [average_of(metric, each, resamples, curve) for each, curve in pairs]
+            line = intervals.two_level_curve(found, settings, largest=CURVES[metric.curve].largest)
             numbers[name] = Estimate(line.values[0], line.lower[0], line.upper[0], confidence, line.method)
             by_seed[name] = tuple(each.values.item() for each in found)
     deviations = {name: stdev(values) for name, values in by_seed.items() if len(values) > 1}
-    warning = None
-    if len(responses) < MINIMUM_SEEDS:
-        warning = f"{len(responses)} of at least {MINIMUM_SEEDS} seeds: intervals are for these seeds and other images"
+    few = f"{len(responses)} of at least {MINIMUM_SEEDS} seeds: intervals are for these seeds and other images"
     metrics = _metrics(responses[0], common[0], curves, numbers, confidence)
-    return SeedMetrics(len(responses), metrics, by_seed, deviations, warning)
+    return SeedMetrics(len(responses), metrics, by_seed, deviations, few if len(responses) < MINIMUM_SEEDS else None)
 
 
-def number_average(
-    metric: NumberMetric, responses: Responses, resamples: ImageResamples, curve: ImageAverage
-) -> ImageAverage:
+def average_of(metric: NumberMetric, responses: Responses, drawn: ImageResamples, curve: ImageAverage) -> ImageAverage:
     """A number that the responses define, of one row, with its draws; `curve` is the average that it is made of."""
     if metric.is_extreme:
         end = torch.min if metric.over == "lowest" else torch.max
@@ -142,8 +114,8 @@ def number_average(
         return _mean_over_shifts(responses, curve)
     values, weights = metric.of_images(responses)
     if weights is None:
-        return average(values[None], resamples)
-    return average((values * weights)[None], resamples, weights[None])
+        return average(values[None], drawn)
+    return average((values * weights)[None], drawn, weights[None])
 
 
 def _mean_over_shifts(responses: Responses, curve: ImageAverage) -> ImageAverage:
@@ -153,14 +125,7 @@ def _mean_over_shifts(responses: Responses, curve: ImageAverage) -> ImageAverage
     return curve.combine(weights)
 
 
-def _metrics(
-    responses: Responses,
-    complete: Responses,
-    curves: dict[str, Curve],
-    numbers: dict[str, Estimate],
-    confidence: float,
-) -> Metrics:
+def _metrics(responses: Responses, complete: Responses, *found: Any) -> Metrics:
     done = set(complete.shifts)
     skipped = tuple(shift for shift in responses.shifts if shift not in done)
-    kind = responses.movement, responses.output, responses.num_images
-    return Metrics(*kind, complete.shifts, skipped, curves, numbers, confidence)
+    return Metrics(responses.movement, responses.output, responses.num_images, complete.shifts, skipped, *found)

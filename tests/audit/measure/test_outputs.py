@@ -1,0 +1,194 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.audit.measure import models
+from tests.raising import raises_for
+from torch import nn
+from torch.nn.functional import avg_pool2d
+
+from teka.audit import axis_shifts, square_shifts
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.outputs import check_dense_shifts, check_stride, dense_error, infer_output, sum_of_squares
+from teka.audit.movement import Movement
+
+HEIGHT, WIDTH = 12, 18
+IMAGES = torch.rand(3, 2, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+CIRCULAR, ZERO = Movement("circular"), Movement("zero")
+SHIFTS = square_shifts(3)
+MODES = ("circular", "zero", "reflect", "fourier", "bilinear")
+
+
+def moved(movement, shift):
+    return movement.move(IMAGES, shift)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(st.integers(-11, 11), st.integers(-17, 17))
+def test_what_moves_along_has_no_error(mode, down, right):
+    movement = Movement(mode)
+    error, _ = dense_error(moved(movement, (down, right)), IMAGES, (down, right), (1, 1), movement)
+    assert error.max() <= (1e-24 if mode == "fourier" else 0)
+
+
+@given(st.integers(-5, 5), st.integers(-5, 5))
+def test_pooled_maps_have_no_error_at_whole_cells(down, right):
+    stride, shift = (2, 3), (2 * down, 3 * right)
+    for mode in ("circular", "zero"):
+        movement = Movement(mode)
+        reference, response = avg_pool2d(IMAGES, stride), avg_pool2d(moved(movement, shift), stride)
+        error, _ = dense_error(response, reference, shift, stride, movement)
+        assert error.max() <= 1e-28
+
+
+def test_with_circular_edges_every_cell_counts():
+    error, norm = dense_error(IMAGES, IMAGES, (1, -4), (1, 1), Movement("circular"))
+    rolled = IMAGES.roll((1, -4), (2, 3))
+    torch.testing.assert_close(error, (IMAGES - rolled).square().sum((1, 2, 3)))
+    torch.testing.assert_close(norm, IMAGES.square().sum((1, 2, 3)))
+
+
+def test_without_circular_edges_only_cells_that_came_from_inside_count():
+    response = torch.zeros_like(IMAGES)
+    error, norm = dense_error(response, IMAGES, (4, -6), (2, 3), Movement("zero"))
+    # A map whose cells are 2 × 3 pixels moves by (2, −2) cells: its last two rows and its first two columns leave.
+    left = IMAGES[:, :, :-2, 2:].square().sum((1, 2, 3))
+    torch.testing.assert_close(error, left)
+    torch.testing.assert_close(norm, left)
+
+
+def test_a_fraction_of_a_cell_is_the_same_interpolation_of_the_map():
+    movement = Movement("fourier")
+    error, _ = dense_error(moved(movement, (0.5, -1.25)), IMAGES, (1, -2.5), (2, 2), movement)
+    assert error.max() <= 1e-24
+
+
+def test_half_precision_is_summed_without_overflow():
+    values = torch.full((1, 4), 300.0, dtype=torch.float16)
+    assert sum_of_squares(values).tolist() == [360000.0]
+    assert sum_of_squares(values, -values).tolist() == [1440000.0]
+
+
+def test_shifts_without_a_counterpart_are_refused():
+    for mode, shift, stride, message in [
+        ("circular", (0, 1), (2, 3), r"\(0, 1\).*multiples of the stride \(2, 3\).*'circular'"),
+        ("zero", (3, 0), (2, 3), "multiples of the stride"),
+        ("bilinear", (0.5, 0), (2, 3), "multiples of the stride"),
+        ("zero", (12, 0), (2, 3), r"leave some of the model's \(6, 6\) cells"),
+    ]:
+        with raises_for((mode, shift, stride), ValueError, match=message):
+            check_dense_shifts(((0, 0), shift), (6, 6), stride, (HEIGHT, WIDTH), Movement(mode))
+
+
+def test_shifts_with_a_counterpart_are_passed():
+    for mode, shift, size, stride in [
+        ("circular", (12, 18), (6, 6), (2, 3)),
+        ("fourier", (0.5, 1), (6, 6), (2, 3)),
+        ("bilinear", (0.5, 3), (12, 6), (1, 3)),
+        ("zero", (9, 15), (10, 16), (1, 1)),
+    ]:
+        check_dense_shifts((shift,), size, stride, (HEIGHT, WIDTH), Movement(mode))
+
+
+def test_maps_that_do_not_cover_the_images_are_refused_with_circular_edges():
+    with pytest.raises(ValueError, match=r"stride is \(1, 1\), expected \(12, 18\) over \(10, 16\)"):
+        check_dense_shifts(((1, 1),), (10, 16), (1, 1), (HEIGHT, WIDTH), Movement("circular"))
+
+
+@pytest.mark.parametrize(("down", "right"), [(0, 0), (2, 3), (-5, 1)])
+def test_a_delayed_identity_moves_along_exactly(down, right):
+    result = measure_responses(lambda images: images.roll((down, right), (2, 3)), models.IMAGES, SHIFTS, CIRCULAR)
+    assert result.output == "dense"
+    assert not result.error_squared.any()
+    torch.testing.assert_close(result.norm_squared, models.IMAGES.square().sum((1, 2, 3)).expand(len(SHIFTS), -1))
+
+
+def test_a_delayed_identity_moves_along_by_fractions_too():
+    shifts = [(0, 0), (0.5, -0.25), (1.75, 3)]
+    result = measure_responses(lambda images: images.roll(2, 3), models.IMAGES, shifts, Movement("fourier"))
+    assert result.relative_error().max() <= 1e-13
+
+
+def test_taking_every_second_pixel_moves_along_exactly_by_even_shifts():
+    for mode in ["circular", "zero"]:
+        images, steps = torch.rand(3, 1, 8, 12, dtype=torch.float64), (-4, -2, 0, 2, 4)
+        shifts = tuple(itertools.product(steps, steps))
+        result = measure_responses(lambda images: images[..., ::2, ::2], images, shifts, Movement(mode))
+        assert (result.output, result.error_squared.any().item()) == ("dense", False), mode
+
+
+def test_taking_every_second_pixel_has_no_counterpart_at_odd_shifts():
+    with pytest.raises(ValueError, match=r"multiples of the stride \(2, 2\)"):
+        measure_responses(lambda images: images[..., ::2, ::2], torch.rand(3, 1, 8, 12), axis_shifts(1), CIRCULAR)
+
+
+def test_a_ramp_over_the_columns_has_the_error_worked_out_by_hand():
+    columns = [3, 6, 9]
+    ramp = torch.arange(1.0, models.WIDTH + 1, dtype=torch.float64)
+    result = measure_responses(lambda images: images * ramp, models.points(columns), axis_shifts(3), ZERO)
+    for row, (_, right) in enumerate(result.shifts):
+        assert result.error_squared[row].tolist() == [float(right**2)] * 3
+        assert result.norm_squared[row].tolist() == [float((column + 1) ** 2) for column in columns]
+
+
+def test_what_leaves_the_image_is_not_compared():
+    result = measure_responses(lambda images: 2 * images, models.points([1, 11]), [(0, 0), (0, -2)], ZERO)
+    assert result.error_squared.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert result.norm_squared.tolist() == [[4.0, 4.0], [0.0, 4.0]]
+
+
+def test_a_convolution_without_padding_is_compared_once_its_stride_is_given():
+    for movement in [ZERO, Movement("crop", crop_size=(7, 9))]:
+        convolution = nn.Conv2d(2, 3, 3).double().eval()
+        result = measure_responses(convolution, models.IMAGES, axis_shifts(2), movement, stride=1)
+        assert result.output == "dense", movement
+        assert result.relative_error().max() <= 1e-13, movement
+        padded = nn.Conv2d(2, 3, 3, padding=1).double().eval()
+        assert measure_responses(padded, models.IMAGES, axis_shifts(2), movement).relative_error().max() > 1e-3, (
+            movement
+        )
+
+
+def test_the_kind_follows_from_the_shape():
+    for shape, expected in [
+        ((3, 10), ("logits", None)),
+        ((3, 1), ("features", None)),
+        ((3, 4, 5), ("features", None)),
+        ((3, 4, 12, 18), ("dense", (1, 1))),
+        ((3, 4, 6, 6), ("dense", (2, 3))),
+        ((3, 4, 1, 9), ("dense", (12, 2))),
+        ((3, 4, 1, 1), ("features", None)),
+        ((3, 4, 5, 9), ("features", None)),
+    ]:
+        assert infer_output(shape, (12, 18)) == expected, shape
+
+
+def test_a_choice_goes_before_the_shape():
+    assert infer_output((3, 10), (12, 18), "features") == ("features", None)
+    assert infer_output((3, 4, 6, 6), (12, 18), "features") == ("features", None)
+    assert infer_output((3, 4, 1, 1), (12, 18), "dense") == ("dense", (12, 18))
+
+
+def test_a_stride_makes_maps_of_other_sizes_dense():
+    assert infer_output((3, 4, 10, 16), (12, 18), stride=1) == ("dense", (1, 1))
+    assert infer_output((3, 4, 5, 5), (12, 18), "dense", (2, 3)) == ("dense", (2, 3))
+
+
+def test_an_output_of_another_kind_is_refused():
+    for shape, output, stride, message in [
+        ((3, 10), "dense", None, r"shape \(3, 10\), expected \(batch, channels, size, size\)"),
+        ((3, 4, 5, 9), "dense", None, r"expected sizes that divide \(12, 18\).*give stride"),
+        ((3, 4, 6), "logits", None, r"shape \(3, 4, 6\), expected \(batch, classes\)"),
+        ((3, 1), "logits", None, "two or more classes"),
+        ((3, 10), "auto", 2, r"stride is 2, expected None"),
+    ]:
+        with raises_for((shape, output, stride), ValueError, match=message):
+            infer_output(shape, (12, 18), output, stride)
+
+
+def test_a_stride_that_is_none_is_refused(as_users_run_it):
+    for stride in [0, (2, 2, 2), (2, 0), (1.5, 2)]:
+        with raises_for(stride, ValueError, match="stride is"):
+            check_stride(stride, 2)
