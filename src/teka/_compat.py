@@ -1,11 +1,13 @@
-"""What teka uses of torch beyond its documented interface, in one place: where torch changes it, this file does."""
+"""What teka uses of torch and Lightning beyond their documented interfaces: where they change it, this file does."""
 
+import warnings
 from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 def is_transformed(*tensors: Tensor) -> bool:
@@ -16,11 +18,7 @@ def is_transformed(*tensors: Tensor) -> bool:
 
 
 def is_plain_eager(*tensors: Tensor) -> bool:
-    """Whether none of torch.compile, torch.export, torch.func and forward-mode differentiation is at work.
-
-    Evaluations that write into slices of their results are for such runs; the others take what is made of whole
-    tensors.
-    """
+    """Whether none of torch.compile, torch.export, torch.func and forward-mode differentiation is at work."""
     return not torch.compiler.is_compiling() and not is_transformed(*tensors)
 
 
@@ -44,10 +42,11 @@ def is_recorded(tensor: Tensor) -> bool:
 
 
 def keeps_tensors(device: torch.device) -> bool:
-    """Whether a tensor that is made now from plain numbers is an ordinary one, which later calls may use too."""
+    """Whether a tensor made now is an ordinary one, for later calls too; so under modes that only look."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         return False
-    if torch._C._len_torch_dispatch_stack() or torch.is_inference_mode_enabled():
+    modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else ()
+    if torch.is_inference_mode_enabled() or not all(getattr(mode, "only_looks", False) for mode in modes):
         return False
     return not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
@@ -57,3 +56,22 @@ def fake_tensors() -> ModuleType:
     from torch._subclasses import fake_tensor
 
     return fake_tensor
+
+
+def process_rank(new: int | None = None) -> int:
+    """Which of the processes that Lightning trains with this is, 0 without others; a new one is set thereafter."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    rank = getattr(rank_zero_only, "rank", 0)
+    if new is not None:
+        setattr(rank_zero_only, "rank", new)  # noqa: B010, Lightning declares it nowhere
+    return rank
+
+
+def makers_flops(device: torch.device, dtype: torch.dtype) -> int | None:
+    """The most operations a second that a GPU's maker names for a type, by Lightning's table; None beyond it."""
+    from lightning.fabric.utilities.throughput import get_available_flops
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(FLOPs not found|does not support).*")
+        return get_available_flops(device, dtype)

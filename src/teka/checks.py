@@ -17,13 +17,14 @@ from teka.memory import LARGEST_IMAGE
 MOST_BLOCKS = 10_000  # of a model
 LARGEST = 2**31 - 1  # a larger size is a mistake, of which torch's error would not say whose
 POSITIVE = "a positive finite number of float32's range"
+Dtypes = tuple[torch.dtype, ...] | None  # of one kind, None for any
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BOOLEAN = (torch.bool,)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 KINDS = {FLOATING: "a floating dtype", BOOLEAN: "torch.bool", WHOLE: "a dtype of whole numbers", None: "any dtype"}
 
 
-def check_kind(argument: str, tensor: object, dtypes: tuple[torch.dtype, ...] | None = FLOATING) -> None:
+def check_kind(argument: str, tensor: object, dtypes: Dtypes = FLOATING) -> None:
     """Check that an argument is a tensor of a kind of dtype: `FLOATING`, `BOOLEAN` or `WHOLE`, or None for any."""
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, f"a tensor of {KINDS[dtypes]}")
@@ -31,9 +32,7 @@ def check_kind(argument: str, tensor: object, dtypes: tuple[torch.dtype, ...] | 
         raise wrong_value(argument, tensor.dtype, KINDS[dtypes])
 
 
-def check_tensor(
-    argument: str, tensor: object, *sizes: str | int, dtypes: tuple[torch.dtype, ...] | None = FLOATING
-) -> None:
+def check_tensor(argument: str, tensor: object, *sizes: str | int, dtypes: Dtypes = FLOATING) -> None:
     """Check that an argument is a tensor of a kind of dtype (`check_kind`) and of a shape.
 
     Of every size either it or, where it may be any, its name is given; of the named ones only "batch" may be 0.
@@ -50,11 +49,7 @@ def _fits(came: int, size: str | int) -> bool:
 
 
 def check_nonnegative(argument: str, tensor: Tensor) -> None:
-    """Check that no number of a tensor is negative, where looking at them keeps nothing waiting.
-
-    That is on a CPU, and not in a computation that is recorded or rewritten, where there are no numbers. What is in the
-    graph of another computation is left to it.
-    """
+    """Check that no number of a tensor is negative, where there are any and looking keeps nothing waiting."""
     if is_recorded(tensor) or not tensor.is_cpu or tensor.grad_fn is not None:
         return
     least = tensor.min().item()

@@ -45,6 +45,11 @@ def require(package: str, needed: str, install: str) -> ModuleType:
         raise ImportError(f"{needed} {name}, which cannot be imported: pip install {install}") from error
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first, or its class if it says nothing: a reason that fits into another message."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory was not enough: Python's, numpy's, or torch's of any device."""
     # The allocator of torch's CPU has no class of error of its own.

@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -13,8 +13,15 @@ from torch import Tensor
 from teka.checks import LARGEST, check_kind, check_tensor, is_number, is_positive, is_whole
 from teka.errors import wrong_shape, wrong_value
 
-# Share of a period by which offsets near half of it are taken to lie beyond.
-SEAM = 1e-6
+Dtype: TypeAlias = torch.dtype | None
+Device: TypeAlias = torch.device | str | None
+SEAM = 1e-6  # share of a period by which offsets near half of it are taken to lie beyond
+
+
+def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
+    """Offsets along one axis brought into [−P/2, P/2), as they are if there is no period P."""
+    # The seam lies a little before P/2, so that rounding never puts equal offsets on different sides of it.
+    return offset if period is None else offset - period * torch.floor(offset / period + (0.5 + SEAM))
 
 
 @dataclass(frozen=True, init=False)
@@ -25,17 +32,13 @@ class Grid:
     with origin o and spacing s. The origin matters only where two grids meet: the cells of a grid that is half as fine
     as Grid(16) and has its cells in the middle of pairs are Grid(8, spacing=2.0, origin=0.5). A shift by (t_1, …, t_n)
     moves what is at index i to index i + t: downwards along the first axis of an image and to the right along the
-    second. Everything in teka that shifts, shifts in this sense.
+    second. Everything in teka that shifts, shifts in this sense. Sizes or numbers that do not fit are a ValueError.
 
     Args:
         shape: Cells along each axis; an int is a grid of one axis.
-        spacing: Distance between neighbouring cells in physical units, one number or one for each axis.
+        spacing: Distance between neighbouring cells in physical units, one positive number or one for each axis.
         periodic: Whether the last cell of an axis neighbours its first, one flag or one for each axis.
-        origin: Position of the first cell in physical units, one number or one for each axis.
-
-    Raises:
-        ValueError: A size below 1, a spacing that is not positive and finite, an origin that is not finite, or not one
-            value for each axis.
+        origin: Position of the first cell in physical units, one finite number or one for each axis.
     """
 
     shape: tuple[int, ...]
@@ -70,9 +73,8 @@ class Grid:
     def _for_each_axis(self, argument: str, given: object) -> tuple:
         values = tuple(given) if isinstance(given, Sequence) else (given,) * len(self.shape)
         if len(values) != len(self.shape):
-            raise wrong_value(
-                argument, given, f"one value, or one for each of the {len(self.shape)} axes of {self.shape}"
-            )
+            expected = f"one value, or one for each of the {len(self.shape)} axes of {self.shape}"
+            raise wrong_value(argument, given, expected)
         return values
 
     @property
@@ -97,26 +99,18 @@ class Grid:
         """Length after which one axis comes back to its first cell, in physical units; None if it does not."""
         return self.shape[axis] * self.spacing[axis] if self.periodic[axis] else None
 
-    def axis_positions(
-        self, axis: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Float[Tensor, "side"]:
+    def axis_positions(self, axis: int, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "side"]:
         """Position of every cell along one axis in physical units; shape (S,)."""
         cells = torch.arange(self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device)
         return self.origin[axis] + cells * self.spacing[axis]
 
-    def positions(
-        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Float[Tensor, "tokens axes"]:
+    def positions(self, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "tokens axes"]:
         """Position of every token in physical units, in row-major order; shape (L, n)."""
         sides = [self.axis_positions(axis, dtype=dtype, device=device) for axis in range(self.num_axes)]
         return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
 
     def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
-        """Offsets in physical units, brought into [−P/2, P/2) along every axis that is periodic with period P.
-
-        Raises:
-            ValueError: Offsets that are no floating numbers, or of another number of axes.
-        """
+        """Offsets in physical units, brought into [−P/2, P/2) along every axis that is periodic with period P."""
         check_kind("offsets", offsets)
         if offsets.shape[-1:] != (self.num_axes,):
             raise wrong_shape("offsets", offsets.shape, f"(…, {self.num_axes}), one for each axis")
@@ -126,22 +120,14 @@ class Grid:
 
     def wrap_axis(self, axis: int, offset: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """Offsets along one axis in physical units, brought into [−P/2, P/2) if it is periodic with period P."""
-        period = self.axis_period(axis)
-        if period is None:
-            return offset
-        # The seam lies a little before P/2, so that rounding never puts equal offsets on different sides of it.
-        return offset - period * torch.floor(offset / period + (0.5 + SEAM))
+        return wrap(offset, self.axis_period(axis))
 
-    def offsets(
-        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Float[Tensor, "tokens tokens axes"]:
+    def offsets(self, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "tokens tokens axes"]:
         """Offset x_i − x_j of every pair of tokens in physical units, wrapped where periodic; shape (L, L, n)."""
         positions = self._at_zero().positions(dtype=dtype, device=device)
         return self.wrap(positions[:, None] - positions[None, :])
 
-    def axis_offsets(
-        self, axis: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Float[Tensor, "side side"]:
+    def axis_offsets(self, axis: int, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "side side"]:
         """Offset between every two cells of one axis, in physical units, wrapped where periodic; shape (S, S)."""
         places = self._at_zero().axis_positions(axis, dtype=dtype, device=device)
         return self.wrap_axis(axis, places[:, None] - places[None, :])
@@ -151,29 +137,17 @@ class Grid:
         return Grid(self.shape, self.spacing, self.periodic)
 
     def flatten(self, tensor: Tensor) -> Tensor:
-        """Unfold channels over the grid (B, C, S_1, …, S_n) into tokens (B, L, C).
-
-        Raises:
-            ValueError: The trailing sizes are not the grid's.
-        """
+        """Unfold channels over the grid (B, C, S_1, …, S_n) into tokens (B, L, C); other sizes are a ValueError."""
         self._check_channels(tensor)
         return tensor.flatten(2).transpose(1, 2)
 
     def unflatten(self, tokens: Tensor) -> Tensor:
-        """Fold tokens (B, L, C) back into channels over the grid (B, C, S_1, …, S_n): the inverse of `flatten`.
-
-        Raises:
-            ValueError: The number of tokens is not the grid's.
-        """
+        """Fold tokens (B, L, C) back into channels over the grid (B, C, S_1, …, S_n): the inverse of `flatten`."""
         check_tensor("tokens", tokens, "batch", self.num_tokens, "channels", dtypes=None)
         return tokens.transpose(1, 2).unflatten(2, self.shape)
 
     def check_shift(self, shift: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
-        """The shift as one int for each axis; a single int moves along the last axis.
-
-        Raises:
-            ValueError: Not whole numbers, or not one for each axis.
-        """
+        """The shift as one int for each axis, else a ValueError; a single int moves along the last axis."""
         try:
             if isinstance(shift, Sequence):
                 steps = tuple(operator.index(step) for step in shift)
@@ -186,11 +160,7 @@ class Grid:
         return steps
 
     def roll(self, tensor: Tensor, shift: SupportsIndex | Sequence[SupportsIndex]) -> Tensor:
-        """Shift channels over the grid (B, C, S_1, …, S_n); what leaves at one side enters at the other.
-
-        Raises:
-            ValueError: The tensor does not lie on this grid, or the shift is not one whole number for each axis.
-        """
+        """Shift channels over the grid (B, C, S_1, …, S_n); what leaves at one side enters at the other."""
         self._check_channels(tensor)
         steps = [step % side for step, side in zip(self.check_shift(shift), self.shape, strict=True)]
         return torch.roll(tensor, steps, dims=tuple(range(2, tensor.ndim)))

@@ -135,14 +135,8 @@ BAD = {
         {"query": ZEROS[:, :, :14], "relative": "rotation", "grid": GRID},
         r"the sequence has 14 tokens, expected 0 prefix \+ 15 tokens of the grid \(3, 5\)",
     ),
-    "a tuple for a grid": (
-        {"grid": (3, 5), "relative": "rotation"},
-        r"grid is \(3, 5\), expected a teka.Grid",
-    ),
-    "a grid of another length": (
-        {"grid": Grid((3, 4)), "relative": "rotation"},
-        r"has 15 tokens, expected .* 12",
-    ),
+    "a tuple for a grid": ({"grid": (3, 5), "relative": "rotation"}, r"grid is \(3, 5\), expected a teka.Grid"),
+    "a grid of another length": ({"grid": Grid((3, 4)), "relative": "rotation"}, r"has 15 tokens, expected .* 12"),
     "a grid that leaves out the prefix": (
         {"grid": GRID, "relative": "rotation", "num_prefix_tokens": 1},
         r"has 15 tokens, expected 1 prefix \+ 15",
@@ -165,21 +159,12 @@ BAD = {
         {"relative": "rotation", "positions": GRID.positions().expand(3, -1, -1)},
         r"positions has shape \(3, 15, 2\)",
     ),
-    "positions without axes": (
-        {"relative": "rotation", "positions": torch.zeros(15)},
-        r"positions has shape \(15,\)",
-    ),
-    "positions in a list": (
-        {"relative": "rotation", "positions": [[0.0, 1.0]]},
-        r"positions is of type list",
-    ),
+    "positions without axes": ({"relative": "rotation", "positions": torch.zeros(15)}, r"positions has shape \(15,\)"),
+    "positions in a list": ({"relative": "rotation", "positions": [[0.0, 1.0]]}, r"positions is of type list"),
     "a fraction of a prefix": ({"num_prefix_tokens": 1.5}, r"num_prefix_tokens is 1.5, expected a whole number"),
     "a grid that does not fit, of no use": ({"relative": None, "grid": Grid((3, 4))}, r"has 15 tokens, expected .* 12"),
     "causality in words": ({"is_causal": "yes"}, r"is_causal is 'yes', expected True or False"),
-    "positions with NaN": (
-        {"relative": "rotation", "positions": NAN_POSITIONS},
-        r"positions hold NaN or infinity",
-    ),
+    "positions with NaN": ({"relative": "rotation", "positions": NAN_POSITIONS}, r"positions hold NaN or infinity"),
     "an unknown kernel": ({"kernel": "sofmax"}, r"kernel is 'sofmax', expected one of .*; did you mean 'softmax'\?"),
     "a kernel that is none": ({"kernel": 3}, r"kernel is 3, expected a name or an instance"),
     "an unknown relative kernel": (

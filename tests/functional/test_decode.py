@@ -1,3 +1,4 @@
+import itertools
 from typing import Any
 
 import pytest
@@ -27,12 +28,14 @@ from teka.functional import (
 )
 
 RELATIVES = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
-PAIRS = [
-    (kernel, relative)
-    for kernel in KERNELS
+PARTNERS = {
+    relative: [
+        kernel
+        for kernel in KERNELS
+        if issubclass(KERNEL_CLASSES[kernel], FeatureKernel) and pair_exists(kernel, relative)
+    ]
     for relative in RELATIVES
-    if issubclass(KERNEL_CLASSES[kernel], FeatureKernel) and pair_exists(kernel, relative)
-]
+}
 
 
 def build_pair(kernel: str, relative: str | None, num_axes: int = 1) -> tuple[Kernel, Relative | None]:
@@ -61,31 +64,32 @@ def numbers(state: object) -> int:
     return sum(map(numbers, parts))
 
 
-@pytest.mark.parametrize(("kernel", "relative"), PAIRS)
-def test_token_by_token_is_causal_attention_of_the_whole_sequence(kernel: str, relative: str | None):
-    built = build_pair(kernel, relative)
-    inputs = draw_inputs(13)
-    decoded, states = decode_all(inputs, *built)
-    grid = None if relative is None else Grid(13)
-    expected = attention(*inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense")
-    # Weights of both signs can bring a denominator near 0, which magnifies rounding.
-    assert relative_change(decoded, expected) < (1e-10 if kernel != "trigonometric" else 1e-8)
-    assert [state.num_tokens for state in states] == list(range(1, 14))
-    assert len({numbers(state) for state in states[4:]}) == 1  # no more from when the rings are full
+@pytest.mark.parametrize("relative", RELATIVES)
+def test_token_by_token_is_causal_attention_of_the_whole_sequence(relative: str | None):
+    for kernel in PARTNERS[relative]:
+        built = build_pair(kernel, relative)
+        inputs = draw_inputs(11)
+        decoded, states = decode_all(inputs, *built)
+        grid = None if relative is None else Grid(11)
+        expected = attention(*inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense")
+        # Weights of both signs can bring a denominator near 0, which magnifies rounding.
+        assert relative_change(decoded, expected) < (1e-10 if kernel != "trigonometric" else 1e-8), kernel
+        assert [state.num_tokens for state in states] == list(range(1, 12))
+        assert len({numbers(state) for state in states[4:]}) == 1, kernel  # no more from when the rings are full
 
 
-@pytest.mark.parametrize(("kernel", "relative"), PAIRS)
-def test_bfloat16_stays_finite_and_near_at_unit_scale_and_at_thirty_times(kernel: str, relative: str | None):
-    built = build_pair(kernel, relative)
-    for scale in (1.0, 30.0):
+@pytest.mark.parametrize("relative", RELATIVES)
+def test_bfloat16_stays_finite_and_near_at_unit_scale_and_at_thirty_times(relative: str | None):
+    for kernel, scale in itertools.product(PARTNERS[relative], (1.0, 30.0)):
+        built = build_pair(kernel, relative)
         inputs = draw_inputs(7, scale=scale, dtype=torch.bfloat16)
         decoded, _ = decode_all(inputs, *built)
         assert decoded.dtype == torch.bfloat16
-        assert decoded.isfinite().all()
+        assert decoded.isfinite().all(), kernel
         if scale == 1.0 and kernel != "trigonometric":
             grid = None if relative is None else Grid(7)
             whole = attention(*inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense")
-            assert relative_change(decoded.double(), whole.double()) < 0.02
+            assert relative_change(decoded.double(), whole.double()) < 0.02, kernel
 
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary"])
@@ -188,10 +192,7 @@ FOREIGN = {
     ),
     "another batch's": ({"batch": 1}, r"state.total is \(\(1, 3, 5, 5\), .*expected \(\(2, 3, 5, 5\)"),
     "another number of heads": ({"heads": 2}, r"state.total is \(\(2, 2, 5, 5\)"),
-    "another dtype's": (
-        {"dtype": torch.float32},
-        r"state.total is .* torch.float32\), expected .* torch.float64",
-    ),
+    "another dtype's": ({"dtype": torch.float32}, r"state.total is .* torch.float32\), expected .* torch.float64"),
     "none": (None, r"state is of type tuple, expected None or the DecodingState"),
 }
 

@@ -1,8 +1,10 @@
+import itertools
+
 import pytest
 import torch
 
 from teka import Grid
-from teka.functional import BACKENDS, Clipped, Kernel, Relative, Rotation, Softmax, SquaredRelu
+from teka.functional import BACKENDS, Clipped, Elu, Kernel, Relative, Rotation, Softmax, SquaredRelu, plan
 from teka.functional.backend import Cost
 from teka.functional.plan import Workload, backend_costs, choose_backend
 from teka.functional.positions import Positions
@@ -92,6 +94,27 @@ def test_between_two_grids_go_the_backends_that_need_no_shared_one():
     assert set(found) == {"dense", "toeplitz"}
     found = costs(SquaredRelu(), rotation(), Grid((4, 4), origin=2.0), num_tokens=16, dim=16, key_grid=fine)
     assert set(found) == {"dense", "toeplitz", "fft"}
+
+
+def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "_choices", {})
+    monkeypatch.setattr(plan, "MOST_CHOICES", 30)
+    sizes = {"num_queries": 4096, "num_keys": 4096, "dim": 16, "dim_value": 16}
+    grids = (Grid((64, 64)), Grid((64, 64), periodic=True))
+    wide, near = Clipped(torch.zeros(40, 16)), Clipped(torch.zeros(4, 16))
+    pairs: list[tuple[Kernel, Relative | None]]
+    pairs = [(Softmax(), None), (Elu(), None), (Elu(), rotation()), (Elu(), wide), (Elu(), near)]
+    found = set()
+    for grid, is_causal, backend, (kernel, relative) in itertools.product(
+        grids, (False, True), ("auto", "dense"), pairs
+    ):
+        work = Workload(kernel, relative, Positions(grid), **sizes, is_causal=is_causal)
+        expected = choose_backend(backend, backend_costs(work))
+        made = plan.Plan(kernel, relative, Positions(grid), 1.0, is_causal)
+        assert made.computed_by(backend, **sizes, device_type="cpu").backend == expected
+        assert 0 < len(plan._choices) <= 30
+        found.add(expected)
+    assert found == {"dense", "linear", "toeplitz", "rings"}
 
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])

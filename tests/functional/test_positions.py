@@ -8,7 +8,8 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import length_mask
-from teka.functional.positions import Positions, phases, precise, wrap_axis
+from teka.functional.positions import Positions, phases, precise
+from teka.grid import SEAM, wrap
 
 LIKE = torch.zeros((), dtype=torch.float64)
 
@@ -136,12 +137,15 @@ def test_precise_numbers_are_of_float64():
 
 
 @given(side=st.integers(1, 11), spacing=st.floats(0.1, 3))
-def test_offsets_are_wrapped_as_the_grid_wraps_them(side: int, spacing: float):
-    grid = Grid(side, spacing, periodic=True)
-    offsets = torch.linspace(-7, 7, 57, dtype=torch.float64)
-    assert torch.equal(wrap_axis(offsets, grid.axis_period(0)), grid.wrap_axis(0, offsets))
+def test_offsets_wrap_by_whole_periods_to_half_a_period_either_way(side: int, spacing: float):
+    grid, offsets = Grid(side, spacing, periodic=True), torch.linspace(-7, 7, 57, dtype=torch.float64)
+    wrapped, period = grid.wrap_axis(0, offsets), side * spacing
+    turns = (offsets - wrapped) / period
+    assert torch.allclose(turns, turns.round(), atol=1e-9)
+    assert (wrapped.abs() <= (0.5 + 2 * SEAM) * period).all()
+    assert (wrapped < 0.5 * period).all()
 
 
 def test_without_a_period_offsets_stay():
     offsets = torch.linspace(-7, 7, 57)
-    assert wrap_axis(offsets, None) is offsets
+    assert wrap(offsets, None) is offsets

@@ -4,38 +4,19 @@ from teka.functional.attention import attention
 from teka.functional.backend import BACKENDS
 from teka.functional.backend.linear import DecodingState
 from teka.functional.decode import decode
-from teka.functional.kernel import (
-    KERNELS,
-    Constant,
-    Elu,
-    Focused,
-    Hedgehog,
-    Hyperbolic,
-    Optimal,
-    Positive,
-    Relu,
-    Softmax,
-    SquaredRelu,
-    Taylor2,
-    Trigonometric,
-    draw_projection,
-)
+from teka.functional.kernel import KERNELS, default_num_features, draw_projection
 from teka.functional.kernel.base import FeatureKernel, Kernel
-from teka.functional.kernel.random import PROJECTIONS, default_num_features
+from teka.functional.kernel.features import Constant, Elu, Hedgehog, Softmax, Taylor2
+from teka.functional.kernel.local import Focused, Relu, SquaredRelu
+from teka.functional.kernel.random import PROJECTIONS, Hyperbolic, Optimal, Positive, Trigonometric
 from teka.functional.positions import length_mask
-from teka.functional.relative import (
-    RELATIVES,
-    Clipped,
-    ClippedFeatures,
-    Fourier,
-    GeneralizedQuadratic,
-    Quadratic,
-    Relative,
-    Rotary,
-    Rotation,
-    RotationJoint,
-    Table,
-)
+from teka.functional.relative import RELATIVES
+from teka.functional.relative.base import Relative
+from teka.functional.relative.clipped import Clipped, ClippedFeatures
+from teka.functional.relative.fourier import Fourier
+from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
+from teka.functional.relative.rotary import Rotary
+from teka.functional.relative.rotation import Rotation, RotationJoint
 
 __all__ = [
     "BACKENDS",

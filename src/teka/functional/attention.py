@@ -8,10 +8,11 @@ from torch import Tensor
 
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
-from teka.functional.kernel.base import FeatureKernel, Kernel, Keys, Queries, Values
+from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions, check_mask, make_positions
 from teka.functional.relative.base import Relative
+from teka.functional.shapes import Keys, Queries, Values
 from teka.grid import Grid
 
 # An estimate has collapsed when it varies about the mean of the values less than this share of what the truth does.
@@ -38,43 +39,34 @@ def attention(
     backend: str = "auto",
     num_prefix_tokens: int = 0,
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Attention by content and by relative position.
+    """Attention by content and by relative position, computed in float32 at least and returned in the inputs' dtype.
 
         out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
-
-    float16 and bfloat16 inputs are computed in float32 and returned in their own dtype.
 
     Args:
         query: Queries, shape (B, H, L_q, d).
         key: Keys, shape (B, H, L_k, d).
         value: Values, shape (B, H, L_k, d_v).
-        kernel: Content kernel κ, a name of `teka.functional.KERNELS` or an instance. Random features asked for by name
-            are drawn with seed 0.
-        relative: Relative kernel c, a name of `teka.functional.RELATIVES` or an instance, or None for c = 1. By name
-            its parameters are drawn with seed 0.
+        kernel: Content kernel κ, a name of `teka.functional.KERNELS` (random features with seed 0) or an instance.
+        relative: Relative kernel c, a name of `teka.functional.RELATIVES` (with seed 0) or an instance; None for c = 1.
         grid: The grid whose cells the tokens are, in row-major order.
         positions: Instead of a grid, positions in physical units, shape (L_q, n) or (B, L_q, n).
         key_grid: The grid of the keys, where it is not that of the queries.
         key_positions: Instead of a grid, positions of the keys, where they are not those of the queries.
         key_mask: True where a key is kept, shape (B, L_k).
         query_mask: True where a query is real, shape (B, L_q): the output of the others is 0, and they enter no
-            statistic that a kernel takes from the queries. Without it, and with as many keys as queries, the statistic
-            is of the queries whose keys are kept.
+            statistic. Without it, and with as many keys as queries, a statistic is of the queries whose keys are kept.
         is_causal: Whether query i sees keys j ≤ i only, by their order and not by their places. From a token on whose
             key or value is NaN or infinite all outputs are NaN, and no output before it.
-        scale: Factor of qᵀk, 1/√d by default; with "rotation_joint" 1/√d' for the concatenated size d', as in the
-            paper.
-        backend: "auto" (the cheapest by a count of multiply-adds and bytes), "dense", "linear", "toeplitz", "rings" or
-            "fft".
-        num_prefix_tokens: Number of first tokens that have no position; c = 1 for every pair that holds one. Only
-            where queries and keys are the same tokens.
+        scale: Factor of qᵀk, 1/√d by default; with "rotation_joint" 1/√d' for the concatenated size d'.
+        backend: "auto" (the cheapest by a count of work), "dense", "linear", "toeplitz", "rings" or "fft".
+        num_prefix_tokens: Number of first tokens without a position, where queries and keys are the same: c = 1 there.
 
     Returns:
         Output, shape (B, H, L_q, d_v). A causal query all of whose keys are dropped gets 0.
 
     Raises:
-        ValueError: Types or shapes that do not fit, an unknown name, a backend that cannot compute this, positions with
-            NaN, a mask that keeps nothing.
+        ValueError: Types, shapes or a backend that do not fit, an unknown name, NaN positions, an empty mask.
     """
     check_inputs(query, key, value)
     batch, heads, num_queries, dim = query.shape
@@ -95,24 +87,17 @@ def attention(
             check_mask(argument, mask, batch=batch, num_tokens=num_tokens)
     plan = Plan.of_kernels(kernel, relative, where, heads=heads, dim=dim, scale=scale, is_causal=is_causal)
     sizes = {"num_queries": num_queries, "num_keys": num_keys, "dim": dim, "dim_value": value.shape[-1]}
-    plan = plan.computed_by(backend, **sizes, device_type=query.device.type)
+    plan = plan.computed_by(backend, device_type=query.device.type, **sizes)
     return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
 
 
 @dataclass(frozen=True)
 class EstimatorReport:
-    """Errors of an estimated attention output, relative to the norm of the exact one.
+    """Errors of an estimated attention output, relative to the norm of the exact one."""
 
-    Args:
-        error: ‖estimate − exact‖ / ‖exact‖.
-        error_of_mean: ‖mean of V − exact‖ / ‖exact‖: what predicting the plain mean would score.
-        spread: ‖estimate − mean of V‖ / ‖exact − mean of V‖, near 1 for a sound estimate and 0 for a collapsed one; 1
-            where the exact output is the mean of V.
-    """
-
-    error: float
-    error_of_mean: float
-    spread: float
+    error: float  # ‖estimate − exact‖ / ‖exact‖
+    error_of_mean: float  # ‖mean of V − exact‖ / ‖exact‖: what predicting the plain mean would score
+    spread: float  # ‖estimate − mean of V‖ / ‖exact − mean of V‖, 0 where it has collapsed; 1 if exact is the mean of V
 
     @classmethod
     def from_outputs(

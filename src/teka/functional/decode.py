@@ -8,12 +8,13 @@ from torch import Tensor
 
 from teka.checks import check_kind
 from teka.errors import wrong_shape, wrong_type, wrong_value
+from teka.functional.backend import Featured
 from teka.functional.backend.linear import DecodingState
 from teka.functional.kernel.base import Kernel
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions
 from teka.functional.relative import RELATIVES
-from teka.functional.relative.base import Featured, Relative, plain_step
+from teka.functional.relative.base import Relative, plain_step
 from teka.grid import Grid
 
 
@@ -30,8 +31,8 @@ def decode(
 ) -> tuple[Float[Tensor, "batch heads 1 dim_value"], DecodingState]:
     """The output of the next token of causal attention, and the state after it.
 
-    Token by token it gives what `attention(…, is_causal=True)` gives for the whole sequence, at a cost and with a state
-    that do not grow with the number of tokens.
+    Token by token it gives what `attention(…, is_causal=True)` gives, at a cost and with a state that do not grow.
+    Types, shapes or kernels that do not fit, or a state that other tokens or kernels have left, are a ValueError.
 
     Args:
         query: Its query, shape (B, H, 1, d).
@@ -40,23 +41,25 @@ def decode(
         state: What the tokens before have left, or None before the first.
         kernel: Content kernel with a feature map.
         relative: None, "clipped" or "clipped_features" (one axis), "fourier", "rotary" or "rotation_joint".
-        position: Its position in physical units, shape (n,) or (B, n); by default token t = 0, 1, … is at t. With rings
-            it is t times the width of a ring, and nothing else can be given.
+        position: Its position in physical units, shape (n,) or (B, n); by default t = 0, 1, …, and always with rings.
         scale: Factor of qᵀk, as in `attention`.
-
-    Raises:
-        ValueError: A kernel without a feature map, a relative kernel that needs every pair, types or shapes that do not
-            fit, or a state that other tokens or kernels have left.
     """
     check_inputs(query, key, value, num_tokens=1)
-    _, heads, _, dim = query.shape
+    batch, heads, _, dim = query.shape
     if state is not None and not isinstance(state, DecodingState):
         raise wrong_type("state", state, "None or the DecodingState that the token before has left")
     num_tokens = 0 if state is None else state.num_tokens
-    positions = _position(query, position, num_tokens)
-    kind = (
-        relative if isinstance(relative, Relative) else RELATIVES.get(relative) if isinstance(relative, str) else None
-    )
+    if position is None:
+        # Whole numbers from 257 on are not all there in bfloat16.
+        precise = torch.promote_types(query.dtype, torch.float32)
+        positions = Positions(points=query.new_full((1, 1), float(num_tokens), dtype=precise))
+    else:
+        check_kind("position", position)
+        if position.ndim == 0 or position.shape[-1] == 0 or position.shape[:-1] not in ((), (1,), (batch,)):
+            raise wrong_shape("position", position.shape, f"(axes,) or ({batch}, axes)")
+        positions = Positions(points=position[..., None, :])
+    named = RELATIVES.get(relative) if isinstance(relative, str) else None
+    kind = relative if isinstance(relative, Relative) else named
     if kind is not None and kind.follows_tokens:
         if position is not None:
             raise wrong_value("position", "given", "None with rings, whose tokens follow one another at one distance")
@@ -85,16 +88,3 @@ def decode(
             sums, after = plan.relative.step(tokens, state, positions)
         output = sums.divide(nonnegative=features.nonnegative)
     return output.to(dtype), replace(after, num_tokens=num_tokens + 1, kernels=kernels)
-
-
-def _position(query: Tensor, position: Tensor | None, num_tokens: int) -> Positions:
-    """Where the next token is, by default as many units from the first as there are tokens before it."""
-    if position is None:
-        # Whole numbers from 257 on are not all there in bfloat16.
-        precise = torch.promote_types(query.dtype, torch.float32)
-        return Positions(points=query.new_full((1, 1), float(num_tokens), dtype=precise))
-    check_kind("position", position)
-    batch = query.shape[0]
-    if position.ndim == 0 or position.shape[-1] == 0 or position.shape[:-1] not in ((), (1,), (batch,)):
-        raise wrong_shape("position", position.shape, f"(axes,) or ({batch}, axes)")
-    return Positions(points=position[..., None, :])

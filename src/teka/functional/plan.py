@@ -9,17 +9,18 @@ from torch import Tensor
 from teka._compat import has_numbers, is_plain_eager, is_plain_eager_on_cpu
 from teka.checks import POSITIVE, check_name, check_tensor, is_positive
 from teka.errors import wrong_value
-from teka.functional.backend import BACKENDS, Cost, add_prefix
+from teka.functional.backend import BACKENDS, Cost, Featured, add_prefix
 from teka.functional.backend.dense import dense_cost, fused_softmax, matrix_attention
 from teka.functional.backend.fused_linear import fused_linear
-from teka.functional.backend.linear import LOWEST_LOG_SCALE
+from teka.functional.backend.linear import LOWEST_LOG_SCALE, Sizes, linear_cost
 from teka.functional.backend.toeplitz import axis_matrices_bytes
 from teka.functional.kernel import make_kernel
-from teka.functional.kernel.base import Kernel, KeyMask, Keys, Outputs, Queries, QueryMask, Values, mask_features
+from teka.functional.kernel.base import Kernel, Pairwise, mask_features
 from teka.functional.kernel.local import LocalKernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.base import Featured, Relative, Sizes, plain_costs, plain_sums
+from teka.functional.relative.base import Relative, plain_sums
+from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
 
 # Backends chosen so far, by all that a choice depends on.
 _choices: dict[tuple, str] = {}
@@ -29,18 +30,7 @@ PLAIN = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of one attention.
-
-    Args:
-        kernel: The content kernel.
-        relative: The relative kernel, or None.
-        positions: Where the tokens are.
-        num_queries: Number of queries.
-        num_keys: Number of keys.
-        dim: Size of queries and keys.
-        dim_value: Size of values.
-        is_causal: Whether no query sees a later key.
-    """
+    """What the cost of one attention depends on: `dim` is the size of queries and keys."""
 
     kernel: Kernel
     relative: Relative | None
@@ -62,7 +52,7 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
         return costs
     num_features = features.num_features(work.dim)
     sizes = Sizes(work.num_queries, work.num_keys, num_features, work.dim_value, work.is_causal)
-    return costs | (plain_costs(sizes) if relative is None else relative.costs(sizes, work.positions))
+    return costs | ({"linear": linear_cost(sizes)} if relative is None else relative.costs(sizes, work.positions))
 
 
 def _dense_cost(work: Workload) -> Cost:
@@ -97,6 +87,7 @@ def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
 
 def _chosen(backend: str, work: Workload, device_type: str) -> str:
     """The choice, which is remembered: that of a layer and a grid is made once."""
+    check_name("backend", backend, BACKENDS)
     signature = None if torch.compiler.is_compiling() else _signature(work)
     if signature is None:
         return choose_backend(backend, backend_costs(work), device_type)
@@ -140,16 +131,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, *, num_tokens: int |
 
 @dataclass(frozen=True)
 class Plan:
-    """One attention with everything decided: kernels that fit each other and the positions, and the backend.
-
-    Args:
-        kernel: The content kernel.
-        relative: The relative kernel between the positions, or None.
-        positions: Where queries and keys are.
-        scale: Factor of qᵀk.
-        is_causal: Whether no query sees a later key.
-        backend: The backend that computes it.
-    """
+    """One attention with everything decided: kernels that fit each other and the positions, and the backend."""
 
     kernel: Kernel
     relative: Relative | None
@@ -186,13 +168,9 @@ class Plan:
         factor = float((dim + longer) ** -0.5 if scale is None else scale)
         return cls(kernel, relative, positions, factor, is_causal)
 
-    def computed_by(
-        self, backend: str, *, num_queries: int, num_keys: int, dim: int, dim_value: int, device_type: str
-    ) -> "Plan":
-        """The plan with a backend, or with "auto" the cheapest."""
-        work = Workload(
-            self.kernel, self.relative, self.positions, num_queries, num_keys, dim, dim_value, self.is_causal
-        )
+    def computed_by(self, backend: str, *, device_type: str, **sizes: int) -> "Plan":
+        """The plan with a backend, or with "auto" the cheapest for the sizes of a `Workload`."""
+        work = Workload(self.kernel, self.relative, self.positions, **sizes, is_causal=self.is_causal)
         return replace(self, backend=_chosen(backend, work, device_type))
 
     def joined(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
@@ -203,19 +181,14 @@ class Plan:
         assert vectors is not None
         return replace(self, relative=None, scale=1.0), *vectors
 
-    def evaluate(
-        self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask | None, query_mask: QueryMask | None
-    ) -> Outputs:
+    def evaluate(self, query: Queries, key: Keys, value: Values, *, key_mask: Kept, query_mask: Asked) -> Outputs:
         """The attention of these tokens, in float32 at least and returned in their own dtype."""
         dtype = query.dtype
         if dtype in (torch.float16, torch.bfloat16):
             query, key, value = query.float(), key.float(), value.float()
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
-        if query_mask is not None:
-            query = mask_features(query, query_mask)
-        broken = None
-        if key_mask is not None:
-            key, value = mask_features(key, key_mask), mask_features(value, key_mask)
+        query, broken = mask_features(query, query_mask), None
+        key, value = mask_features(key, key_mask), mask_features(value, key_mask)
         if self.is_causal or key_mask is not None:
             query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
         with torch.autocast(query.device.type, enabled=False):
@@ -230,22 +203,18 @@ class Plan:
             output = attend(plan, query, key, value, key_mask=key_mask)
         if broken is not None:
             output = output.masked_fill(broken[..., None], torch.nan)
-        return (output if query_mask is None else mask_features(output, query_mask)).to(dtype)
+        return mask_features(output, query_mask).to(dtype)
 
 
-def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask | None) -> Outputs:
+def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
     """A plan from every pair: the truth for the other backends."""
-    kernel, relative = plan.kernel, plan.relative
-    scale, is_causal = plan.scale, plan.is_causal
-    if relative is not None:
-        positions = plan.positions
-        return relative.dense(query, key, value, kernel, positions, scale=scale, key_mask=key_mask, is_causal=is_causal)
-    if kernel.is_softmax:
-        return fused_softmax(query, key, value, scale=scale, key_mask=key_mask, is_causal=is_causal)
-    return matrix_attention(query, key, value, kernel, None, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    pairs = Pairwise(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
+    if plan.relative is not None:
+        return plan.relative.dense(pairs, plan.positions)
+    return fused_softmax(pairs) if plan.kernel.is_softmax else matrix_attention(pairs, None)
 
 
-def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask | None) -> Outputs:
+def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
     """A plan by a backend other than dense, of a kernel with features."""
     kernel, relative, first = plan.kernel.features, plan.relative, plan.positions.num_prefix_tokens
     assert kernel is not None
@@ -256,29 +225,23 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyM
         if is_plain_eager_on_cpu(query, key, value, *waves):
             assert isinstance(kernel, LocalKernel)
             return fused_linear(query, key, value, *waves, kernel=kernel, scale=plan.scale, key_mask=key_mask)
-    query_features, key_features, log_scale = kernel.feature_maps(
-        query, key, scale=plan.scale, key_mask=key_mask, is_causal=plan.is_causal
-    )
+    options = {"scale": plan.scale, "key_mask": key_mask, "is_causal": plan.is_causal}
+    query_features, key_features, log_scale = kernel.feature_maps(query, key, **options)
     if log_scale is not None and key_mask is not None:
         log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
     tokens = Featured(query, query_features, key_features, value, log_scale, key_mask, plan.scale, plan.is_causal)
     if relative is None:
         sums = plain_sums(tokens)
     else:
-        sums = relative.sums(plan.backend, tokens.after(first) if first else tokens, plan.positions)
-        if first:
-            sums = add_prefix(sums, query_features, key_features, value, first, relative.unplaced_sums)
+        sums = relative.sums(plan.backend, tokens.after(first), plan.positions)
+        sums = add_prefix(sums, tokens, first, relative.unplaced_sums)
     return sums.divide(nonnegative=kernel.nonnegative)
 
 
 def _without_broken(
     query: Queries, key: Keys, value: Values, *, is_causal: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
-    """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None.
-
-    A product with 0 would carry a NaN of a later token to those before it, and one of a query whose output is not
-    looked at to the gradients of all keys.
-    """
+    """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None."""
     sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))
     of_query, of_key, of_value = (~size.isfinite() for size in sizes)
     if not is_causal:

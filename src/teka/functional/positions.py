@@ -11,23 +11,15 @@ from torch import Tensor
 from teka._compat import keeps_tensors
 from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
-from teka.grid import SEAM, Grid
-
-Places = Float[Tensor, "*batch tokens axes"]  # in physical units
+from teka.functional.shapes import Angles, Offsets, Places
+from teka.grid import Grid
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Where queries and keys are: cells of a grid, points, or nowhere; for self-attention, the same.
+    """Where queries and keys are: cells of a grid, `points` in physical units, or nowhere; `key` is None for the same.
 
-    Both sequences begin with the tokens that have no position (a class token, say), if there are any: c = 1 for every
-    pair that holds one of them.
-
-    Args:
-        grid: The grid whose cells the queries are, in row-major order, or None.
-        points: Instead of a grid, positions in physical units, (L, n) or (B, L, n), or None.
-        key: Where the keys are, or None for where the queries are.
-        num_prefix_tokens: Tokens before the first position, 0 unless queries and keys are the same tokens.
+    Both begin with `num_prefix_tokens` that have no position (a class token, say): c = 1 for every pair with one.
     """
 
     grid: Grid | None = None
@@ -84,9 +76,7 @@ class Positions:
         grid = self.grid or self.of_keys.grid
         return (None,) * self.num_axes if grid is None else tuple(map(grid.axis_period, range(grid.num_axes)))
 
-    def offsets_like(
-        self, tensor: Tensor, rows: slice | Tensor | None = None
-    ) -> Float[Tensor, "*batch queries keys axes"]:
+    def offsets_like(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Offsets:
         """Offset x_i − x_j of some or all queries from every key, wrapped where periodic, like a tensor."""
         grid = self.grid or self.of_keys.grid
         query, key = self.places(tensor.device), self.of_keys.places(tensor.device)
@@ -100,22 +90,23 @@ class Positions:
     def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
         """Offset of every row of the queries' grid from every row of the keys' along one axis, wrapped if periodic."""
         assert self.grids is not None
-        query, key = (
-            grid.axis_positions(axis, dtype=widest(tensor.device), device=tensor.device) for grid in self.grids
-        )
+        dtype, device = widest(tensor.device), tensor.device
+        query, key = (grid.axis_positions(axis, dtype=dtype, device=device) for grid in self.grids)
         return self.grids[0].wrap_axis(axis, (query[:, None] - key[None, :]).to(tensor))
 
     def torus_frequency(self, frequency: Float[Tensor, "*waves axes"]) -> Float[Tensor, "*waves axes"]:
-        """Frequencies with their components along periodic axes rounded to multiples of 2π/P.
-
-        Only such waves have the torus' period. The gradient of a rounded component is 0, as the wave stays the same.
-        """
+        """Frequencies with components along periodic axes rounded to multiples of 2π/P; these have a gradient of 0."""
         frequency = precise(frequency)
         if not any(self.periods):
             return frequency
         steps = [None if period is None else 2 * math.pi / period for period in self.periods]
         columns = zip(steps, frequency.unbind(dim=-1), strict=True)
         return torch.stack([one if step is None else torch.round(one / step) * step for step, one in columns], dim=-1)
+
+    def angles(self, frequency: Float[Tensor, "heads waves axes"], like: Tensor) -> tuple[Tensor, Tensor]:
+        """The `phases` of queries and keys, one tensor where these are the same."""
+        angle = phases(frequency, self.places(like.device), like.dtype)
+        return angle, angle if self.key is None else phases(frequency, self.key.places(like.device), like.dtype)
 
     def check(self, *, batch: int, num_queries: int, num_keys: int) -> None:
         """Check that the positions of queries and keys fit the sequences and each other."""
@@ -187,23 +178,19 @@ def precise(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return tensor.to(widest(tensor.device))
 
 
-def phases(
-    frequency: Float[Tensor, "heads waves axes"], positions: Places, dtype: torch.dtype
-) -> Float[Tensor, "*batch heads tokens waves"]:
-    """ω·x without its whole turns, exact enough for coordinates of millions.
-
-    The difference of two such angles must depend on x_i − x_j alone. In float32 ω·x errs by 0.06 at 10⁶, for the 10⁶th
-    token of a sequence as for a first token that lies there. So it is computed in float64, where it errs by 10⁻¹⁰, and
-    whole turns are taken out before it is rounded.
-    """
+def phases(frequency: Float[Tensor, "heads waves axes"], positions: Places, dtype: torch.dtype) -> Angles:
+    """ω·x without its whole turns, in float64: in float32 it errs by 0.06 at 10⁶, and may depend on x_i − x_j alone."""
     places = precise(positions)
     turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).transpose(-2, -1)
     return turns.frac().to(dtype) * (2 * math.pi)
 
 
-def wrap_axis(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
-    """Offsets along one axis brought into [−P/2, P/2), as `Grid.wrap_axis` does; as they are if the period is None."""
-    return offset if period is None else offset - period * torch.floor(offset / period + (0.5 + SEAM))
+def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str, more: str = "") -> None:
+    """Check that parameters have the numbers of heads and of axes among the sizes; the others are names."""
+    if any(not isinstance(size, str) and came != size for came, size in zip(tensor.shape, sizes, strict=True)):
+        heads, num_axes = (size for size in sizes if not isinstance(size, str))
+        expected = f"({', '.join(map(str, sizes))}) for {heads} heads and positions of {num_axes} axes{more}"
+        raise wrong_shape(f"relative.{argument}", tensor.shape, expected)
 
 
 def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
@@ -216,14 +203,9 @@ def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> N
 
 
 def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"]:
-    """Mask of a ragged batch: True for the first lengths[b] tokens of sample b; shape (B, num_tokens).
+    """Mask of a ragged batch, shape (B, num_tokens): True for the first lengths[b] tokens of sample b.
 
-    Args:
-        lengths: Number of tokens of every sample, whole numbers from 1 to num_tokens, shape (B,).
-        num_tokens: Length L to which the samples are padded.
-
-    Raises:
-        ValueError: Not a vector of whole numbers, or one out of range.
+    The lengths, shape (B,), are whole numbers from 1 to num_tokens; else a ValueError.
     """
     check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
     check_sizes({"num_tokens": num_tokens})

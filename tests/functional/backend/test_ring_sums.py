@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from tests.contracts.cases import relative_change
@@ -6,7 +8,7 @@ from tests.functional.backend.ring_cases import GRIDS, MAX_DISTANCE, distances, 
 from teka import Grid
 from teka.functional.backend import ring_sums
 from teka.functional.backend.ring_sums import RingSums, mix_rings, read_rings, spread_rings
-from teka.functional.backend.rings import far_sums
+from teka.functional.backend.rings import FarSums
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -29,40 +31,35 @@ def test_a_single_token_spreads_to_the_cells_of_each_ring():
     assert [int(sums.ring(distance).sum()) for distance in range(4)] == [1, 4, 8, 12]
 
 
-@pytest.mark.parametrize("elements", [1, 40, 2**15])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_the_three_maps_are_those_of_brute_force_in_parts_of_any_size(
-    grid: Grid, elements: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ring_sums, "MAP_ELEMENTS", elements)
-    monkeypatch.setattr(ring_sums, "LEAST_CHANNELS", min(elements, 16))
+def test_the_three_maps_are_those_of_brute_force_in_parts_of_any_size(grid: Grid, monkeypatch: pytest.MonkeyPatch):
     weights, tokens, others = (noise(grid, size, seed) for seed, size in enumerate((MAX_DISTANCE + 1, 4, 4)))
     pairs = members(grid)
     rings = torch.einsum("rij,bhjc->bhirc", pairs, tokens)
     mixed = torch.einsum("bhir,bhirc->bhic", weights, rings)
-    assert relative_change(mix_rings(weights, tokens, grid), mixed) < 1e-12
     spread = torch.einsum("rij,bhjr,bhjc->bhic", pairs, weights, others)
-    assert relative_change(spread_rings(weights, others, grid), spread) < 1e-12
     read = torch.einsum("bhirc,bhic->bhir", rings, others)
-    assert relative_change(read_rings(tokens, others, MAX_DISTANCE, grid), read) < 1e-12
-
-
-@pytest.mark.parametrize("distance", [1, 2, MAX_DISTANCE])
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_far_sums_are_those_of_brute_force_in_parts_of_any_size(
-    grid: Grid, distance: int, monkeypatch: pytest.MonkeyPatch
-):
-    tokens = noise(grid, 4)
-    expected = (distances(grid) >= distance).double() @ tokens
-    for elements in (2**15, 1):
+    for elements in (1, 40, 2**15):
         monkeypatch.setattr(ring_sums, "MAP_ELEMENTS", elements)
-        assert relative_change(far_sums(tokens, distance, grid), expected) < 1e-12
+        monkeypatch.setattr(ring_sums, "LEAST_CHANNELS", min(elements, 16))
+        assert relative_change(mix_rings(weights, tokens, grid), mixed) < 1e-12, elements
+        assert relative_change(spread_rings(weights, others, grid), spread) < 1e-12, elements
+        assert relative_change(read_rings(tokens, others, MAX_DISTANCE, grid), read) < 1e-12, elements
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_far_sums_are_those_of_brute_force_in_parts_of_any_size(grid: Grid, monkeypatch: pytest.MonkeyPatch):
+    tokens = noise(grid, 4)
+    for distance, elements in itertools.product((1, 2, MAX_DISTANCE), (2**15, 1)):
+        monkeypatch.setattr(ring_sums, "MAP_ELEMENTS", elements)
+        expected = (distances(grid) >= distance).double() @ tokens
+        assert relative_change(FarSums(distance, grid)(tokens), expected) < 1e-12, (distance, elements)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_an_enormous_near_token_leaves_no_trace_in_a_far_sum(grid: Grid):
     tokens = torch.ones(1, 1, grid.num_tokens, 1, dtype=torch.float64)
-    counts = far_sums(tokens, MAX_DISTANCE, grid)
+    counts = FarSums(MAX_DISTANCE, grid)(tokens)
     tokens[:, :, 0] = 1e30
     near = distances(grid)[:, 0] < MAX_DISTANCE
-    assert torch.equal(far_sums(tokens, MAX_DISTANCE, grid)[:, :, near], counts[:, :, near])
+    assert torch.equal(FarSums(MAX_DISTANCE, grid)(tokens)[:, :, near], counts[:, :, near])

@@ -7,7 +7,7 @@ from teka import Grid
 from teka.experiments.bench.measure import Allocations
 from teka.functional import Clipped, attention
 from teka.functional.backend import Cost, rings
-from teka.functional.backend.rings import far_sums, product_rings, ring_mix, ring_read, ring_spread, rings_cost
+from teka.functional.backend.rings import FarSums, ProductRings, RingForm, ring_mix, ring_read, rings_cost
 
 
 def run(kernel: str) -> list[Tensor]:
@@ -72,7 +72,7 @@ def mix(weights: Tensor, tokens: Tensor) -> Tensor:
 
 
 def spread(weights: Tensor, tokens: Tensor) -> Tensor:
-    return ring_spread(weights, tokens, GRID)
+    return RingForm("spread", weights.shape[-1] - 1, GRID)(weights, tokens)
 
 
 def read(tokens: Tensor, others: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ def read(tokens: Tensor, others: Tensor) -> Tensor:
 
 
 def far(tokens: Tensor) -> Tensor:
-    return far_sums(tokens, 2, GRID)
+    return FarSums(2, GRID)(tokens)
 
 
 def product(weights: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return product_rings(weights, query, key, value, GRID)
+    return ProductRings(GRID)(weights, query, key, value)
 
 
 FORMS = {"mix": (mix, (3, 2)), "spread": (spread, (3, 2)), "read": (read, (2, 2)), "far": (far, (2,))}
@@ -129,13 +129,14 @@ def test_jacobians_forward_and_backward_agree(name: str):
 
 @pytest.mark.parametrize("name", ["mix", "product"])
 def test_memory_does_not_grow_with_the_number_of_rings(name: str):
-    function, sizes = {"mix": (ring_mix, (16,)), "product": (product_rings, (4, 4, 16))}[name]
+    sizes = {"mix": (16,), "product": (4, 4, 16)}[name]
     grid, peaks = Grid((16, 17)), []
     for num_rings in (3, 9):
         weights, *tensors = (
             torch.randn(2, 3, grid.num_tokens, size, requires_grad=True) for size in (num_rings, *sizes)
         )
         with Allocations() as allocations:
-            function(weights, *tensors, grid).sum().backward()
+            output = ProductRings(grid)(weights, *tensors) if name == "product" else ring_mix(weights, tensors[0], grid)
+            output.sum().backward()
         peaks.append(allocations.peak - 3 * weights.nbytes)
     assert peaks[1] < 1.3 * peaks[0]

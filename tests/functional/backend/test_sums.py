@@ -2,7 +2,7 @@ import torch
 from tests.contracts.cases import draw_inputs, relative_change
 from torch import Tensor
 
-from teka.functional.backend import Sums, add_prefix, checkpointed
+from teka.functional.backend import Featured, Sums, add_prefix, checkpointed
 from teka.functional.backend.linear import linear
 
 
@@ -36,14 +36,15 @@ def test_a_row_without_weight_is_zero_where_no_weight_is_negative():
 def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():
     query, key, value = (tensor.abs() for tensor in draw_inputs(11))
     placed = linear(query[:, :, 2:], key[:, :, 2:], value[:, :, 2:])
-    found, expected = add_prefix(placed, query, key, value, 2, linear), linear(query, key, value)
+    tokens = Featured(query, query, key, value)
+    found, expected = add_prefix(placed, tokens, 2, linear), linear(query, key, value)
     assert relative_change(found.divide(nonnegative=True), expected.divide(nonnegative=True)) < 1e-14
 
 
 def test_without_such_tokens_nothing_is_added():
     query, key, value = draw_inputs(5)
     placed = linear(query, key, value)
-    assert add_prefix(placed, query, key, value, 0, linear) is placed
+    assert add_prefix(placed, Featured(query, query, key, value), 0, linear) is placed
 
 
 def test_it_runs_a_second_time_for_a_gradient_and_once_without():

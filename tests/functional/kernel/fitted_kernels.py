@@ -3,8 +3,8 @@
 import torch
 from torch import Generator, Tensor
 
-from teka.functional import FeatureKernel, Kernel, Softmax, Taylor2, draw_projection
-from teka.functional.kernel import RANDOM_KERNELS, make_kernel
+from teka.functional import FeatureKernel, Kernel, Softmax, Taylor2
+from teka.functional.kernel import make_kernel
 
 # Every kernel by name, and the modes that are not the default.
 OTHER_MODES: dict[str, Kernel] = {"taylor2-mean": Taylor2("mean")}
@@ -12,10 +12,6 @@ OTHER_MODES: dict[str, Kernel] = {"taylor2-mean": Taylor2("mean")}
 
 def build(name: str, dim: int) -> Kernel:
     return OTHER_MODES.get(name) or make_kernel(name, dim)
-
-
-def draw(name: str, num_features: int, dim: int, generator: Generator, projection: str = "orthogonal") -> FeatureKernel:
-    return RANDOM_KERNELS[name](draw_projection(num_features, dim, generator=generator, projection=projection))
 
 
 def fit(

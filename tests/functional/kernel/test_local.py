@@ -1,3 +1,4 @@
+import itertools
 import math
 from typing import Any
 
@@ -29,49 +30,45 @@ def test_multiplying_queries_or_all_keys_changes_no_normalised_weight(
 
 @pytest.mark.parametrize("kind", FLOORED)
 @pytest.mark.parametrize("backend", ["dense", "linear"])
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_sizes_far_beyond_those_whose_squares_float32_holds_change_nothing(
-    kind: type[FlooredRelu], backend: str, is_causal: bool
-):
+def test_sizes_far_beyond_those_whose_squares_float32_holds_change_nothing(kind: type[FlooredRelu], backend: str):
     query, key, value = draw_inputs(13, dtype=torch.float32)
-    options: dict[str, Any] = {"kernel": kind(), "backend": backend, "is_causal": is_causal}
-    expected = attention(query, key, value, **options)
-    for factors in ((1e-30, 1e-30), (1e-30, 1e30), (1e-10, 1e9), (1e30, 1e30)):
-        scaled = [(one * factor).requires_grad_() for one, factor in zip((query, key), factors, strict=True)]
-        output = attention(scaled[0], scaled[1], value, **options)
-        assert relative_change(output, expected) < 1e-5
-        for one, factor in zip(torch.autograd.grad(output.sum(), scaled), factors, strict=True):
-            assert (one * factor).isfinite().all()
-            assert (one * factor).abs().max() > 1e-3
+    for is_causal in (False, True):
+        options: dict[str, Any] = {"kernel": kind(), "backend": backend, "is_causal": is_causal}
+        expected = attention(query, key, value, **options)
+        for factors in ((1e-30, 1e-30), (1e-30, 1e30), (1e-10, 1e9), (1e30, 1e30)):
+            scaled = [(one * factor).requires_grad_() for one, factor in zip((query, key), factors, strict=True)]
+            output = attention(scaled[0], scaled[1], value, **options)
+            assert relative_change(output, expected) < 1e-5, (is_causal, factors)
+            for one, factor in zip(torch.autograd.grad(output.sum(), scaled), factors, strict=True):
+                assert (one * factor).isfinite().all()
+                assert (one * factor).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-@pytest.mark.parametrize("backend", ["dense", "linear"])
-def test_keys_that_are_all_zero_count_evenly(kind: type[FlooredRelu], backend: str):
+def test_keys_that_are_all_zero_count_evenly(kind: type[FlooredRelu]):
     query, key, value = draw_inputs(6, dtype=torch.float32)
     query[:, :, 2] = 0.0
-    output = attention(query, torch.zeros_like(key), value, kernel=kind(), backend=backend)
-    assert relative_change(output, value.mean(dim=2, keepdim=True).expand_as(output)) < 1e-6
+    for backend in ("dense", "linear"):
+        output = attention(query, torch.zeros_like(key), value, kernel=kind(), backend=backend)
+        assert relative_change(output, value.mean(dim=2, keepdim=True).expand_as(output)) < 1e-6, backend
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
-def test_the_floor_never_swamps_the_features(kind: type[FlooredRelu], size: float):
-    query, key, _ = draw_inputs(6, scale=size)
-    without = attention_matrix(kind(1e-12), query, key, scale=0.4)
-    assert relative_change(attention_matrix(kind(), query, key, scale=0.4), without) < 1e-4
+def test_the_floor_never_swamps_the_features(kind: type[FlooredRelu]):
+    for size in (1e-6, 1.0, 1e6):
+        query, key, _ = draw_inputs(6, scale=size)
+        without = attention_matrix(kind(1e-12), query, key, scale=0.4)
+        assert relative_change(attention_matrix(kind(), query, key, scale=0.4), without) < 1e-4, size
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
-def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_features(
-    kind: type[FlooredRelu], size: float
-):
-    key = draw_inputs(6, dtype=torch.float32)[1]
-    query = -size * torch.ones(2, 3, 1, 5)
-    sums = kind().key_features(key, scale=0.4).sum(dim=-1)
-    weights = attention_matrix(kind(), query, key, scale=0.4)
-    assert relative_change(weights[:, :, 0], sums / sums.sum(dim=-1, keepdim=True)) < 1e-5
+def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_features(kind: type[FlooredRelu]):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        key = draw_inputs(6, dtype=dtype)[1]
+        sums = kind().key_features(key, scale=0.4).sum(dim=-1)
+        for size in (1e-6, 1.0, 1e6):
+            weights = attention_matrix(kind(), -size * torch.ones(2, 3, 1, 5, dtype=dtype), key, scale=0.4)
+            assert relative_change(weights[:, :, 0], sums / sums.sum(dim=-1, keepdim=True)) < tolerance, size
 
 
 @pytest.mark.parametrize("kind", FLOORED)
@@ -99,86 +96,32 @@ def test_the_gradient_by_hand_is_that_of_the_formula(kind: type[FlooredRelu]):
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_epsilon_that_is_not_positive_is_refused(kind: type[FlooredRelu], epsilon: float):
-    with pytest.raises(ValueError, match="epsilon is"):
-        kind(epsilon)
+def test_an_epsilon_that_is_not_positive_is_refused(kind: type[FlooredRelu]):
+    for epsilon in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="epsilon is"):
+            kind(epsilon)
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_its_weights_are_the_formula_in_loops(epsilon: float):
-    query, key, _ = draw_inputs(6)
-    mask = draw_mask(2, 6)
-    weights = SquaredRelu(epsilon).weights(query, key, scale=0.4, log_relative=None, key_mask=mask)
-    for batch in range(2):
-        for head in range(3):
-            for i in range(6):
-                for j in range(6):
-                    expected = 0.0
-                    x, y = query[batch, head, i], key[batch, head, j]
-                    floors = [epsilon * float(vector.norm()) / 5**0.5 for vector in (x, y)]
-                    pairs = zip(x.tolist(), y.tolist(), strict=True)
-                    for q, k in pairs if mask[batch, j] else ():
-                        expected += max(q, floors[0]) ** 2 * max(k, floors[1]) ** 2
-                    assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_features_of_squared_relu():
-    key = draw_inputs(6)[1]
-    query = -torch.ones(2, 3, 1, 5, dtype=torch.float64)
-    kernel = SquaredRelu()
-    weights = kernel.weights(query, key, scale=1.0, log_relative=None, key_mask=None)
-    sums = kernel.key_features(key, scale=1.0).sum(dim=-1)
-    assert relative_change(weights[:, :, 0] / weights.sum(dim=-1), sums / sums.sum(dim=-1, keepdim=True)) < 1e-12
-
-
-def test_it_has_as_many_features_as_the_vectors_have_numbers():
-    assert SquaredRelu().num_features(7) == 7
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan")])
-def test_an_epsilon_that_is_not_positive_is_refused_of_squared_relu(epsilon: float):
-    with pytest.raises(ValueError, match="epsilon is"):
-        SquaredRelu(epsilon)
-
-
-@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_its_weights_are_the_formula_in_loops_of_relu(epsilon: float):
-    query, key, _ = draw_inputs(6)
-    mask = draw_mask(2, 6)
-    weights = Relu(epsilon).weights(query, key, scale=0.4, key_mask=mask)
-    for batch in range(2):
-        for head in range(3):
-            for i in range(6):
-                for j in range(6):
-                    x, y = query[batch, head, i], key[batch, head, j]
-                    floors = [epsilon * float(vector.norm()) / math.sqrt(5) for vector in (x, y)]
-                    terms = [max(a, floors[0]) * max(b, floors[1]) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
-                    expected = sum(terms) if mask[batch, j] else 0.0
-                    assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)
-
-
-def features_in_loops(vector: torch.Tensor, epsilon: float) -> list[float]:
-    """‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d)."""
+def features_in_loops(kind: type[FlooredRelu], vector: torch.Tensor, epsilon: float) -> list[float]:
+    """r, r² or ‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d)."""
     rectified = [max(x, epsilon * float(vector.norm()) / math.sqrt(len(vector))) for x in vector.tolist()]
+    if kind is not Focused:
+        return [r ** (2 if kind is SquaredRelu else 1) for r in rectified]
     cubed = [r**3 for r in rectified]
-    ratio = math.hypot(*rectified) / math.hypot(*cubed)
-    return [ratio * c for c in cubed]
+    return [math.hypot(*rectified) / math.hypot(*cubed) * c for c in cubed]
 
 
+@pytest.mark.parametrize("kind", FLOORED)
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_its_weights_are_the_formula_in_loops_of_focused(epsilon: float):
+def test_its_weights_are_the_formula_in_loops(kind: type[FlooredRelu], epsilon: float):
     query, key, _ = draw_inputs(6)
     mask = draw_mask(2, 6)
-    weights = Focused(epsilon).weights(query, key, scale=0.4, key_mask=mask)
-    for batch in range(2):
-        for head in range(3):
-            for i in range(6):
-                for j in range(6):
-                    x, y = query[batch, head, i], key[batch, head, j]
-                    pairs = zip(features_in_loops(x, epsilon), features_in_loops(y, epsilon), strict=True)
-                    expected = sum(a * b for a, b in pairs) if mask[batch, j] else 0.0
-                    assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12, abs=1e-30)
+    weights = kind(epsilon).weights(query, key, scale=0.4, key_mask=mask)
+    for batch, head, i, j in itertools.product(range(2), range(3), range(6), range(6)):
+        vectors = query[batch, head, i], key[batch, head, j]
+        pairs = zip(*(features_in_loops(kind, vector, epsilon) for vector in vectors), strict=True)
+        expected = sum(a * b for a, b in pairs) if mask[batch, j] else 0.0
+        assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12, abs=1e-30)
 
 
 def test_features_have_the_length_of_the_rectified_vector():
@@ -199,3 +142,20 @@ def test_cubing_does_not_underflow():
 def test_its_gradient_is_that_of_the_formula_although_the_peak_is_detached():
     query = draw_inputs(3)[0].requires_grad_()
     assert torch.autograd.gradcheck(lambda query: Focused(0.1).query_features(query, scale=0.4), query)
+
+
+@pytest.mark.parametrize("kind", FLOORED)
+def test_a_dropped_key_of_any_size_does_not_decide_the_range_of_the_others(kind: type[FlooredRelu]):
+    key, mask = draw_inputs(7)[1], torch.ones(2, 7, dtype=torch.bool)
+    mask[:, 3] = False
+    expected = kind().key_features(key, scale=1.0, key_mask=mask)
+    key[:, :, 3] = torch.inf
+    assert torch.equal(kind().key_features(key, scale=1.0, key_mask=mask), expected)
+
+
+def test_among_keys_that_are_all_zero_dropped_ones_still_count_for_nothing():
+    query, key, value = draw_inputs(7)
+    mask = torch.arange(7) < torch.tensor([[3], [5]])
+    output = attention(query, torch.zeros_like(key), value, kernel="squared_relu", key_mask=mask, backend="linear")
+    kept = (value * mask[:, None, :, None]).sum(dim=2, keepdim=True) / mask.sum(dim=1)[:, None, None, None]
+    assert relative_change(output, kept.expand_as(output)) < 1e-12

@@ -1,15 +1,17 @@
 """What every backend has in common: its cost before, and its sums after."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from teka._compat import is_plain_eager
-from teka.functional.kernel.base import KeyFeatures, Outputs, QueryFeatures, Values
+from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft")
 BYTES = 4  # of a number, float32
@@ -39,12 +41,7 @@ ELSEWHERE = Rate(0.0, 1.0, 20.0)
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of the forward pass of one head of one sample.
-
-    Args:
-        multiply_adds: Multiply-adds of matrix products and of sums.
-        bytes: Bytes read and written by passes over tensors that are more than the inputs and the output.
-    """
+    """Multiply-adds of one head of one sample, forward, and bytes of passes beyond the inputs and the output."""
 
     multiply_adds: int
     bytes: int
@@ -61,14 +58,30 @@ def with_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Σ_j weight_ij v_j and Σ_j weight_ij, both divided by exp(log_peak_i), which keeps them in range.
+class Featured:
+    """Queries, their features, features of keys less exp(s), and values, as a fast backend sees them."""
 
-    Args:
-        numerator: Weighted sum of the values.
-        denominator: Sum of the weights.
-        log_peak: What was taken out of each row, or None for nothing.
-    """
+    query: Queries
+    query_features: QueryFeatures
+    key_features: KeyFeatures
+    value: Values
+    log_scale: LogScale = None
+    key_mask: Kept = None
+    scale: float = 1.0
+    is_causal: bool = False
+
+    def after(self, first: int) -> "Featured":
+        """The tokens after some first ones."""
+        if not first:
+            return self
+        names = ("query", "query_features", "key_features", "value", "log_scale")
+        tensors = {name: getattr(self, name)[:, :, first:] for name in names if getattr(self, name) is not None}
+        return replace(self, **tensors, key_mask=None if self.key_mask is None else self.key_mask[:, first:])
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Σ_j weight_ij v_j and Σ_j weight_ij, both divided by exp(log_peak_i) to stay in range; None divides nothing."""
 
     numerator: Float[Tensor, "batch heads queries dim"]
     denominator: Float[Tensor, "batch heads queries"]
@@ -80,7 +93,6 @@ class Sums:
         return cls(mixed[..., :-1], mixed[..., -1], log_peak)
 
     def __add__(self, other: "Sums") -> "Sums":
-        """Sums over both sets of keys."""
         if self.log_peak is None and other.log_peak is None:
             return Sums(self.numerator + other.numerator, self.denominator + other.denominator)
         zero = torch.zeros((), dtype=self.numerator.dtype, device=self.numerator.device)
@@ -100,26 +112,16 @@ class Sums:
         # The numerator of such a row is 0 too. Divided by 1 it has a finite gradient; by a tiny number it has none.
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
 
-    def with_rows_again(
-        self,
-        rows: Int[Tensor, "rows"],
-        log_rows: Callable[[Int[Tensor, "rows"]], Float[Tensor, "heads rows keys"]],
-        query_features: QueryFeatures,
-        key_features: KeyFeatures,
-        value: Values,
-    ) -> "Sums":
-        """The sums with some rows computed from log c of every pair, relative to its largest over the keys that count.
-
-        Those are rows that a fast backend cannot resolve; features of keys that do not count are 0.
-        """
+    def with_rows_again(self, rows: Rows, log_rows: RowTerm, tokens: Featured) -> "Sums":
+        """The sums with unresolved rows made anew from log c of every pair, over the largest among keys that count."""
         if len(rows) == 0:
             return self
-        counts = (key_features != 0).any(dim=-1)[:, :, None]
+        counts = (tokens.key_features != 0).any(dim=-1)[:, :, None]
         log_pairs = log_rows(rows)[None].masked_fill(~counts, -torch.inf)
         peak = log_pairs.detach().amax(dim=-1)
         peak = peak.masked_fill(peak == -torch.inf, 0.0)
-        pairs = query_features[:, :, rows] @ key_features.transpose(-2, -1)
-        again = (pairs * torch.exp(log_pairs - peak[..., None])) @ with_ones(value)
+        pairs = tokens.query_features[:, :, rows] @ tokens.key_features.transpose(-2, -1)
+        again = (pairs * torch.exp(log_pairs - peak[..., None])) @ with_ones(tokens.value)
         assert self.log_peak is not None
         return Sums(
             self.numerator.index_copy(2, rows, again[..., :-1]),
@@ -128,23 +130,16 @@ class Sums:
         )
 
 
-def rows_of(unresolved: Tensor) -> Int[Tensor, "rows"]:
+def rows_of(unresolved: Tensor) -> Rows:
     """Queries that are unresolved in any sample and head, of (batch, heads, queries)."""
     return unresolved.flatten(0, 1).any(dim=0).nonzero().flatten()
 
 
-def add_prefix(
-    sums: Sums,
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    value: Values,
-    num_prefix_tokens: int,
-    unplaced: Callable[[Tensor, Tensor, Tensor], Sums],
-) -> Sums:
-    """Sums of all tokens from those of the tokens that have a position; `unplaced` gives those of the other pairs."""
-    first = num_prefix_tokens
+def add_prefix(sums: Sums, tokens: Featured, first: int, unplaced: Callable[[Tensor, Tensor, Tensor], Sums]) -> Sums:
+    """Sums of all tokens from those after the first ones, which have no position: `unplaced` gives the other pairs'."""
     if not first:
         return sums
+    query_features, key_features, value = tokens.query_features, tokens.key_features, tokens.value
     sums = sums + unplaced(query_features[:, :, first:], key_features[:, :, :first], value[:, :, :first])
     prefix = unplaced(query_features[:, :, :first], key_features, value)
     return Sums(
@@ -152,11 +147,72 @@ def add_prefix(
     )
 
 
-def checkpointed(function: Callable[..., Tensor], *arguments: object) -> Tensor:
-    """function(*arguments) without randomness, computed again in the backward pass, if there is to be one.
+class Form(ABC):
+    """A map that keeps only its inputs for its derivatives; linear in each by default, and vmap adds to the batch."""
 
-    The transforms of torch.func know no such thing; under them everything is kept.
-    """
+    @abstractmethod
+    def value(self, *tensors: Tensor) -> Tensor:
+        """The map without derivatives."""
+
+    @abstractmethod
+    def gradients(self, gradient: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Sequence[Tensor | None]:
+        """Gradients of the tensors that need one, from that of the value."""
+
+    def tangent(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Tensor:
+        """The forward derivative: one term for each tensor that has a tangent."""
+        terms = [self(*tensors[:at], one, *tensors[at + 1 :]) for at, one in enumerate(tangents) if one is not None]
+        return sum(terms[1:], terms[0])
+
+    def mapped(self, size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> tuple[Tensor, int]:
+        """The map over a further dimension of that size, where tensors have it, and its place in the output."""
+        stacked = stack_all(size, in_dims, tensors)
+        return self(*(tensor.flatten(0, 1) for tensor in stacked)).unflatten(0, (size, -1)), 0
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """The map with its derivatives, as far as the caller can take them."""
+        return (_Form if torch.compiler.is_compiling() else _DualForm).apply(self, *tensors)
+
+
+def stack_all(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors with the dimension that vmap adds in front, repeated where they have none."""
+    pairs = zip(tensors, in_dims, strict=True)
+    return [one.expand(size, *one.shape) if dim is None else one.movedim(dim, 0) for one, dim in pairs]
+
+
+class _Form(Function):
+    @staticmethod
+    def forward(form, *tensors):
+        return form.value(*tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.form, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return None, *ctx.form.gradients(grad_outputs[0], ctx.saved_tensors, ctx.needs_input_grad[1:])
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return args[0].mapped(info.batch_size, in_dims[1:], args[1:])
+
+
+class _DualForm(_Form):
+    """The same with a forward derivative, which torch.compile does not take."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Form.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def jvp(ctx, *grad_inputs):
+        return ctx.form.tangent(ctx.saved_tensors, grad_inputs[1:])
+
+
+def checkpointed(function: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """function(*arguments), made again in a backward pass; under torch.func's transforms everything is kept."""
     if not torch.is_grad_enabled() or not (torch.compiler.is_compiling() or is_plain_eager()):
         return function(*arguments)
     output = checkpoint(function, *arguments, use_reentrant=False)
@@ -165,9 +221,5 @@ def checkpointed(function: Callable[..., Tensor], *arguments: object) -> Tensor:
 
 
 def transposed(tokens: Float[Tensor, "tokens channels"]) -> Float[Tensor, "channels tokens"]:
-    """Tokens with the channels first, each channel in one piece.
-
-    Rows that lie apart are first put together: torch has a fast copy for the transpose of a whole matrix, and a slow
-    one, several times over where rows lie a power of two apart, for any other.
-    """
+    """Channels first, each in one piece: by way of a whole matrix, of which torch is many times faster."""
     return tokens.contiguous().T.contiguous()

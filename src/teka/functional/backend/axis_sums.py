@@ -1,37 +1,25 @@
-"""Sums over a grid with a separable kernel, and all their gradients, on one core at a time.
+"""Sums over a grid with a separable kernel, and all their gradients: one axis after another, in the cache of a core."""
 
-φ ⊗ v is multiplied by the matrix of one axis after another, a few features at a time, in buffers that stay within the
-cache of the core.
-"""
-
-import math
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from teka.functional.backend import transposed
-from teka.functional.kernel.base import KeyFeatures, QueryFeatures
+from teka.functional.shapes import Gradients, KeyChannels, KeyFeatures, Matrices, QueryChannels, QueryFeatures
 
-# Numbers of φ ⊗ [v, 1] that are worked on at a time: 3/4 MiB in float32, so that what a product reads and writes stays
-# in the second-level cache of a core; a pass over it then costs a tenth of the product.
+# Numbers of φ ⊗ [v, 1] that are worked on at a time: 3/4 MiB in float32, which the second-level cache of a core holds.
 CACHED_ELEMENTS = 3 * 2**16
 # Features in a chunk up to which their maps are added one by one, with no further buffer; more are small maps.
 FEW_MAPS = 8
 
 
 def axis_sums(
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    value: Float[Tensor, "batch heads keys channels"],
-    matrices: Sequence[Float[Tensor, "heads _ _"]],
-) -> Float[Tensor, "batch heads queries channels"]:
-    """Σ_j φ(q_i)ᵀφ(k_j) Π_axis C_axis[i, j] v_j.
-
-    For a few features at a time φ(k_j) ⊗ v_j is multiplied by the matrix of one axis after another and contracted with
-    φ(q_i): L · m · channels · Σ sides multiply-adds. What is held beside inputs and output does not grow with L · m.
-    """
+    query_features: QueryFeatures, key_features: KeyFeatures, value: KeyChannels, matrices: Matrices
+) -> QueryChannels:
+    """Σ_j φ(q_i)ᵀφ(k_j) Π_axis C_axis[i, j] v_j: L · m · channels · Σ sides multiply-adds, in buffers of fixed size."""
     batch, heads, num_queries, num_features = query_features.shape
     num_channels = value.shape[-1]
     workspace = Workspace(matrices, num_features, num_channels, keep=False)
@@ -53,24 +41,15 @@ def axis_sums(
     return output
 
 
-def axis_sums_gradients(
-    gradient: Float[Tensor, "batch heads queries channels"],
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    value: Float[Tensor, "batch heads keys channels"],
-    matrices: Sequence[Float[Tensor, "heads _ _"]],
-    needs: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients of `axis_sums` for φ(q), φ(k), v and the matrices as far as they are needed, from that of its output.
+def axis_sums_gradients(gradient: QueryChannels, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Gradients:
+    """Gradients of `axis_sums` of φ(q), φ(k), v and the matrices: six products where two axes take two forward.
 
-    The matrices' transposes take φ(q_i) ⊗ g_i back to the keys' grid, where its contractions with v and φ(k) are the
-    gradients of φ(k) and v. That of φ(q) is the contraction of g with the maps on the queries' grid, which are made
-    again, and that of a matrix is the product of the maps on both its sides: six products where the forward pass of two
-    axes takes two.
+    The matrices' transposes take φ(q_i) ⊗ g_i to the keys' grid, where its contractions with v and φ(k) are the
+    gradients of φ(k) and v. Those of φ(q) and of the matrices need the maps again.
     """
-    batch, heads, _, num_features = query_features.shape
-    workspace = Workspace(matrices, num_features, value.shape[-1], keep=True)
-    given = (query_features, key_features, value)
+    given, matrices = tensors[:3], tensors[3:]
+    batch, heads, _, num_features = given[0].shape
+    workspace = Workspace(matrices, num_features, given[2].shape[-1], keep=True)
     of_query, of_key, of_value = (torch.empty_like(one, memory_format=torch.contiguous_format) for one in given)
     of_matrices = [torch.zeros_like(matrix) for matrix in matrices]
     needs_query, needs_key, needs_value, needs_matrices = *needs[:3], any(needs[3:])
@@ -113,35 +92,21 @@ def _add_weighted(total: Tensor, maps: Float[Tensor, "features channels cells"],
 
 
 class Maps:
-    """Maps of some features and channels before, between and after the products with the axes' matrices, in buffers.
-
-    They are kept as (features, channels, cells): every product is then one over whole matrices as they lie in memory,
-    and every pass over numbers runs along the cells. `ins` and `outs` are the maps before and after each product, as
-    many small matrices (rows, side, cells after the axis). Buffers are taken in turn: as many as places if all maps are
-    to be kept, or two if only the last is.
-    """
+    """Maps (features, channels, cells) around every product with an axis' matrix: a buffer each, or two by turns."""
 
     def __init__(
-        self,
-        axes: Sequence[int],
-        sides: tuple[list[int], list[int]],
-        buffers: Sequence[Tensor],
-        num_features: int,
-        num_channels: int,
+        self, axes: Sequence[int], sides: tuple[list[int], list[int]], buffers: Sequence[Tensor], sizes: tuple[int, int]
     ) -> None:
-        self.axes = axes
-        num_maps = num_features * num_channels
+        self.axes, num_maps = axes, prod(sizes)
         places = [buffers[place % len(buffers)] for place in range(len(axes) + 1)]
         self.ins, self.outs = [], []
         for place, axis in enumerate(axes):
             # The axes after this one are already the queries', those before it still the keys'.
-            before, after = math.prod(sides[1][:axis]), math.prod(sides[0][axis + 1 :])
-            for views, buffer, side in (
-                (self.ins, places[place], sides[1][axis]),
-                (self.outs, places[place + 1], sides[0][axis]),
-            ):
-                views.append(buffer[: num_maps * before * side * after].view(-1, side, after))
-        shape = (num_features, num_channels, -1)
+            before, after = prod(sides[1][:axis]), prod(sides[0][axis + 1 :])
+            for views, further in ((self.ins, 0), (self.outs, 1)):
+                side = sides[1 - further][axis]
+                views.append(places[place + further][: num_maps * before * side * after].view(-1, side, after))
+        shape = (*sizes, -1)
         self.keys: Float[Tensor, "features channels keys"] = self.ins[0].view(shape)
         self.queries: Float[Tensor, "features channels queries"] = self.outs[-1].view(shape)
 
@@ -151,10 +116,7 @@ class Maps:
             _multiply(matrices[axis], maps, out)
 
     def pull(self, matrices: Sequence[Float[Tensor, "_ _"]], sums: Sequence[Tensor] | None) -> None:
-        """The adjoint of `push`, from the queries' grid, where the gradient was written, to the keys'.
-
-        At every place the gradient takes the place of the map, once the two have added to the gradient of the matrix.
-        """
+        """The adjoint of `push`: each gradient takes its map's place, once the two have added to that of the matrix."""
         for place in reversed(range(len(self.axes))):
             maps, gradient = self.ins[place], self.outs[place]
             if sums is not None and maps.shape[-1] == 1:
@@ -174,21 +136,12 @@ def _multiply(matrix: Float[Tensor, "rows columns"], maps: Tensor, out: Tensor) 
 
 
 class Workspace:
-    """Buffers that every chunk of features and channels uses anew.
+    """Buffers for every chunk. The last axis comes first: there one product from the right serves all maps together."""
 
-    The last axis comes first: there it is one product from the right over all maps together. With `keep` the maps
-    between the products are kept, for `Maps.pull`.
-    """
-
-    def __init__(
-        self, matrices: Sequence[Float[Tensor, "heads _ _"]], num_features: int, num_channels: int, *, keep: bool
-    ) -> None:
+    def __init__(self, matrices: Matrices, num_features: int, num_channels: int, *, keep: bool) -> None:
         query_sides, key_sides = ([matrix.shape[place] for matrix in matrices] for place in (-2, -1))
         self.axes, self._sides = list(reversed(range(len(matrices)))), (query_sides, key_sides)
-        cells = max(
-            math.prod(key_sides),
-            *(math.prod(key_sides[:axis]) * math.prod(query_sides[axis:]) for axis in self.axes),
-        )
+        cells = max(prod(key_sides), *(prod(key_sides[:axis]) * prod(query_sides[axis:]) for axis in self.axes))
         self.channels = _equal_part(num_channels, CACHED_ELEMENTS // cells)
         self.features = _equal_part(num_features, CACHED_ELEMENTS // (cells * self.channels))
         size = self.features * self.channels * cells
@@ -199,20 +152,15 @@ class Workspace:
         """Maps for a chunk of this size."""
         sizes = (num_features, num_channels)
         if sizes not in self._maps:
-            self._maps[sizes] = Maps(self.axes, self._sides, self._buffers, *sizes)
+            self._maps[sizes] = Maps(self.axes, self._sides, self._buffers, sizes)
         return self._maps[sizes]
 
     def matrix_sums(self) -> list[Tensor]:
         """For the gradients of the matrices of one head, in the order of the products, to be summed over their rows."""
         num_maps, (query_sides, key_sides) = self.features * self.channels, self._sides
-        return [
-            self._buffers[0].new_zeros(
-                1 if axis == len(self.axes) - 1 else num_maps * math.prod(key_sides[:axis]),
-                query_sides[axis],
-                key_sides[axis],
-            )
-            for axis in self.axes
-        ]
+        shapes = [(num_maps * prod(key_sides[:axis]), query_sides[axis], key_sides[axis]) for axis in self.axes]
+        shapes[0] = (1, *shapes[0][1:])
+        return [self._buffers[0].new_zeros(shape) for shape in shapes]
 
 
 def _equal_part(number: int, largest: int) -> int:

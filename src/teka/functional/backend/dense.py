@@ -1,47 +1,29 @@
-"""The dense backend: every pair of tokens, O(L²) work. It is the truth for the others.
-
-A separable kernel between many cells of two grids is worked on in tiles of the cache of a CPU; softmax by torch's fused
-kernel.
-"""
+"""The dense backend: every pair of tokens, O(L²) work; the truth for the others, in tiles of a CPU's cache or fused."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from teka._compat import is_plain_eager
 from teka.functional.backend import BYTES, Cost, Sums, checkpointed, transposed, with_ones
-from teka.functional.backend.toeplitz import AxisForm, fold_into_heads, plain_axis_sums, runs_by_hand
-from teka.functional.kernel.base import (
-    Kernel,
-    KeyFeatures,
-    KeyMask,
-    Keys,
-    LogRelative,
-    Outputs,
-    Pairs,
-    Queries,
-    QueryFeatures,
-    Values,
-    pair_mask,
-)
+from teka.functional.backend.toeplitz import AxisForm, plain_axis_sums, runs_by_hand
+from teka.functional.kernel.base import Pairwise
+from teka.functional.shapes import Gradients, KeyFeatures, Matrices, Outputs, Queries, QueryFeatures, Values
 from teka.grid import Grid
 
-# Numbers of the matrix of weights that are held at once: 32 MiB in float32. A larger matrix is taken in rows, which are
-# made again in the backward pass, so that memory is O(L).
+# Numbers of the matrix of weights that are held at once: 32 MiB in float32. Of a larger one rows are made again.
 MATRIX_ELEMENTS = 2**23
-# Pairs of placed tokens from which a separable kernel is worked on in tiles of the cache. With fewer, and with masks or
-# causality, the matrix is formed as it stands in the equation.
+# Pairs of placed tokens from which a separable kernel, without mask or causality, is worked on in tiles of the cache.
 LEAST_TILED_PAIRS = 2**16
-# Numbers of a tile of the matrix of weights: 512 KiB in float32, so that the three tiles that are worked on at a time
-# stay in the second-level cache of a core. A tile has no fewer rows than a matrix product wants.
+# Numbers of a tile of the matrix of weights: 512 KiB in float32, of which the second-level cache of a core holds three.
 TILE_ELEMENTS = 2**17
-LEAST_ROWS = 64
+LEAST_ROWS = 64  # of a tile, as matrix products want
 
 
 def dense_cost(num_queries: int, num_keys: int, dense_size: int, dim_value: int, *, passes: int) -> Cost:
@@ -50,25 +32,12 @@ def dense_cost(num_queries: int, num_keys: int, dense_size: int, dim_value: int,
     return Cost(pairs * (dense_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
 
-def matrix_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    kernel: Kernel,
-    log_rows: Callable[[Queries, slice], LogRelative] | None,
-    *,
-    scale: float,
-    key_mask: KeyMask | None,
-    is_causal: bool,
-) -> Outputs:
-    """Attention from the matrix of weights κ(q_i, k_j) · c(x_i − x_j; q_i), some rows at a time.
-
-    `log_rows` gives log c of some rows of the matrix, from all queries; None is for c = 1.
-    """
-    left, right, log_scale = kernel.dense_vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
-    keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
-    empty = None
-    if is_causal and key_mask is not None and keep is not None:
+def matrix_attention(pairs: Pairwise, log_rows: Callable[[Queries, slice], Tensor] | None) -> Outputs:
+    """From the matrix of weights κ(q_i, k_j) c(x_i − x_j; q_i), some rows at a time; `log_rows` is None for c = 1."""
+    query, value, kernel = pairs.query, pairs.value, pairs.kernel
+    left, right, log_scale = pairs.vectors()
+    keep, empty = pairs.keep(), None
+    if pairs.is_causal and pairs.key_mask is not None and keep is not None:
         # A query all of whose keys are dropped: it is given every key here, and 0 in the end.
         empty = without_keys(keep)
         keep = keep | empty
@@ -83,51 +52,34 @@ def matrix_attention(
         products = left[:, :, rows] @ right.transpose(-2, -1)
         return kernel.dense_weights(products, log_relative=log_relative, log_scale=log_scale, keep=part) @ value
 
-    num_queries = query.shape[2]
-    tile = max(1, MATRIX_ELEMENTS // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
+    batch, heads, num_queries, _ = query.shape
+    tile = max(1, MATRIX_ELEMENTS // max(1, batch * heads * value.shape[2]))
     if tile >= num_queries:
         output = attend(slice(0, num_queries), query, left, right, value)
     else:
-        tiles = []
-        for start in range(0, num_queries, tile):
-            arguments = (slice(start, min(start + tile, num_queries)), query, left, right, value)
-            tiles.append(checkpointed(attend, *arguments))
-        output = torch.cat(tiles, dim=2)
+        parts = [slice(start, min(start + tile, num_queries)) for start in range(0, num_queries, tile)]
+        output = torch.cat([checkpointed(attend, rows, query, left, right, value) for rows in parts], dim=2)
     if features is not None:
-        total = output[..., -1] if empty is None else output[..., -1].masked_fill(empty[..., 0], 1.0)
-        output = Sums(output[..., :-1], total).divide(nonnegative=features.nonnegative)
+        output = Sums.of_channels(output).divide(nonnegative=features.nonnegative)
     return output if empty is None else output.masked_fill(empty, 0.0)
 
 
-def fused_softmax(
-    query: Queries, key: Keys, value: Values, *, scale: float, key_mask: KeyMask | None, is_causal: bool = False
-) -> Outputs:
-    """Softmax attention by torch's fused kernel, which holds no L × L matrix.
-
-    The kernel wants values of the size of the keys; narrower ones are padded. It has first derivatives only: where a
-    transform of torch.func or forward-mode differentiation is at work, torch's unfused formula is taken.
-    """
-    if not torch.compiler.is_compiling() and not is_plain_eager(query, key, value):
-        with sdpa_kernel(SDPBackend.MATH):
-            return _fused_softmax(query, key, value, scale=scale, key_mask=key_mask, is_causal=is_causal)
-    return _fused_softmax(query, key, value, scale=scale, key_mask=key_mask, is_causal=is_causal)
-
-
-def _fused_softmax(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, key_mask: Tensor | None, is_causal: bool
-) -> Tensor:
+def fused_softmax(pairs: Pairwise) -> Outputs:
+    """Softmax attention by torch's fused kernel, which holds no L × L matrix; under transforms, unfused."""
+    query, key, value, mask, empty = pairs.query, pairs.key, pairs.value, None, None
     size = value.shape[-1]
     if query.shape[-1] > size:
         value = pad(value, (0, query.shape[-1] - size))
-    if key_mask is None:
-        output = scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
-    else:
-        keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
+    if pairs.key_mask is not None:
+        keep = pairs.keep()
         assert keep is not None
         empty = without_keys(keep)
-        output = scaled_dot_product_attention(query, key, value, attn_mask=keep | empty, scale=scale)
-        output = output.masked_fill(empty, 0.0) if is_causal else output
-    return output[..., :size]
+        mask = keep | empty
+    is_fused = torch.compiler.is_compiling() or is_plain_eager(query, key, value)
+    options = {"attn_mask": mask, "is_causal": pairs.is_causal and mask is None, "scale": pairs.scale}
+    with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
+        output = scaled_dot_product_attention(query, key, value, **options)
+    return output[..., :size] if empty is None else output[..., :size].masked_fill(empty, 0.0)
 
 
 def without_keys(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "batch 1 queries 1"]:
@@ -136,7 +88,7 @@ def without_keys(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "ba
     return keep.sum(dim=-1, keepdim=True) == 0
 
 
-def products_with_prefix(left: Tensor, right: Tensor, placed: Tensor, first: int) -> Pairs:
+def products_with_prefix(left: Tensor, right: Tensor, placed: Tensor, first: int) -> Tensor:
     """Inner products of all pairs: those given of placed tokens, and of vectors where one of the two is before them."""
     rows = torch.cat([left[:, :, first:] @ right[:, :, :first].transpose(-2, -1), placed], dim=-1)
     return torch.cat([left[:, :, :first] @ right.transpose(-2, -1), rows], dim=2)
@@ -147,66 +99,37 @@ def tiles_fit(query_grid: Grid, key_grid: Grid, query: Queries) -> bool:
     return runs_by_hand(query) and query_grid.num_tokens * key_grid.num_tokens >= LEAST_TILED_PAIRS
 
 
-class TileForm(Function):
-    """φ(q), φ(k), v, log C_1, …, log C_n → Σ_j φ(q_i)ᵀφ(k_j) Π_axis C_axis[i, j] [v_j, 1].
-
-    It keeps nothing but its inputs: its backward pass makes the tiles again. Where the gradient is itself to be
-    differentiated, it is taken of `plain_axis_sums`. A dimension that vmap adds joins the heads, which have matrices of
-    their own.
-    """
+class TileForm(AxisForm):
+    """φ(q), φ(k), v, log C_1, …, log C_n → Σ_j φ(q_i)ᵀφ(k_j) Π_axis C_axis[i, j] [v_j, 1], in tiles."""
 
     @staticmethod
-    def forward(query_features: Tensor, key_features: Tensor, value: Tensor, *log_matrices: Tensor) -> Tensor:
-        """The sums."""
+    def plain(query_features: Tensor, key_features: Tensor, value: Tensor, *log_matrices: Tensor) -> Tensor:
+        """The same sums by torch's differentiable operations."""
+        matrices = [torch.exp(matrix) for matrix in log_matrices]
+        return plain_axis_sums(query_features, key_features, with_ones(value), *matrices)
+
+    def value(self, *tensors: Tensor) -> Tensor:
+        query_features, key_features, value, *log_matrices = tensors
         return tile_sums(query_features, key_features, value, [torch.exp(matrix) for matrix in log_matrices])
 
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:  # noqa: D102  # as torch has it
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+    def gradients_by_hand(self, gradient: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Gradients:
+        return tile_sums_gradients(gradient, tensors[:3], [torch.exp(matrix) for matrix in tensors[3:]], needs)
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):  # noqa: D102  # as torch has it
-        (gradient,) = grad_outputs
-        inputs = query_features, key_features, value, *log_matrices = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            gradients = torch.func.vjp(_plain_tile_sums, *inputs)[1](gradient)
-            return tuple(one if needed else None for one, needed in zip(gradients, ctx.needs_input_grad, strict=True))
-        matrices = [torch.exp(matrix) for matrix in log_matrices]
-        return tuple(tile_sums_gradients(gradient, query_features, key_features, value, matrices, ctx.needs_input_grad))
-
-    @staticmethod
-    def jvp(ctx, *tangents):  # noqa: D102  # as torch has it
-        query_features, key_features, value, *log_matrices = ctx.saved_tensors
-        inputs = [query_features, key_features, with_ones(value), *(torch.exp(matrix) for matrix in log_matrices)]
-        of_value = None if tangents[2] is None else torch.cat([tangents[2], torch.zeros_like(value[..., :1])], dim=-1)
-        of_matrices = [
-            None if tangent is None else tangent * matrix
-            for tangent, matrix in zip(tangents[3:], inputs[3:], strict=True)
-        ]
-        return AxisForm.jvp_of(inputs, (*tangents[:2], of_value, *of_matrices))
-
-    @staticmethod
-    def vmap(info, in_dims: Sequence[int | None], *inputs: Tensor):  # noqa: D102  # as torch has it
-        return TileForm.apply(*fold_into_heads(info.batch_size, in_dims, inputs)).unflatten(1, (info.batch_size, -1)), 1
-
-
-def _plain_tile_sums(query_features: Tensor, key_features: Tensor, value: Tensor, *log_matrices: Tensor) -> Tensor:
-    """The same sums by torch's differentiable operations."""
-    matrices = [torch.exp(matrix) for matrix in log_matrices]
-    return plain_axis_sums(query_features, key_features, with_ones(value), *matrices)
+    def tangent(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Tensor:
+        """That of the sums as a form of the matrices, of which it is linear, and of values with ones."""
+        matrices = [torch.exp(matrix) for matrix in tensors[3:]]
+        *of_features, of_value = tangents[:3]
+        of_value = None if of_value is None else pad(of_value, (0, 1))
+        of_logs = zip(tangents[3:], matrices, strict=True)
+        of_matrices = [None if tangent is None else tangent * matrix for tangent, matrix in of_logs]
+        inputs = (*tensors[:2], with_ones(tensors[2]), *matrices)
+        return AxisForm().tangent(inputs, (*of_features, of_value, *of_matrices))
 
 
 def tile_sums(
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    value: Values,
-    matrices: Sequence[Float[Tensor, "heads _ _"]],
+    query_features: QueryFeatures, key_features: KeyFeatures, value: Values, matrices: Matrices
 ) -> Float[Tensor, "batch heads queries channels"]:
-    """Σ_j φ(q_i)ᵀφ(k_j) c_ij [v_j, 1] with c_ij = Π_axis C_axis[i, j], from L² (m + d) multiply-adds.
-
-    c is a product of the axes' matrices: no exponential is taken of a pair.
-    """
+    """Σ_j φ(q_i)ᵀφ(k_j) c_ij [v_j, 1], c_ij = Π_axis C_axis[i, j], from L² (m + d) multiply-adds and no exponential."""
     batch, heads, num_queries, _ = query_features.shape
     output = value.new_empty(batch, heads, num_queries, value.shape[-1] + 1)
     tiles = Tiles(matrices, value)
@@ -224,20 +147,11 @@ def tile_sums(
 
 
 def tile_sums_gradients(
-    gradient: Float[Tensor, "batch heads queries channels"],
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    value: Values,
-    matrices: Sequence[Float[Tensor, "heads _ _"]],
-    needs: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients of `tile_sums` for φ(q), φ(k), v and the logarithms of the matrices as far as they are needed.
-
-    With P = φ(q)φ(k)ᵀ and W = P ∘ c, the gradient of W is D = g [v, 1]ᵀ, that of P is D ∘ c, and that of log c is
-    D ∘ W, which is summed over the other axes. P is made again: five products where the forward pass takes two.
-    """
+    gradient: Tensor, given: Sequence[Tensor], matrices: Matrices, needs: Sequence[bool]
+) -> Gradients:
+    """Gradients of `tile_sums`, of W = P ∘ c with P = φ(q)φ(k)ᵀ: D = g [v, 1]ᵀ of W, D ∘ c of P, and D ∘ W of log c."""
+    query_features, key_features, value = given
     batch, heads = query_features.shape[:2]
-    given = (query_features, key_features, value)
     of_query, of_key, of_value = (torch.empty_like(one, memory_format=torch.contiguous_format) for one in given)
     of_logs = [torch.zeros_like(matrix) for matrix in matrices]
     tiles = Tiles(matrices, value)
@@ -245,9 +159,9 @@ def tile_sums_gradients(
         queries, keys = query_features[:, head].contiguous(), key_features[:, head].contiguous()
         of_numerator, of_denominator = gradient[:, head, :, :-1].contiguous(), gradient[:, head, :, -1:]
         queries_first, keys_first, values_first, of_numerator_first = (
-            [transposed(one) for one in given] for given in (queries, keys, value[:, head], of_numerator)
+            [transposed(one) for one in each] for each in (queries, keys, value[:, head], of_numerator)
         )
-        key_sums, value_sums = ([torch.zeros_like(one) for one in given] for given in (keys_first, values_first))
+        key_sums, value_sums = ([torch.zeros_like(one) for one in each] for each in (keys_first, values_first))
         for rows, factor in tiles.factors(head):
             products, of_products = tiles.tile(0, rows), tiles.tile(1, rows)
             for sample in range(batch):
@@ -270,7 +184,7 @@ def tile_sums_gradients(
 class Tiles:
     """Rows of the matrix of all pairs, some at a time, in buffers that every tile uses anew."""
 
-    def __init__(self, matrices: Sequence[Float[Tensor, "heads _ _"]], value: Values) -> None:
+    def __init__(self, matrices: Matrices, value: Values) -> None:
         self._matrices, self._num_keys = matrices, value.shape[2]
         query_sides = [matrix.shape[-2] for matrix in matrices]
         self._num_queries = math.prod(query_sides)
@@ -296,9 +210,7 @@ class Tiles:
                 factor = tile
             yield rows, factor
 
-    def add_to_axes(
-        self, totals: Sequence[Float[Tensor, "heads _ _"]], head: int, rows: slice, tile: Float[Tensor, "rows keys"]
-    ) -> None:
+    def add_to_axes(self, totals: Matrices, head: int, rows: slice, tile: Float[Tensor, "rows keys"]) -> None:
         """Add a tile, summed over the keys' other axes, to the rows of a tensor for every axis."""
         key_sides = [matrix.shape[-1] for matrix in self._matrices]
         for axis, side in enumerate(key_sides):

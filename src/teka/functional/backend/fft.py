@@ -1,14 +1,15 @@
 """The FFT backend: any relative kernel that does not look at the query, between grids of one spacing."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from teka.functional.backend import BYTES, Cost, Sums, checkpointed, rows_of, with_ones
-from teka.functional.kernel.base import KeyFeatures, QueryFeatures, Values
+from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, rows_of, with_ones
+from teka.functional.shapes import RowTerm
 from teka.grid import Grid
 
 # Numbers of φ ⊗ [v, 1] that are transformed at once: 64 MiB in float64, in which all of this is computed.
@@ -19,10 +20,8 @@ TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
     """A transform and its inverse of φ ⊗ [v, 1] in float64, about 2.5 n log₂ n multiply-adds each."""
-    sizes = [
-        one if periodic else one + two - 1
-        for one, two, periodic in zip(query.shape, key.shape, query.periodic, strict=True)
-    ]
+    axes = zip(query.shape, key.shape, query.periodic, strict=True)
+    sizes = [one if periodic else one + two - 1 for one, two, periodic in axes]
     size = math.prod(sizes) * num_features * (dim_value + 1)
     transforms = 2 * 2.5 * math.log2(max(2, math.prod(sizes)))
     return Cost(int(2 * size * transforms), size * 2 * BYTES * (4 + 2 * len(sizes)))
@@ -33,33 +32,25 @@ def fft_fits(query: Grid, key: Grid) -> bool:
     return all(abs(one - two) <= 1e-9 * two for one, two in zip(query.spacing, key.spacing, strict=True))
 
 
-def fft(
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    value: Values,
-    grids: tuple[Grid, Grid],
-    log_at: Callable[[Float[Tensor, "*pairs axes"]], Float[Tensor, "heads *pairs"]],
-    log_rows: Callable[[Int[Tensor, "rows"]], Float[Tensor, "heads rows keys"]],
-) -> Sums:
+def fft(tokens: Featured, grids: tuple[Grid, Grid], log_at: Callable[[Tensor], Tensor], log_rows: RowTerm) -> Sums:
     """Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] as a convolution over the grid, O(L · log L · m · d) work.
 
-    c is laid out at the offsets between the grids' cells, circularly along a periodic axis and padded by zeros along a
-    bounded one, and multiplies the transform of T_j = φ(k_j) ⊗ [v_j, 1]. A transform errs by a share of the largest
-    sum, and not of each: a row far from where c is large may have a sum of no more than that. Such rows are found by
-    their denominators and computed again from every pair, for which `log_rows` gives log c in float64.
+    A transform errs by a share of the largest sum, and not of each: rows far from where c is large are found by their
+    denominators and made again from every pair, for which `log_rows` gives log c in float64.
     """
-    dtype = value.dtype
-    query_features, key_features, value = query_features.double(), key_features.double(), value.double()
-    channels = with_ones(value)
-    log_table, sizes = _offset_table(log_at, *grids, value)
+    dtype = tokens.value.dtype
+    parts = ("query_features", "key_features", "value")
+    tokens = replace(tokens, **{name: getattr(tokens, name).double() for name in parts})
+    query_features, key_features, channels = tokens.query_features, tokens.key_features, with_ones(tokens.value)
+    log_table, sizes = _offset_table(log_at, *grids, channels)
     log_peak = log_table.flatten(1).amax(dim=-1).detach()
     table = torch.exp(log_table - log_peak.reshape(-1, *[1] * len(sizes)))
-    spectrum = torch.fft.rfftn(table, dim=_axes(table, sizes))
+    spectrum = torch.fft.rfftn(table, dim=tuple(range(1, table.ndim)))
     shapes = (grids[0].shape, grids[1].shape)
     num_features = key_features.shape[-1]
     chunk = CHUNK_ELEMENTS // max(1, channels.numel() * math.prod(sizes) // math.prod(shapes[1]))
     chunk = max(1, min(num_features, chunk))
-    convolved = torch.zeros((), dtype=value.dtype, device=value.device)
+    convolved = channels.new_zeros(())
     for start in range(0, num_features, chunk):
         features = slice(start, start + chunk)
         arguments = (query_features[..., features], key_features[..., features], channels, spectrum, sizes, shapes)
@@ -67,9 +58,12 @@ def fft(
         convolved = convolved + part
     sums = Sums.of_channels(convolved, log_peak[None, :, None])
     with torch.no_grad():
-        noise = _noise(query_features, key_features, table)
+        # Rounding of each row's denominator is at most ε log₂ n times the norms of what is convolved.
+        epsilon = torch.finfo(table.dtype).eps * max(1.0, math.log2(table[0].numel()))
+        norms = key_features.norm(dim=2) * table.flatten(1).norm(dim=-1)[:, None]
+        noise = epsilon * (query_features.abs() @ norms[..., None])[..., 0]
         rows = rows_of(noise > TOLERANCE[dtype] * sums.denominator.abs())
-    sums = sums.with_rows_again(rows, log_rows, query_features, key_features, value)
+    sums = sums.with_rows_again(rows, log_rows, tokens)
     assert sums.log_peak is not None
     return Sums(sums.numerator.to(dtype), sums.denominator.to(dtype), sums.log_peak.to(dtype))
 
@@ -95,10 +89,7 @@ def _offset_table(
 
 
 def fast_length(least: int) -> int:
-    """The smallest number that is at least this and has no prime factors but 2, 3 and 5.
-
-    A transform of a length with a large prime factor takes many times as long.
-    """
+    """The least such number without prime factors but 2, 3 and 5: other transforms take many times as long."""
     length = least
     while True:
         rest = length
@@ -110,10 +101,6 @@ def fast_length(least: int) -> int:
         length += 1
 
 
-def _axes(tensor: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(range(tensor.ndim - len(sizes), tensor.ndim))
-
-
 def _convolve(
     query_features: Tensor,
     key_features: Tensor,
@@ -122,9 +109,8 @@ def _convolve(
     sizes: list[int],
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> Float[Tensor, "batch heads queries channels"]:
-    """The part of the sums that comes from some of the features."""
     tensor = (key_features[..., :, None] * value[..., None, :]).movedim(2, -1).unflatten(-1, shapes[1])
-    axes, batch = _axes(tensor, sizes), len(tensor)
+    axes, batch = tuple(range(4, tensor.ndim)), len(tensor)
     if batch == 0:  # which torch transforms not
         tensor = torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
     product = torch.fft.rfftn(tensor, s=sizes, dim=axes) * spectrum[:, None, None]
@@ -133,12 +119,3 @@ def _convolve(
         mixed = mixed.narrow(axis, 0, side)
     mixed = mixed.flatten(-len(sizes)).movedim(-1, 2)
     return (query_features[..., None, :] @ mixed)[..., 0, :]
-
-
-def _noise(
-    query_features: QueryFeatures, key_features: KeyFeatures, table: Float[Tensor, "heads *offsets"]
-) -> Float[Tensor, "batch heads queries"]:
-    """Bound of the rounding of each row's denominator: ε log₂ n times the norms of what is convolved."""
-    epsilon = torch.finfo(table.dtype).eps * max(1.0, math.log2(table[0].numel()))
-    norms = key_features.norm(dim=2) * table.flatten(1).norm(dim=-1)[:, None]
-    return epsilon * (query_features.abs() @ norms[..., None])[..., 0]

@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -12,12 +11,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import pad
 
 from teka._compat import is_transformed
-from teka.functional.kernel.base import Kernel, KeyMask, Keys, LogScale, Outputs, Queries, Values
+from teka.functional.kernel.base import Kernel, Pairwise
 from teka.functional.positions import Positions
+from teka.functional.shapes import Kept, LogScale, Outputs, PairTerm, Queries, Values
 
-# log c of scalar indices (batch, head, query, key). What is called once for every pair is written as lambdas here and
-# where these are made: they are traced, and a function that checks its annotations, as in a test run, is not to be.
-PairTerm = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# The same as `PairTerm`, of the product of two vectors too.
 PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # Its kernels take sizes of heads that are powers of two, in these limits.
@@ -29,81 +27,53 @@ OFFSETS_PER_TOKEN = 32
 
 
 def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
-    """Whether `flex` can compute this, if it has log c: log κ ≥ −∞ of the product of two short vectors.
-
-    That is softmax or a feature kernel without negative weights, of at most 256 features, and at least one sample.
-    FlexAttention knows no float64 on a GPU, no torch.func transform and no forward-mode derivative, and adds up the
-    gradients of tables in any order, so that it gives way where torch is asked for deterministic algorithms.
-    """
+    """Whether `flex`, if it has log c, can take log κ of the product of two vectors of at most 256 numbers."""
     if query.shape[0] == 0 or max(kernel.dense_size(query.shape[-1]), value.shape[-1]) > LARGEST_SIZE:
         return False
+    # There is no float64 on a GPU, no transform and no forward derivative; gradients of tables are added in any order.
     if query.is_cuda and (query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled()):
         return False
     return not is_transformed(query) and kernel.log_content(query) is not None
 
 
-def flex(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    kernel: Kernel,
-    log_relative: PairTerm,
-    *,
-    scale: float,
-    key_mask: KeyMask | None,
-    is_causal: bool = False,
-) -> Outputs:
-    """softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, with log c read from tables of O(L) numbers.
+def flex(pairs: Pairwise, log_relative: PairTerm) -> Outputs:
+    """softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, with log c from tables of O(L) numbers; 0 without a key.
 
-    The logarithm turns a feature kernel into a softmax: κ = φ(q)ᵀφ(k) is its exponential. A stationary c is a table
-    over the offsets of the lattice on which the cells of both grids lie; rings are a table of the ring of every offset
-    into the rings of every query; waves are summed pair by pair. Gradients reach the tables by atomic additions on a
-    GPU (torch ≥ 2.6). A query all of whose keys are dropped gets 0.
-
-    On a GPU the compiled kernel runs, elsewhere torch's unfused evaluation, which holds all pairs. Only the latter has
-    been tested: values, and all gradients with torch's refusal of gradients on a CPU taken away. There is no second
-    derivative.
-
-    Source: Dong et al. 2024 (FlexAttention).
+    Gradients reach the tables by atomic additions on a GPU (torch ≥ 2.6), where the compiled kernel runs; elsewhere
+    torch's unfused evaluation holds all pairs. Only the latter has been tested, gradients with torch's refusal of them
+    on a CPU taken away. There is no second derivative. Source: Dong et al. 2024 (FlexAttention).
     """
-    left, right, log_scale = kernel.dense_vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
-    log_content = kernel.log_content(query)
+    query, value = pairs.query, pairs.value
+    left, right, log_scale = pairs.vectors()
+    log_content = pairs.kernel.log_content(query)
     assert log_content is not None
-    score = _pair_score(log_content, log_relative, log_scale, key_mask)
-    block_mask = _causal_blocks(query.shape[2], query.device) if is_causal else None
+    score = _pair_score(log_content, log_relative, log_scale, pairs.key_mask)
+    block_mask = _causal_blocks(query.shape[2], query.device) if pairs.is_causal else None
     attend = _compiled() if query.is_cuda else flex_attention
-    output = attend(
-        *(_padded(tensor) for tensor in (left, right, value)), score_mod=score, block_mask=block_mask, scale=1.0
-    )
+    padded = [_padded(tensor) for tensor in (left, right, value)]
+    output = attend(*padded, score_mod=score, block_mask=block_mask, scale=1.0)
     assert isinstance(output, Tensor)
     return output[..., : value.shape[-1]]
 
 
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
-    """FlexAttention as one kernel."""
     return torch.compile(flex_attention, dynamic=False)
 
 
 @functools.lru_cache(maxsize=8)
 def _causal_blocks(num_tokens: int, device: torch.device) -> BlockMask:
     """Which blocks of pairs hold any with j ≤ i: the others are not visited."""
-    return create_block_mask(
-        lambda batch, head, row, column: row >= column, None, None, num_tokens, num_tokens, device=str(device)
-    )
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, num_tokens, num_tokens, device=str(device))
 
 
 def _padded(vectors: Float[Tensor, "batch heads tokens size"]) -> Float[Tensor, "batch heads tokens padded"]:
-    """Vectors with zeros up to the next size that the kernels take."""
     size = max(LEAST_SIZE, 2 ** math.ceil(math.log2(vectors.shape[-1])))
     return pad(vectors, (0, size - vectors.shape[-1]))
 
 
 def _pair_score(
-    log_content: Callable[[Tensor], Tensor],
-    log_relative: PairTerm,
-    log_scale: LogScale | None,
-    key_mask: KeyMask | None,
+    log_content: Callable[[Tensor], Tensor], log_relative: PairTerm, log_scale: LogScale, key_mask: Kept
 ) -> PairScore:
     """log κ + log c + s of a pair, −∞ for a key that is dropped."""
     if log_scale is None:
@@ -115,22 +85,13 @@ def _pair_score(
     return lambda product, b, h, i, j: torch.where(key_mask[b, j], plain(product, b, h, i, j), -math.inf)
 
 
-class OffsetNumbers(NamedTuple):
-    """The offsets between the cells of two grids, numbered so that the number of a pair is query_code − key_code.
-
-    A pair that holds a prefix token gets no number, but a larger one than any: to be clamped to one more than the last.
-    """
-
-    offsets: Float[Tensor, "offsets axes"]
-    query_code: Int[Tensor, "queries"]
-    key_code: Int[Tensor, "keys"]
+# The offsets between the cells of two grids, so numbered that a pair has that of the query's code less the key's; one
+# that holds a prefix token gets a larger number than any: to be clamped to one more than the last.
+OffsetNumbers = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[Tensor, "keys"]]
 
 
 def lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
-    """Of every axis the width of the lattice, and how many of it are between two cells of the queries and of the keys.
-
-    None where there is no such lattice, or it has many more points than the grids have cells.
-    """
+    """Each axis' lattice width, and how many of it a cell of queries and of keys is; None if there are far too many."""
     if positions.grids is None:
         return None
     query, key = positions.grids
@@ -147,7 +108,7 @@ def lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
             return None
         axes.append((finest / parts, round(ratios[0]), round(ratios[1])))
         num_offsets *= 1 + sum(
-            ratio * (grid.shape[axis] - 1) for ratio, grid in zip(axes[-1][1:], (query, key), strict=True)
+            one * (grid.shape[axis] - 1) for one, grid in zip(axes[-1][1:], (query, key), strict=True)
         )
     return axes if num_offsets <= OFFSETS_PER_TOKEN * (query.num_tokens + key.num_tokens) else None
 
@@ -169,7 +130,5 @@ def offset_numbers(positions: Positions, like: Tensor) -> OffsetNumbers | None:
             cells = torch.arange(grid.shape[axis], dtype=torch.int32, device=like.device)
             codes[place] = codes[place][..., None] * size + (step * cells + first)
     every = torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1).flatten(0, -2)
-    prefix, beyond = positions.num_prefix_tokens, 2 * every.shape[0]
-    return OffsetNumbers(
-        every, pad(codes[0].flatten(), (prefix, 0), value=beyond), pad(codes[1].flatten(), (prefix, 0), value=-beyond)
-    )
+    prefix, far = positions.num_prefix_tokens, 2 * every.shape[0]
+    return every, pad(codes[0].flatten(), (prefix, 0), value=far), pad(codes[1].flatten(), (prefix, 0), value=-far)

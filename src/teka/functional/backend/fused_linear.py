@@ -8,39 +8,26 @@ from torch import Tensor
 from torch.autograd import Function
 
 from teka.functional.backend.linear import linear
-from teka.functional.kernel.base import KeyMask, Keys, KeyWaves, Outputs, Queries, QueryWaves, Values
 from teka.functional.kernel.local import LocalKernel, times
+from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
-# Tokens of one head that are worked on at once: 256 KiB a tensor for heads of 32 in float32, of which a handful fit in
-# the cache of a core.
+# Tokens of one head that are worked on at once: for heads of 32 256 KiB a tensor, of which a core's cache holds a few.
 BLOCK_TOKENS = 2048
+
+Block = tuple[slice, int, slice]
 
 
 def fused_linear(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    query_waves: QueryWaves | None = None,
-    key_waves: KeyWaves | None = None,
-    *,
-    kernel: LocalKernel,
-    scale: float,
-    key_mask: KeyMask | None,
+    query: Queries, key: Keys, value: Values, *waves: Tensor, kernel: LocalKernel, scale: float, key_mask: Kept
 ) -> Outputs:
-    """The weighted means that `linear` gives the sums of, with features made anew in the backward pass.
+    """The weighted means that `linear` gives the sums of, with features made anew in the backward pass and not kept.
 
-    Nothing of the size of the features is kept. With S = Σ_j φ(k_j) ⊗ b_j ⊗ v_j and z the same without v, and g the
-    gradient of out_i = N_i / D_i, those of N_i and D_i are g/D_i and −gᵀout_i/D_i; the others follow as products.
-
-    The inputs may lie in memory in any order; fastest is (heads, dim, batch, tokens).
+    With g the gradient of out_i = N_i / D_i, those of N_i and D_i are g/D_i and −gᵀout_i/D_i; the others are products.
+    Any order in memory will do; fastest is (heads, dim, batch, tokens).
     """
-    waves = (_tokens_last(query_waves), _tokens_last(key_waves))
-    return _FusedLinear.apply(query, key, value, *waves, kernel, scale, key_mask, kernel.key_unit(key, key_mask))
-
-
-def _tokens_last(waves: Tensor | None) -> Tensor | None:
-    """The same numbers with the tokens last in memory, as features have them."""
-    return None if waves is None else waves.transpose(-2, -1).contiguous().transpose(-2, -1)
+    # With the tokens last in memory, as features have them.
+    laid = [one.transpose(-2, -1).contiguous().transpose(-2, -1) for one in waves] or [None, None]
+    return _FusedLinear.apply(query, key, value, *laid, kernel, scale, key_mask, kernel.key_unit(key, key_mask))
 
 
 class _FusedLinear(Function):
@@ -52,30 +39,29 @@ class _FusedLinear(Function):
         state = value.new_zeros(heads, num_waves, batch, size, value.shape[-1])
         total = value.new_zeros(heads, num_waves, batch, size, 1)
         inverse = value.new_empty(heads, batch, num_queries, 1)
-        output = (
-            torch.empty_like(query)
-            if value.shape[-1] == query.shape[-1]
-            else query.new_empty(batch, heads, num_queries, value.shape[-1])
-        )
-        for samples, head, tokens in _blocks(key):
-            vectors = times(key[samples, head, tokens], _of_head(key_unit, samples, head))
+        shape = (batch, heads, num_queries, value.shape[-1])
+        output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
+        for block in _blocks(key):
+            samples, head, tokens = block
+            vectors = times(key[block], _of_head(key_unit, samples, head))
             features = _masked(kernel.feature_map(vectors, scale=scale), key_mask, samples, tokens)
-            values = value[samples, head, tokens]
-            for wave, part in _times_waves(features, key_waves, samples, head, tokens):
+            values = value[block]
+            for wave, part in _times_waves(features, key_waves, block):
                 state[head, wave, samples].baddbmm_(part.transpose(1, 2), values)
                 total[head, wave, samples].add_(part.sum(dim=1)[..., None])
         tiny = torch.finfo(value.dtype).tiny
-        for samples, head, tokens in _blocks(query):
-            vectors = query[samples, head, tokens]
+        for block in _blocks(query):
+            samples, head, tokens = block
+            vectors = query[block]
             features = kernel.feature_map(times(vectors, kernel.query_unit(vectors)), scale=scale)
             above, below = None, None
-            for wave, part in _times_waves(features, query_waves, samples, head, tokens):
+            for wave, part in _times_waves(features, query_waves, block):
                 above = _product(part, state[head, wave, samples], above)
                 below = _product(part, total[head, wave, samples], below)
             assert above is not None
             assert below is not None
             torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
-            torch.mul(above, inverse[head, samples, tokens], out=output[samples, head, tokens])
+            torch.mul(above, inverse[head, samples, tokens], out=output[block])
         ctx.save_for_backward(
             query, key, value, query_waves, key_waves, key_mask, key_unit, state, total, inverse, output
         )
@@ -95,43 +81,41 @@ class _FusedLinear(Function):
             for waves in (query_waves, key_waves)
         )
         of_state, of_total = torch.zeros_like(state), torch.zeros_like(total)
-        for samples, head, tokens in _blocks(query):
-            unit = kernel.query_unit(query[samples, head, tokens])
-            features, pull = kernel.feature_map_pullback(times(query[samples, head, tokens], unit), scale=scale)
-            of_above = gradient[samples, head, tokens] * inverse[head, samples, tokens]
-            of_below = -(of_above * output[samples, head, tokens]).sum(dim=-1, keepdim=True)
+        for block in _blocks(query):
+            samples, head, tokens = block
+            unit = kernel.query_unit(query[block])
+            features, pull = kernel.feature_map_pullback(times(query[block], unit), scale=scale)
+            of_above = gradient[block] * inverse[head, samples, tokens]
+            of_below = -(of_above * output[block]).sum(dim=-1, keepdim=True)
             of_features = None
-            for wave, part in _times_waves(features, query_waves, samples, head, tokens):
+            for wave, part in _times_waves(features, query_waves, block):
                 of_state[head, wave, samples].baddbmm_(part.transpose(1, 2), of_above)
                 of_total[head, wave, samples].baddbmm_(part.transpose(1, 2), of_below)
                 of_part = _product(of_above, state[head, wave, samples].transpose(1, 2), None)
                 of_part = of_part.addcmul_(of_below, total[head, wave, samples].transpose(1, 2))
-                of_features = _gather(
-                    of_part, features, of_features, query_waves, of_query_waves, wave, samples, head, tokens
-                )
-            pull(of_features, of_query[samples, head, tokens])
+                of_features = _gather(of_part, features, of_features, query_waves, of_query_waves, wave, block)
+            pull(of_features, of_query[block])
             if unit is not None:
-                of_query[samples, head, tokens].mul_(unit)
-        for samples, head, tokens in _blocks(key):
-            values = value[samples, head, tokens]
+                of_query[block].mul_(unit)
+        for block in _blocks(key):
+            samples, head, tokens = block
+            values = value[block]
             unit = _of_head(key_unit, samples, head)
-            features, pull = kernel.feature_map_pullback(times(key[samples, head, tokens], unit), scale=scale)
+            features, pull = kernel.feature_map_pullback(times(key[block], unit), scale=scale)
             features = _masked(features, key_mask, samples, tokens)
             of_features, of_values = None, None
-            for wave, part in _times_waves(features, key_waves, samples, head, tokens):
+            for wave, part in _times_waves(features, key_waves, block):
                 of_values = _product(part, of_state[head, wave, samples], of_values)
                 of_part = _product(values, of_state[head, wave, samples].transpose(1, 2), None)
                 of_part = of_part.add_(of_total[head, wave, samples].transpose(1, 2))
-                of_features = _gather(
-                    of_part, features, of_features, key_waves, of_key_waves, wave, samples, head, tokens
-                )
+                of_features = _gather(of_part, features, of_features, key_waves, of_key_waves, wave, block)
             assert of_features is not None
             assert of_values is not None
             of_features = _masked(of_features, key_mask, samples, tokens)
-            of_value[samples, head, tokens] = of_values
-            pull(of_features, of_key[samples, head, tokens])
+            of_value[block] = of_values
+            pull(of_features, of_key[block])
             if unit is not None:
-                of_key[samples, head, tokens].mul_(unit)
+                of_key[block].mul_(unit)
         waves = [
             one if one is None or given.shape[0] > 1 else one.sum(dim=0, keepdim=True)
             for one, given in ((of_query_waves, query_waves), (of_key_waves, key_waves))
@@ -155,8 +139,7 @@ def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     return [next(found) if one is not None and one.requires_grad else None for one in inputs]
 
 
-def _blocks(tokens: Tensor) -> Iterator[tuple[slice, int, slice]]:
-    """Samples, head and tokens of every block of about `BLOCK_TOKENS` tokens."""
+def _blocks(tokens: Tensor) -> Iterator[Block]:
     batch, heads, num_tokens, _ = tokens.shape
     samples = max(1, BLOCK_TOKENS // num_tokens)
     size = math.ceil(num_tokens / math.ceil(num_tokens / BLOCK_TOKENS))
@@ -182,18 +165,17 @@ def _of_head(unit: Tensor | None, samples: slice, head: int) -> Tensor | None:
     return None if unit is None else unit[samples, head]
 
 
-def _times_waves(
-    features: Tensor, waves: Tensor | None, samples: slice, head: int, tokens: slice
-) -> Iterator[tuple[int, Tensor]]:
+def _times_waves(features: Tensor, waves: Tensor | None, block: Block) -> Iterator[tuple[int, Tensor]]:
     """The features times every wave in turn; the features alone where there are no waves."""
     if waves is None:
         yield 0, features
         return
     for wave in range(waves.shape[-1]):
-        yield wave, features * _wave(waves, wave, samples, head, tokens)
+        yield wave, features * _wave(waves, wave, block)
 
 
-def _wave(waves: Tensor, wave: int, samples: slice, head: int, tokens: slice) -> Tensor:
+def _wave(waves: Tensor, wave: int, block: Block) -> Tensor:
+    samples, head, tokens = block
     return waves[samples if waves.shape[0] > 1 else slice(None), head, tokens, wave, None]
 
 
@@ -204,13 +186,11 @@ def _gather(
     waves: Tensor | None,
     of_waves: Tensor | None,
     wave: int,
-    samples: slice,
-    head: int,
-    tokens: slice,
+    block: Block,
 ) -> Tensor:
     """Add one wave's part of the features' gradient, and note the gradient of the wave."""
     if waves is None or of_waves is None:
         return of_part
-    of_waves[samples, head, tokens, wave] = (of_part * features).sum(dim=-1)
-    factor = _wave(waves, wave, samples, head, tokens)
+    of_waves[(*block, wave)] = (of_part * features).sum(dim=-1)
+    factor = _wave(waves, wave, block)
     return of_part.mul_(factor) if of_features is None else of_features.addcmul_(of_part, factor)

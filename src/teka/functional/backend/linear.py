@@ -1,9 +1,6 @@
-"""The linear backend: sums over keys of products of features, alone or times a few waves of the positions.
+"""The linear backend: sums over keys of products of features, alone or with waves; if causal, in chunks of tokens."""
 
-Where no query sees a later key, they are taken in chunks of tokens, or token by token; so are those of rings.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,12 +10,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka.errors import wrong_value
-from teka.functional.backend import BYTES, Cost, Sums, checkpointed, with_ones
-from teka.functional.kernel.base import KeyFeatures, KeyMask, KeyWaves, LogScale, QueryFeatures, QueryWaves, Values
+from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
+from teka.functional.shapes import Channels, Features, KeyFeatures, LogScale, QueryFeatures, RingWeights, Values
 from teka.grid import Grid
 
-# Numbers of one chunk of φ ⊗ waves: 4 MiB in float32, so that it stays in a processor's cache between its making and
-# its use. Chunks are made again in the backward pass.
+# Numbers of one chunk of φ ⊗ waves, made again in the backward pass: 4 MiB in float32, for a processor's cache.
 CHUNK_ELEMENTS = 2**20
 # Tokens of one chunk where attention is causal: within it every pair is computed, between chunks there is the state.
 CHUNK_TOKENS = 128
@@ -26,35 +22,28 @@ CHUNK_TOKENS = 128
 LOWEST_LOG_SCALE = -1e30
 
 
-def linear_cost(num_queries: int, num_keys: int, num_features: int, num_waves: int, dim_value: int) -> Cost:
-    """The state and its product with the queries' features; products with waves are made and read once."""
-    products = (num_queries + num_keys) * num_features * num_waves
-    made = products if num_waves > 1 else 0
-    return Cost(products * (dim_value + 1), made * 2 * BYTES)
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one attention to a fast backend."""
+
+    num_queries: int
+    num_keys: int
+    num_features: int
+    dim_value: int
+    is_causal: bool
 
 
-def causal_linear_cost(num_tokens: int, num_features: int, num_waves: int, dim_value: int) -> Cost:
-    """As `linear_cost`, and the weights of every pair within a chunk, in some passes over them."""
-    plain = linear_cost(num_tokens, num_tokens, num_features, num_waves, dim_value)
-    pairs = num_tokens * min(CHUNK_TOKENS, num_tokens)
-    multiply_adds = pairs * (num_features + num_waves + dim_value + 1)
-    return Cost(plain.multiply_adds + multiply_adds, plain.bytes + pairs * 3 * 2 * BYTES)
+def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
+    """The state and its product with the queries' features; if causal, every pair within a chunk in some passes too."""
+    products = (sizes.num_queries + sizes.num_keys) * sizes.num_features * num_waves
+    pairs = sizes.num_keys * min(CHUNK_TOKENS, sizes.num_keys) if sizes.is_causal else 0
+    multiply_adds = products * (sizes.dim_value + 1) + pairs * (sizes.num_features + num_waves + sizes.dim_value + 1)
+    return Cost(multiply_adds, (products * 2 if num_waves > 1 else 0) * BYTES + pairs * 3 * 2 * BYTES)
 
 
-def linear(
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    value: Values,
-    query_waves: QueryWaves | None = None,
-    key_waves: KeyWaves | None = None,
-) -> Sums:
-    """Σ_j φ(q_i)ᵀφ(k_j) c_ij v_j = φ(q_i)ᵀ (Σ_j φ(k_j) v_jᵀ) for c = 1, and the same without v.
-
-    With c_ij = a(x_i)ᵀb(x_j) the features are the products φ ⊗ a and φ ⊗ b. These are made for a chunk of tokens at a
-    time, so that memory grows with L · (m + waves + d) alone.
-
-    Source: Katharopoulos et al. 2020, equation 5.
-    """
+def linear(query_features: QueryFeatures, key_features: KeyFeatures, value: Values, *waves: Tensor | None) -> Sums:
+    """φ(q_i)ᵀ (Σ_j φ(k_j) v_jᵀ), or of φ ⊗ waves in chunks, and so without v (Katharopoulos et al. 2020, eq. 5)."""
+    query_waves, key_waves = waves or (None, None)
     if query_waves is None or key_waves is None:
         state = key_features.transpose(-2, -1) @ value
         total = key_features.sum(dim=-2)
@@ -67,9 +56,7 @@ def linear(
     return Sums.of_channels(torch.cat(sums, dim=2))
 
 
-def product_features(
-    features: Float[Tensor, "batch heads tokens features"], waves: Float[Tensor, "#batch heads tokens waves"] | None
-) -> Float[Tensor, "batch heads tokens products"]:
+def product_features(features: Features, waves: Tensor | None = None) -> Float[Tensor, "batch heads tokens products"]:
     """φ ⊗ waves, or φ where there are no waves."""
     return features if waves is None else (features[..., None, :] * waves[..., :, None]).flatten(-2)
 
@@ -91,12 +78,7 @@ def _chunks(features: Tensor, waves: Tensor, *others: Tensor) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class LinearState:
-    """What the keys so far have left: Σ_j φ(k_j) ⊗ b(x_j) ⊗ [v_j, 1], divided by exp(log_peak).
-
-    Args:
-        total: The sum, shape (B, H, m · waves, d_v + 1).
-        log_peak: Largest logarithm s_j of a factor so far, shape (B, H); −∞ before the first key.
-    """
+    """Σ_j φ(k_j) ⊗ b(x_j) ⊗ [v_j, 1] over exp(log_peak), the largest exp(s_j) so far; −∞ before the first key."""
 
     total: Float[Tensor, "batch heads products channels"]
     log_peak: Float[Tensor, "batch heads"]
@@ -115,8 +97,7 @@ class DecodingState:
 
     Args:
         num_tokens: Their number.
-        total: Sums over the keys that are told apart by their features alone: all of them, or with rings those that are
-            at least k steps back.
+        total: Sums over all keys, or with rings over those at least k steps back.
         unturned: With rotary features, the sums over what no turn changes, for the denominator.
         recent: With rings, features, s, and values with a column of ones of the last keys, newest first.
         kernels: Names of the content kernel and of the relative kernel that the tokens have met.
@@ -145,49 +126,34 @@ def left_by(
 
 
 def causal_linear(
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    key_log_scale: LogScale | None,
-    value: Values,
-    query_waves: QueryWaves | None = None,
-    key_waves: KeyWaves | None = None,
+    query_features: QueryFeatures, key_features: KeyFeatures, log_scale: LogScale, value: Values, *waves: Tensor | None
 ) -> Sums:
-    """Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j) c_ij [v_j, 1], chunk by chunk, from φ(q), φ(k) · exp(−s) and s.
+    """Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j) c_ij [v_j, 1], from φ(q), φ(k) · exp(−s) and s, in O(L · (C + m) · d).
 
-    Within a chunk every pair is computed; what lies before it is read from the state. Row i is divided by exp(M_i) with
-    M_i = max_{j ≤ i} s_j, the running maximum, so that nothing in it depends on a later key. Cost O(L · (C + m) · d)
-    for chunks of C tokens.
+    C is the chunk. Row i is divided by exp(max_{j ≤ i} s_j), so that nothing in it depends on a later key.
     """
-    none_yet = product_features(key_features[:, :, :0], None if key_waves is None else key_waves[:, :, :0])
-    state = empty_state(none_yet, value[:, :, :0])
-    inputs = (query_features, key_features, key_log_scale, with_ones(value), query_waves, key_waves)
+    channels = with_ones(value)
+    log_scale = torch.zeros_like(channels[..., 0]) if log_scale is None else log_scale
+    placed = [one for one in waves if one is not None]
+    state = empty_state(product_features(key_features[:, :, :0], *(one[:, :, :0] for one in placed[1:])), value)
+    inputs = (query_features, key_features, log_scale, channels, *placed)
     sums = []
     # Split and not sliced: the gradients of slices would each be as long as the whole.
-    for query_part, key_part, log_scale, values, *waves in zip(*(_split(one, value) for one in inputs), strict=True):
-        assert query_part is not None
-        assert key_part is not None
-        assert values is not None
-        part, state = causal_chunk(query_part, key_part, log_scale, values, state, *waves)
+    for query, key, scale, values, *rest in zip(*(one.split(CHUNK_TOKENS, dim=2) for one in inputs), strict=True):
+        part, state = causal_chunk(query, key, scale, values, state, *rest)
         sums.append(part)
     return Sums.of_channels(torch.cat(sums, dim=2))
 
 
-def _split(tensor: Tensor | None, value: Tensor) -> Sequence[Tensor | None]:
-    """A tensor in chunks of tokens; None for each of them where there is none."""
-    if tensor is not None:
-        return tensor.split(CHUNK_TOKENS, dim=2)
-    return [None] * -(-value.shape[2] // CHUNK_TOKENS)
-
-
 def causal_chunk(
-    query_features: Float[Tensor, "batch heads tokens features"],
-    key_features: Float[Tensor, "batch heads tokens features"],
+    query_features: Features,
+    key_features: Features,
     key_log_scale: Float[Tensor, "batch heads tokens"] | None,
-    value: Float[Tensor, "batch heads tokens channels"],
+    value: Channels,
     state: LinearState,
     query_waves: Float[Tensor, "#batch heads tokens waves"] | None = None,
     key_waves: Float[Tensor, "#batch heads tokens waves"] | None = None,
-) -> tuple[Float[Tensor, "batch heads tokens channels"], LinearState]:
+) -> tuple[Channels, LinearState]:
     """The sums of one chunk of tokens, or of one token, whose values have a column of ones, and the state after it."""
     if key_log_scale is None:
         key_log_scale = torch.zeros_like(value[..., 0])
@@ -205,40 +171,26 @@ def causal_chunk(
     return within + old, LinearState(total, last[..., 0])
 
 
-def causal_rings(
-    log_rings: Float[Tensor, "batch heads tokens rings"],
-    query_features: QueryFeatures,
-    key_features: KeyFeatures,
-    key_log_scale: LogScale | None,
-    value: Values,
-    grid: Grid,
-    *,
-    key_mask: KeyMask | None,
-) -> Sums:
+def causal_rings(log_rings: RingWeights, tokens: Featured, grid: Grid) -> Sums:
     """Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j) c_ij [v_j, 1] on a sequence, whose ring r holds one key.
 
         Σ_{r<k} c_ir φ(q_i)ᵀφ(k_{i−r}) exp(s_{i−r}) [v_{i−r}, 1] + c_ik φ(q_i)ᵀ Σ_{j ≤ i−k} φ(k_j) exp(s_j) [v_j, 1]
 
-    The near keys are taken one by one; the far ones are a prefix sum, chunk by chunk. Each row is divided by the
-    largest exp(s) c of what it sees, for the far ones with the largest s among them: nothing in it depends on a later
-    key.
+    Each row is divided by the largest exp(s) c of what it sees: nothing in it depends on a later key.
     """
     if grid.num_axes != 1 or grid.periodic[0]:
         raise wrong_value("grid", grid, "one axis that is not periodic where attention is causal")
-    log_scale = torch.zeros_like(value[..., 0]) if key_log_scale is None else key_log_scale
-    if key_mask is not None:
-        log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
+    query_features, key_features, value = tokens.query_features, tokens.key_features, tokens.value
+    log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
+    if tokens.key_mask is not None:
+        log_scale = log_scale.masked_fill(~tokens.key_mask[:, None], LOWEST_LOG_SCALE)
     distance, num_tokens = log_rings.shape[-1] - 1, value.shape[2]
 
     # Rows 0 … k − 1 have no far keys: those of key j begin to count k tokens later.
     far_scale = _later(log_scale, distance)
     far_log_peak = far_scale.cummax(dim=-1).values
-    far = causal_linear(
-        query_features,
-        pad(key_features, (0, 0, distance, 0))[:, :, :num_tokens],
-        far_scale,
-        pad(value, (0, 0, distance, 0))[:, :, :num_tokens],
-    )
+    far_keys, far_values = (pad(one, (0, 0, distance, 0))[:, :, :num_tokens] for one in (key_features, value))
+    far = causal_linear(query_features, far_keys, far_scale, far_values)
     near_scale = torch.stack([_later(log_scale, ring) for ring in range(distance)], dim=-1)
     every_scale = torch.cat([near_scale, far_log_peak[..., None]], dim=-1)
     log_factor, filled = log_rings + every_scale, every_scale > 0.5 * LOWEST_LOG_SCALE

@@ -1,7 +1,4 @@
-"""Sums over the L1 rings of a grid, ring after ring: the three maps that attention and its gradients make of them.
-
-Each ring takes one addition an axis where a ring of radius r has 2r + 1 terms, and nothing is subtracted.
-"""
+"""Sums over the L1 rings of a grid: three maps, with one addition an axis and ring, of which nothing is subtracted."""
 
 from collections.abc import Sequence
 from types import EllipsisType
@@ -10,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka.functional.shapes import Cells, Channels, RingWeights
 from teka.grid import Grid
 
 # Numbers of one map that is worked on at a time, so that a few maps fit a core's cache; measured on one with 2 MiB.
@@ -45,19 +43,6 @@ class AxisSweep:
         self.ahead_views = [_views(self.ahead, dim, ahead % shape[dim], side) for ahead, _ in places]
         self.behind_views = [_views(self.behind, dim, behind % shape[dim], side) for _, behind in places]
 
-    def clear(self) -> None:
-        """Begin again."""
-        self.ahead.zero_()
-        self.behind.zero_()
-
-    def add_ahead(self, distance: int, inner: Tensor, weight: Tensor | None = None) -> None:
-        """Add P_r, or weight · P_r, to F."""
-        self._add(self.ahead_views[distance], inner, weight)
-
-    def add_behind(self, distance: int, inner: Tensor, weight: Tensor | None = None) -> None:
-        """Add P_r, or weight · P_r, to G."""
-        self._add(self.behind_views[distance], inner, weight)
-
     def read(self, distance: int, out: Tensor) -> Tensor:
         """Write F_r + G_r into `out`, and return that."""
         ahead, behind = self.ahead_views[distance], self.behind_views[distance]
@@ -71,12 +56,13 @@ class AxisSweep:
 
     def step(self, distance: int, inner: Tensor, out: Tensor, weight: Tensor | None = None) -> Tensor:
         """R_r from P_r, or from weight · P_r, written into `out`; with falling radii the adjoint of that."""
-        self.add_ahead(distance, inner, weight)
+        self.add(self.ahead_views[distance], inner, weight)
         self.read(distance, out)
-        self.add_behind(distance, inner, weight)
+        self.add(self.behind_views[distance], inner, weight)
         return out
 
-    def _add(self, views: Sequence[Tensor], inner: Tensor, weight: Tensor | None) -> None:
+    def add(self, views: Sequence[Tensor], inner: Tensor, weight: Tensor | None = None) -> None:
+        """Add P_r, or weight · P_r, to F or to G by its views."""
         # Without a seam there is nothing to cut, and this is called often.
         if len(views) == 1:
             _add_to(views[0], inner, weight)
@@ -103,62 +89,55 @@ def _views(buffer: Tensor, dim: int, place: int, side: int) -> list[Tensor]:
 
 
 def _split(tensor: Tensor, dim: int, views: Sequence[Tensor]) -> Sequence[Tensor]:
-    """A tensor cut along a dimension as the views are."""
     return [tensor] if len(views) == 1 else tensor.split([view.shape[dim] for view in views], dim)
 
 
-def sweeps_over(like: Float[Tensor, "batch heads *cells channels"], reach: int, grid: Grid) -> list[AxisSweep]:
+def sweeps_over(like: Cells, reach: int, grid: Grid) -> list[AxisSweep]:
     """A sweep for every axis of a grid, the last axis first."""
     axes = range(grid.num_axes - 1, -1, -1)
     return [AxisSweep(like, 2 + axis, reach, periodic=grid.periodic[axis]) for axis in axes]
 
 
 class RingSums:
-    """R_r(i) = Σ of the tokens at Manhattan distance r steps from i, for r = 0, 1, … in this order.
+    """R_r(i) = Σ of the tokens r steps from i, for r = 0, 1, … in order; its own adjoint; 3n − 2 additions a ring."""
 
-    In n dimensions that is 3n − 2 additions a token, channel and ring, and 3n maps held, however many rings there are.
-    The sum is its own adjoint: j is as far from i as i from j.
-    """
-
-    def __init__(self, like: Float[Tensor, "batch heads *cells channels"], num_rings: int, grid: Grid) -> None:
+    def __init__(self, like: Cells, num_rings: int, grid: Grid) -> None:
         self.reach = num_rings - 1
         self.first, *self.others = sweeps_over(like, self.reach, grid)
         self.outs = [_contiguous(like) for _ in range(grid.num_axes)]
         self.tokens = _contiguous(like)
         self.cell_dims = tuple(range(2, like.ndim - 1))
 
-    def start(self, tokens: Float[Tensor, "batch heads *cells channels"]) -> None:
+    def start(self, tokens: Cells) -> None:
         """Take the tokens whose rings come next."""
+        self._clear(tokens)
+        self.first.add(self.first.ahead_views[0], self.tokens)
+        self.first.add(self.first.behind_views[0], self.tokens)
+
+    def _clear(self, tokens: Tensor) -> None:
         self.tokens.copy_(tokens)
         for sweep in (self.first, *self.others):
-            sweep.clear()
-        self.first.add_ahead(0, self.tokens)
-        self.first.add_behind(0, self.tokens)
+            sweep.ahead.zero_()
+            sweep.behind.zero_()
 
-    def ring(self, distance: int) -> Float[Tensor, "batch heads *cells channels"]:
+    def ring(self, distance: int) -> Cells:
         """R_r, in a buffer that the next ring overwrites; to be asked for r = 0, 1, …, each once."""
         ring = self.first.read(distance, self.outs[0]) if distance else self.tokens
         for sweep, out in zip(self.others, self.outs[1:], strict=True):
             ring = sweep.step(distance, ring, out)
         return ring
 
-    def spread(
-        self,
-        weights: Float[Tensor, "batch heads *cells rings"],
-        tokens: Float[Tensor, "batch heads *cells channels"],
-    ) -> Float[Tensor, "batch heads *cells channels"]:
+    def spread(self, weights: Float[Tensor, "batch heads *cells rings"], tokens: Cells) -> Cells:
         """Σ_r R_r(a_r · g) in a buffer: the same steps backwards."""
-        self.tokens.copy_(tokens)
-        for sweep in (self.first, *self.others):
-            sweep.clear()
+        self._clear(tokens)
         shares = weights[..., None].unbind(-2)
         for distance in range(self.reach, -1, -1):
             ring, weight = self.tokens, shares[distance]
             for sweep, wider in zip(reversed(self.others), self.outs, strict=False):
                 ring, weight = sweep.step(distance, ring, wider, weight), None
-            self.first.add_ahead(distance, ring, weight)
+            self.first.add(self.first.ahead_views[distance], ring, weight)
             if distance:
-                self.first.add_behind(distance, ring, weight)
+                self.first.add(self.first.behind_views[distance], ring, weight)
         return self.first.read(0, self.outs[-1])
 
     def total(self) -> Float[Tensor, "batch heads *one channels"]:
@@ -166,9 +145,7 @@ class RingSums:
         return self.tokens.sum(dim=self.cell_dims, keepdim=True)
 
 
-def mix_rings(
-    weights: Float[Tensor, "batch heads tokens rings"], tokens: Float[Tensor, "batch heads tokens channels"], grid: Grid
-) -> Float[Tensor, "batch heads tokens channels"]:
+def mix_rings(weights: RingWeights, tokens: Channels, grid: Grid) -> Channels:
     """out_i = Σ_{r ≤ k} a_ir R_r(i) = Σ_{r<k} (a_ir − a_ik) R_r(i) + a_ik ΣV, R_k being the total less the others."""
     num_rings = weights.shape[-1] - 1
     result = tokens.new_empty(tokens.shape)
@@ -187,9 +164,7 @@ def mix_rings(
     return result
 
 
-def spread_rings(
-    weights: Float[Tensor, "batch heads tokens rings"], tokens: Float[Tensor, "batch heads tokens channels"], grid: Grid
-) -> Float[Tensor, "batch heads tokens channels"]:
+def spread_rings(weights: RingWeights, tokens: Channels, grid: Grid) -> Channels:
     """out = Σ_{r ≤ k} R_r(a_r · g), the adjoint of `mix_rings` in its tokens."""
     result = tokens.new_empty(tokens.shape)
     shares, cells, outs = _over_cells(grid, weights, tokens, result)
@@ -204,12 +179,7 @@ def spread_rings(
     return result
 
 
-def read_rings(
-    tokens: Float[Tensor, "batch heads tokens channels"],
-    others: Float[Tensor, "batch heads tokens channels"],
-    num_rings: int,
-    grid: Grid,
-) -> Float[Tensor, "batch heads tokens rings"]:
+def read_rings(tokens: Channels, others: Channels, num_rings: int, grid: Grid) -> RingWeights:
     """out_ir = R_r(i) · g_i for r = 0 … num_rings, the adjoint of `mix_rings` in its weights."""
     result = tokens.new_zeros((*tokens.shape[:-1], num_rings + 1))
     cells, given, outs = _over_cells(grid, tokens, others, result)
@@ -226,7 +196,7 @@ def read_rings(
     return result
 
 
-def parts_of(tokens: Float[Tensor, "batch heads tokens channels"]) -> list[Part]:
+def parts_of(tokens: Channels) -> list[Part]:
     """What to work on at a time, always equally much; a compiler gets it all at once, since it plans the memory."""
     batch, heads, num_tokens, channels = tokens.shape
     if torch.compiler.is_compiling():
@@ -247,7 +217,6 @@ def _over_cells(grid: Grid, *tensors: Float[Tensor, "batch heads tokens _"]) -> 
 
 
 def _divisor(number: int, most: int) -> int:
-    """The largest divisor that is at most `most`, or 1."""
     return max(divisor for divisor in range(1, max(1, min(number, most)) + 1) if number % divisor == 0)
 
 
@@ -255,41 +224,30 @@ def _contiguous(like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def sum_far(
-    tokens: Float[Tensor, "batch heads tokens channels"], distance: int, grid: Grid
-) -> Float[Tensor, "batch heads tokens channels"]:
-    """`far_sums` without derivatives."""
+def sum_far(tokens: Channels, distance: int, grid: Grid) -> Channels:
+    """`FarSums` without derivatives."""
     result = tokens.new_empty(tokens.shape)
-    cells, outs = tokens.unflatten(2, grid.shape), result.unflatten(2, grid.shape)
+    cells, results = _over_cells(grid, tokens, result)
     for part in parts_of(tokens):
-        _sum_far(cells[part], distance, grid, outs[part])
+        _sum_far(cells[part], distance, grid, results[part])
     return result
 
 
 def _sum_far(cells: Tensor, distance: int, grid: Grid, result: Tensor) -> None:
     sweeps = sweeps_over(cells, distance, grid)
-    outs = [*(torch.empty_like(cells, memory_format=torch.contiguous_format) for _ in sweeps[1:]), result]
+    outs = [*(_contiguous(cells) for _ in sweeps[1:]), result]
     totals = [cells]
     for sweep in sweeps:
-        if not sweep.periodic:
-            _begin(sweep, totals[-1])
+        if not sweep.periodic:  # Σ_{t ≥ 0} A_0(i + t) and Σ_{t ≥ 0} A_0(i − t)
+            sweep.ahead_views[0][0].copy_(totals[-1].flip(sweep.dim).cumsum(sweep.dim).flip(sweep.dim))
+            sweep.behind_views[0][0].copy_(totals[-1].cumsum(sweep.dim))
         totals.append(totals[-1].sum(dim=sweep.dim, keepdim=True))
     for least in range(1, distance + 1):
         inner = None
         for sweep, total, out in zip(sweeps, totals, outs, strict=False):
-            if inner is None:
-                sweep.read(least, out)
-            else:
-                sweep.step(least, inner, out)
+            inner = sweep.read(least, out) if inner is None else sweep.step(least, inner, out)
             if sweep.periodic:
                 out += _beyond(total, sweep.dim, least)
-            inner = out
-
-
-def _begin(sweep: AxisSweep, total: Tensor) -> None:
-    """Σ_{t ≥ 0} A_0(i + t) and Σ_{t ≥ 0} A_0(i − t)."""
-    sweep.ahead_views[0][0].copy_(total.flip(sweep.dim).cumsum(sweep.dim).flip(sweep.dim))
-    sweep.behind_views[0][0].copy_(total.cumsum(sweep.dim))
 
 
 def _beyond(total: Tensor, dim: int, distance: int) -> Tensor:

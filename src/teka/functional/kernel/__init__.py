@@ -30,11 +30,7 @@ KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 
 def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
-    """The kernel, or the one of that name for queries of a size.
-
-    A random one is drawn with seed 0 and `default_num_features(dim)`; a learned one has not learned yet: its maps are
-    the identity, in every head.
-    """
+    """The kernel, or the one of that name: drawn with seed 0, with maps yet to learn, or as it is."""
     if isinstance(kernel, Kernel):
         return kernel
     if not isinstance(kernel, str):

@@ -15,33 +15,37 @@ from teka.functional.kernel.base import (
     LOWEST_EXPONENT,
     FeatureKernel,
     Kernel,
-    KeyFeatures,
-    KeyMask,
-    Keys,
-    LogRelative,
-    LogScale,
-    PairMask,
-    Pairs,
-    Queries,
-    QueryFeatures,
-    QueryMask,
-    Tokens,
     apply_log_factor,
     kept_mean,
     mask_features,
     mask_scores,
 )
-from teka.functional.kernel.local import MapFeatures, PointwiseKernel, Vectors
+from teka.functional.kernel.local import PointwiseKernel
+from teka.functional.shapes import (
+    Asked,
+    CausalFeatures,
+    FeatureMaps,
+    Features,
+    Kept,
+    KeyFeatures,
+    Keys,
+    LogFactors,
+    LogScale,
+    MapFeatures,
+    PairMask,
+    Pairs,
+    Queries,
+    QueryFeatures,
+    Tokens,
+    Vectors,
+)
 
 KeyShift = Literal["none", "mean"]
 
 
 @dataclass(frozen=True)
 class Softmax(Kernel):
-    """κ(q, k) = exp(scale · qᵀk): the reference, with no finite feature map, so that it costs O(L²).
-
-    Source: Vaswani et al. 2017, equation 1.
-    """
+    """κ(q, k) = exp(scale · qᵀk), with no finite feature map: O(L²). Source: Vaswani et al. 2017, equation 1."""
 
     name: ClassVar[str] = "softmax"
     estimates_softmax: ClassVar[bool] = True
@@ -49,28 +53,19 @@ class Softmax(Kernel):
 
     @property
     def bound(self) -> float:
-        """1: outputs are means of the values."""
         return 1.0
 
-    def dense_vectors(
-        self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask | None, is_causal: bool
-    ) -> tuple[Queries, Keys, None]:
-        """scale · q and k."""
+    def dense_vectors(self, query: Queries, key: Keys, *, scale: float, key_mask: Kept, is_causal: bool) -> FeatureMaps:
         return scale * query, key, None
 
-    def dense_weights(
-        self, products: Pairs, *, log_relative: LogRelative | None, log_scale: LogScale | None, keep: PairMask | None
-    ) -> Pairs:
-        """Weights exp(scale · q_iᵀk_j + log c_ij), normalised over the keys."""
+    def dense_weights(self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask) -> Pairs:
         scores = products if log_relative is None else products + log_relative
         return torch.softmax(mask_scores(scores, keep), dim=-1)
 
     def dense_size(self, dim: int) -> int:
-        """Length d of queries and keys."""
         return dim
 
     def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
-        """The product itself."""
         return lambda product: product
 
 
@@ -78,22 +73,13 @@ class Softmax(Kernel):
 class Taylor2(FeatureKernel):
     """κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk: finite, exact, deterministic.
 
-    φ(x) = [1, x, x_i²/√2, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. As
-    κ = ((1 + t)² + 1)/2 ≥ ½, it is always positive; it is within 0.22 of exp(t) for |t| ≤ 1, and about t²/2 for large t
-    of either sign.
-
-    Softmax does not change when one vector is subtracted from all keys; this kernel does. With key_shift "mean" the
-    mean of the kept keys is subtracted, which makes t smaller and κ nearer to softmax. Gradients pass through the mean.
-
-    Source: Keles et al. 2023; Arora et al. 2024 (Based).
+    φ(x) = [1, x, x_i²/√2, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. κ = ((1 + t)² + 1)/2
+    ≥ ½ is within 0.22 of exp(t) for |t| ≤ 1, and about t²/2 for large t of either sign. Less the mean of the keys,
+    which softmax would not notice, t is smaller, κ nearer to it. Source: Keles et al. 2023; Arora et al. 2024 (Based).
 
     Args:
-        key_shift: What is subtracted from the keys: "none" for nothing, "mean" for the mean of the kept keys of the
-            batch and head, where attention is not causal.
+        key_shift: What is subtracted from the keys: "none", or "mean" for that of the kept keys; causally a ValueError.
         key_mean: That mean, which `fitted` takes.
-
-    Raises:
-        ValueError: An unknown shift.
     """
 
     name: ClassVar[str] = "taylor2"
@@ -106,50 +92,33 @@ class Taylor2(FeatureKernel):
         check_name("key_shift", self.key_shift, get_args(KeyShift))
 
     def num_features(self, dim: int) -> int:
-        """Length 1 + d + d(d+1)/2 of φ."""
         return 1 + dim + dim * (dim + 1) // 2
 
     def dense_size(self, dim: int) -> int:
-        """Length d of queries and keys: `dense_vectors` are they."""
         return dim
 
-    def fitted(
-        self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask | None, key_mask: KeyMask | None
-    ) -> "Taylor2":
-        """The kernel with the mean of the kept keys, if it is to be subtracted."""
+    def fitted(self, query: Queries, key: Keys, *, scale: float, query_mask: Asked, key_mask: Kept) -> "Taylor2":
         return self if self.key_shift == "none" else Taylor2(self.key_shift, kept_mean(key, key_mask))
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """φ(q)."""
         return second_order_features(query * math.sqrt(scale))
 
-    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
-        """φ(k), or φ(k − k̄) once the kernel is fitted."""
+    def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
         return mask_features(second_order_features(self._shifted(key) * math.sqrt(scale)), key_mask)
 
-    def causal_key_features(
-        self, key: Keys, *, scale: float, key_mask: KeyMask | None = None
-    ) -> tuple[KeyFeatures, None]:
-        """φ(k), and None: it needs no scale."""
+    def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> CausalFeatures:
         self._check_causal()
         return self.key_features(key, scale=scale, key_mask=key_mask), None
 
-    def dense_vectors(
-        self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask | None, is_causal: bool
-    ) -> tuple[Queries, Keys, None]:
-        """scale · q and k, or k − k̄, whose inner product is t."""
+    def dense_vectors(self, query: Queries, key: Keys, *, scale: float, key_mask: Kept, is_causal: bool) -> FeatureMaps:
         if is_causal:
             self._check_causal()
         return scale * query, self._shifted(key), None
 
-    def dense_weights(
-        self, products: Pairs, *, log_relative: LogRelative | None, log_scale: LogScale | None, keep: PairMask | None
-    ) -> Pairs:
-        """(1 + t_ij + t_ij²/2) · c_ij over the largest factor of the row."""
+    def dense_weights(self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask) -> Pairs:
         return apply_log_factor(1 + products + products.square() / 2, log_relative, log_scale, keep)
 
     def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
-        """log(1 + t + t²/2)."""
         return lambda product: torch.log(1 + product + product * product / 2)
 
     def _check_causal(self) -> None:
@@ -164,7 +133,7 @@ class Taylor2(FeatureKernel):
         return key - self.key_mean
 
 
-def second_order_features(vectors: Tokens) -> Float[Tensor, "batch heads tokens features"]:
+def second_order_features(vectors: Tokens) -> Features:
     """[1, x, x_i²/√2, x_i x_j (i < j)], whose inner product with that of y is 1 + xᵀy + (xᵀy)²/2."""
     squares = vectors.square() / math.sqrt(2)
     # Products of slices: gathering both factors by index takes three times as long.
@@ -176,23 +145,15 @@ def second_order_features(vectors: Tokens) -> Float[Tensor, "batch heads tokens 
 class Hedgehog(FeatureKernel):
     """κ(q, k) = φ(q)ᵀφ(k), φ(x) = softmax([Wx + b, −(Wx + b)]) over the 2r features: learned, positive, at most 1.
 
-    Queries and keys have a W and b each, and so has every head. A vector's features depend on that vector alone and add
-    up to 1: for a query the sum cancels in the normaliser, for a key it does not, so that a key's length changes how it
-    shares its weight among queries and not how much it has.
-
-    x = √(scale · √d) · q (or k), which with the scale of 1/√d is q itself, as in the paper. Exponents stop at −40, so
-    that no feature is 0.
-
-    Source: Zhang et al. 2024 (The Hedgehog & the Porcupine), §4.
+    Features add up to 1: for a query the sum cancels in the normaliser, for a key it does not, so that a key's length
+    changes how it shares its weight among queries and not how much it has. x = √(scale · √d) · q (or k), with the scale
+    1/√d q itself, as in the paper. Source: Zhang et al. 2024 (The Hedgehog & the Porcupine), §4.
 
     Args:
         query_weight: W of the queries, shape (H, r, d), or (1, r, d) for all heads.
         key_weight: W of the keys.
         query_bias: b of the queries, shape (H, r), or (1, r).
         key_bias: b of the keys.
-
-    Raises:
-        ValueError: Shapes that do not fit each other.
     """
 
     name: ClassVar[str] = "hedgehog"
@@ -217,24 +178,15 @@ class Hedgehog(FeatureKernel):
         return cls(weight, weight.clone(), bias, bias.clone())
 
     def num_features(self, dim: int) -> int:
-        """Length 2r of φ."""
         return 2 * self.query_weight.shape[1]
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """φ(q)."""
         return self._features(query, self.query_weight, self.query_bias, scale)
 
-    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
-        """φ(k)."""
+    def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
         return mask_features(self._features(key, self.key_weight, self.key_bias, scale), key_mask)
 
-    def _features(
-        self,
-        vectors: Tokens,
-        weight: Float[Tensor, "#heads maps dim"],
-        bias: Float[Tensor, "#heads maps"],
-        scale: float,
-    ) -> Float[Tensor, "batch heads tokens features"]:
+    def _features(self, vectors: Tokens, weight: Tensor, bias: Tensor, scale: float) -> Features:
         heads, dim = vectors.shape[1], vectors.shape[-1]
         if weight.shape[0] not in (1, heads) or weight.shape[-1] != dim:
             raise wrong_shape("query_weight", weight.shape, f"({heads} or 1, maps, {dim}) for these vectors")
@@ -247,42 +199,29 @@ class Hedgehog(FeatureKernel):
 
 @dataclass(frozen=True)
 class Elu(PointwiseKernel):
-    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = elu(x) + 1 with x = √scale · q (or k): d features, deterministic, positive.
-
-    elu(x) + 1 is 1 + x for x > 0 and exp(x) below, taken as such: 1 + expm1(x) would lose the digits of small
-    features. Exponents stop at −40, so that no feature is 0.
-
-    Source: Katharopoulos et al. 2020, equation 7.
-    """
+    """φ(x) = elu(x) + 1 with x = √scale · q (or k), no less than exp(−40) (Katharopoulos et al. 2020, equation 7)."""
 
     name: ClassVar[str] = "elu"
     nonnegative: ClassVar[bool] = True
 
     def num_features(self, dim: int) -> int:
-        """Length d of φ."""
         return dim
 
     def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
-        """φ(x)."""
         scaled = vectors * math.sqrt(scale)
         return torch.where(scaled > 0, 1 + scaled, torch.exp(scaled.clamp(LOWEST_EXPONENT, 0.0)))
 
 
 @dataclass(frozen=True)
 class Constant(PointwiseKernel):
-    """κ(q, k) = 1, φ(x) = [1]: what a query attends to depends only on where the keys are.
-
-    Source: Cordonnier et al. 2020, §3 (content left out).
-    """
+    """κ(q, k) = 1, φ(x) = [1]: attention by place alone. Source: Cordonnier et al. 2020, §3 (content left out)."""
 
     name: ClassVar[str] = "constant"
     uses_content: ClassVar[bool] = False
     nonnegative: ClassVar[bool] = True
 
     def num_features(self, dim: int) -> int:
-        """Length 1 of φ."""
         return 1
 
     def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
-        """φ(x) = [1]."""
         return torch.ones_like(vectors[..., :1])

@@ -14,16 +14,8 @@ from torch.autograd import Function
 from teka._compat import has_numbers, is_plain_eager
 from teka.checks import POSITIVE, is_positive
 from teka.errors import wrong_value
-from teka.functional.kernel.base import (
-    FeatureKernel,
-    KeyFeatures,
-    KeyMask,
-    Keys,
-    LogScale,
-    Queries,
-    QueryFeatures,
-    mask_features,
-)
+from teka.functional.kernel.base import FeatureKernel, mask_features
+from teka.functional.shapes import CausalFeatures, Kept, KeyFeatures, Keys, MapFeatures, Queries, QueryFeatures, Vectors
 
 # Vectors are brought into range by powers of 2 to this.
 RANGE_BITS = 8.0
@@ -31,8 +23,7 @@ RANGE_BITS = 8.0
 # count evenly, and a key of 0 among others for nothing that can be seen.
 LEAST_FEATURE = 1e-14
 
-Vectors = Float[Tensor, "*batch dim"]
-MapFeatures = Float[Tensor, "*batch features"]
+Pullback = Callable[[Tensor, Tensor], None]
 
 
 class PointwiseKernel(FeatureKernel):
@@ -43,22 +34,17 @@ class PointwiseKernel(FeatureKernel):
         """φ(x)."""
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """φ(q)."""
         return self.feature_map(query, scale=scale)
 
-    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
-        """φ(k)."""
+    def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
         return mask_features(self.feature_map(key, scale=scale), key_mask)
 
 
 class LocalKernel(PointwiseKernel):
-    """A pointwise kernel with the gradient of φ written out.
+    """A pointwise kernel with the gradient of φ written out, for `backend.fused_linear`, which makes φ again.
 
-    The fused evaluation (`backend.fused_linear`) is for these: it makes φ anew in the backward pass.
-
-    φ(τx) = τ^degree φ(x) for every τ > 0 where a kernel says so. Then a factor of a query, and one of all keys of a
-    batch and head, cancels in the normaliser: very small and very large vectors are brought into range before powers of
-    them are taken. The factors are taken as fixed, for no output depends on them.
+    Where φ(τx) = τ^degree φ(x) for every τ > 0, a factor of a query, and one of all keys of a batch and head, cancels:
+    vectors are brought into range before powers of them are taken, by factors taken as fixed.
     """
 
     reads_heads_first: ClassVar[bool] = True
@@ -71,26 +57,18 @@ class LocalKernel(PointwiseKernel):
         return made == (LocalKernel.query_features, LocalKernel.key_features)
 
     @abstractmethod
-    def feature_map_pullback(
-        self, vectors: Vectors, *, scale: float
-    ) -> tuple[MapFeatures, Callable[[Tensor, Tensor], None]]:
+    def feature_map_pullback(self, vectors: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
         """φ(x), and a function of the gradient of φ(x), which it may overwrite, that writes that of x to its second."""
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """φ(q)."""
         query = times(query, self.query_unit(query))
-        if is_plain_eager(query):
-            return _Map.apply(query, self, scale)
-        return self.feature_map(query, scale=scale)
+        return _Map.apply(query, self, scale) if is_plain_eager(query) else self.feature_map(query, scale=scale)
 
-    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
-        """φ(k)."""
+    def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
         key = times(key, self.key_unit(key, key_mask))
         return mask_features(self.feature_map(key, scale=scale), key_mask)
 
-    def causal_key_features(
-        self, key: Keys, *, scale: float, key_mask: KeyMask | None = None
-    ) -> tuple[KeyFeatures, LogScale | None]:
+    def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> CausalFeatures:
         """φ(k) of each key in its own range, and the logarithm of what that takes out."""
         if self.degree is None:
             return self.key_features(key, scale=scale, key_mask=key_mask), None
@@ -102,7 +80,7 @@ class LocalKernel(PointwiseKernel):
         """A factor of every query that brings it into range, or None where it would not cancel."""
         return None if self.degree is None else _unit(query, (-1,))
 
-    def key_unit(self, key: Keys, key_mask: KeyMask | None) -> Float[Tensor, "batch heads 1 1"] | None:
+    def key_unit(self, key: Keys, key_mask: Kept) -> Float[Tensor, "batch heads 1 1"] | None:
         """A factor of the kept keys of every batch and head that brings them into range, or None likewise."""
         return None if self.degree is None else _unit(mask_features(key, key_mask), (-2, -1))
 
@@ -147,12 +125,11 @@ class _Map(Function):
 
 @dataclass(frozen=True)
 class FlooredRelu(LocalKernel):
-    """A kernel of r(x) = max(x, ε ‖x‖/√d), the same map for queries and keys, of d features.
+    """A kernel of r(x) = max(x, ε ‖x‖/√d), the same map for queries and keys, of d features; ε ≤ 0 is a ValueError.
 
-    The floor in place of 0 lets a query attend to keys of which it shares no positive entry. It grows with x,
-    r(τx) = τ r(x) for τ > 0, so that it never swamps the entries of a small vector; of the vector 0 φ is 10⁻¹⁴.
-    φ is homogeneous in r: the scale of qᵀk is one factor of all weights, which cancels in the normaliser and is left
-    out. So is the size of a query, and that of the largest key: keys may be 10⁹ times smaller than it in float32.
+    The floor lets a query without a positive entry attend to the keys evenly, weighted by Σφ(k). It grows with x, r(τx)
+    = τ r(x) for τ > 0; of the vector 0 φ is 10⁻¹⁴. The scale of qᵀk, the size of a query and that of the largest key
+    cancel in the normaliser: keys may be 10⁹ times smaller than it in float32.
     """
 
     nonnegative: ClassVar[bool] = True
@@ -165,7 +142,6 @@ class FlooredRelu(LocalKernel):
             raise wrong_value("epsilon", self.epsilon, POSITIVE)
 
     def num_features(self, dim: int) -> int:
-        """Length d of φ."""
         return dim
 
     @abstractmethod
@@ -186,12 +162,9 @@ class FlooredRelu(LocalKernel):
         return (square.sqrt() * (self.epsilon / math.sqrt(vectors.shape[-1]))).clamp_min(self._least_floor)
 
     def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
-        """φ(x), whatever the scale."""
         return self.features_of(torch.maximum(vectors, self._floor(vectors)))
 
-    def feature_map_pullback(
-        self, vectors: Vectors, *, scale: float
-    ) -> tuple[MapFeatures, Callable[[Tensor, Tensor], None]]:
+    def feature_map_pullback(self, vectors: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
         """φ(x), and the gradient of x: that of r where x is above the floor, and through ‖x‖ where it is not."""
         floor = self._floor(vectors)
         rectified = torch.maximum(vectors, floor)
@@ -211,18 +184,13 @@ class FlooredRelu(LocalKernel):
 
 @dataclass(frozen=True)
 class SquaredRelu(FlooredRelu):
-    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = r² with r = max(x, ε ‖x‖/√d): d features, deterministic, non-negative.
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = r² with r = max(x, ε ‖x‖/√d): d features, deterministic, non-negative; the default.
 
-    The normalised weights do not change when a query, or all keys, are multiplied by a positive number.
-
-    Source: cf. So et al. 2021 (Primer) for the activation; as a feature map, this library's default.
+    The normalised weights do not change when a query, or all keys, are multiplied by a positive number. Source: cf. So
+    et al. 2021 (Primer) for the activation; as a feature map, this library.
 
     Args:
-        epsilon: ε > 0, the floor of r as a fraction of the root mean square of the vector's entries. It lets a query
-            without a positive entry attend to the keys evenly, weighted by Σφ(k), and not to nothing.
-
-    Raises:
-        ValueError: ε is not positive.
+        epsilon: ε > 0, a share of the root mean square of the vector's entries; else a ValueError.
     """
 
     name: ClassVar[str] = "squared_relu"
@@ -231,55 +199,31 @@ class SquaredRelu(FlooredRelu):
     epsilon: float = 1e-3
 
     def features_of(self, rectified: Vectors) -> MapFeatures:
-        """φ = r²."""
         return rectified.square()
 
     def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
-        """2r times that of φ."""
         return gradient.mul_(rectified).mul_(2)
 
 
 @dataclass(frozen=True)
 class Relu(FlooredRelu):
-    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = max(x, ε ‖x‖/√d): d features, deterministic.
-
-    The normalised weights do not change when a query, or all keys, are multiplied by a positive number.
-
-    Source: Choromanski et al. 2021 (Performer-ReLU), with a relative floor in place of an absolute one.
-
-    Args:
-        epsilon: ε > 0, the floor as a fraction of the root mean square of the vector's entries.
-
-    Raises:
-        ValueError: ε is not positive.
-    """
+    """φ(x) = max(x, ε ‖x‖/√d), else as `SquaredRelu`: Performer-ReLU (Choromanski et al. 2021) with our floor."""
 
     name: ClassVar[str] = "relu"
 
     def features_of(self, rectified: Vectors) -> MapFeatures:
-        """φ = r."""
         return rectified
 
     def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
-        """That of φ."""
         return gradient
 
 
 @dataclass(frozen=True)
 class Focused(FlooredRelu):
-    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = ‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d): d features.
+    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = ‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d), as for `SquaredRelu`: d features.
 
-    Cubing turns a vector towards its nearest axes and keeps its length ‖r‖, so that similar pairs gain weight and
-    dissimilar ones lose it. The normalised weights do not change when a query, or all keys, are multiplied by a
-    positive number.
-
-    Source: Han et al. 2023 (FLatten Transformer), focused function with p = 3; the relative floor is ours.
-
-    Args:
-        epsilon: ε > 0, the floor of r as a fraction of the root mean square of the vector's entries.
-
-    Raises:
-        ValueError: ε is not positive.
+    Cubing turns a vector towards its nearest axes: similar pairs gain weight and dissimilar ones lose it. Source: Han
+    et al. 2023 (FLatten Transformer), focused function with p = 3; the relative floor is ours.
     """
 
     name: ClassVar[str] = "focused"

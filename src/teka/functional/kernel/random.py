@@ -10,51 +10,33 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from teka.checks import check_name, check_sizes
+from teka.checks import check_name, check_sizes, check_tensor
 from teka.errors import wrong_type
-from teka.functional.kernel.base import (
-    LOWEST_EXPONENT,
-    FeatureKernel,
-    KeyFeatures,
-    KeyMask,
-    Keys,
-    LogScale,
-    Queries,
-    QueryFeatures,
-    QueryMask,
-    check_projection,
-    kept_mean,
-    mask_features,
-)
+from teka.functional.kernel.base import LOWEST_EXPONENT, FeatureKernel, kept_mean, mask_features
+from teka.functional.shapes import Asked, CausalFeatures, Draws, Kept, KeyFeatures, Keys, Queries, QueryFeatures
 
 
-def independent_projection(num_features: int, dim: int, generator: Generator) -> Float[Tensor, "features dim"]:
-    """Independent draws w_r ~ N(0, I), in float64 on the CPU."""
+def independent_projection(num_features: int, dim: int, generator: Generator) -> Draws:
+    """Independent draws w_r ~ N(0, I)."""
     return torch.randn(num_features, dim, dtype=torch.float64, generator=generator)
 
 
-def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> Float[Tensor, "features dim"]:
-    """Draws w_r ~ N(0, I) that are orthogonal within each block of d, in float64 on the CPU.
-
-    Directions come from the QR decomposition of a Gaussian matrix with the signs of R's diagonal taken out (Haar
-    distributed), lengths from independent Gaussian vectors (Choromanski et al. 2021, §2.4).
-    """
+def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> Draws:
+    """Draws w_r ~ N(0, I) that are orthogonal within each block of d (Choromanski et al. 2021, §2.4)."""
     directions = _orthogonal_directions(num_features, dim, generator)
     return directions * independent_projection(num_features, dim, generator).norm(dim=-1, keepdim=True)
 
 
-def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> Float[Tensor, "features dim"]:
-    """Draws w_r that are orthogonal within each block of d and all of length √d, in float64 on the CPU.
+def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> Draws:
+    """Draws orthogonal within each block of d, all of length √d: SMREG of Choromanski et al. 2021, Theorem 1.
 
-    The regularised softmax kernel of Choromanski et al. 2021, Theorem 1 (SMREG). Features from it are not unbiased:
-    they estimate a kernel that is below exp(xᵀy), the more so the larger ‖x + y‖ and the smaller d, in return for a
-    smaller variance.
+    Features estimate a kernel below exp(xᵀy), the more so the larger ‖x + y‖ and the smaller d, with less variance.
     """
     return _orthogonal_directions(num_features, dim, generator) * math.sqrt(dim)
 
 
-def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> Float[Tensor, "features dim"]:
-    """Unit vectors, Haar distributed and orthogonal within each block of d."""
+def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> Draws:
+    """Unit vectors, orthogonal within each block of d: Q of a Gaussian matrix' QR with R's signs taken out is Haar."""
     blocks = []
     for start in range(0, num_features, dim):
         orthogonal, triangular = torch.linalg.qr(independent_projection(dim, dim, generator))
@@ -70,19 +52,10 @@ PROJECTIONS: dict[str, Callable[[int, int, Generator], Tensor]] = {
 }
 
 
-def draw_projection(
-    num_features: int, dim: int, *, generator: Generator, projection: str = "orthogonal"
-) -> Float[Tensor, "features dim"]:
-    """A random projection by name, in float64 on the CPU.
+def draw_projection(num_features: int, dim: int, *, generator: Generator, projection: str = "orthogonal") -> Draws:
+    """A random projection, m = `num_features` draws of size d = `dim`, shape (m, d), in float64 on the CPU.
 
-    Args:
-        num_features: Number of draws m.
-        dim: Size d of a draw.
-        generator: Source of randomness, on the CPU.
-        projection: "orthogonal", "independent" or "fixed_norm".
-
-    Raises:
-        ValueError: A size below 1, or an unknown name.
+    It is "orthogonal", "independent" or "fixed_norm", from a generator on the CPU; else a ValueError.
     """
     check_name("projection", projection, PROJECTIONS)
     check_sizes({"num_features": num_features, "dim": dim})
@@ -104,20 +77,22 @@ class RandomKernel(FeatureKernel):
     estimates_softmax: ClassVar[bool] = True
     features_per_draw: ClassVar[int] = 1
 
-    projection: Float[Tensor, "features dim"]
+    projection: Draws
 
     def num_features(self, dim: int) -> int:
-        """Length of φ, m for each of `features_per_draw`."""
-        check_projection(self.projection, dim)
+        check_tensor("projection", self.projection, "features", dim)
         return self.features_per_draw * self.projection.shape[0]
+
+    def along_draws(self, scaled: Keys) -> KeyFeatures:
+        """w_rᵀx for every draw."""
+        check_tensor("projection", self.projection, "features", scaled.shape[-1])
+        return scaled @ self.projection.to(scaled).T
 
 
 class Exponential(RandomKernel):
-    """φ_r(x) = exp(e_r(x)), divided by its largest entry before exp is taken.
+    """φ_r(x) = exp(e_r(x)), divided by its largest entry before exp is taken, which cancels in the normaliser.
 
-    The largest exponent is that over the features of a query, and that over all kept keys and features of one batch and
-    head: it cancels in the normaliser, and no sample sees another. Where attention is causal each key has its own, and
-    the sums take the running maximum: no key sees a later one.
+    It is the largest of a query, or of all kept keys of one batch and head; if causal, of each key by itself.
     """
 
     nonnegative: ClassVar[bool] = True
@@ -131,25 +106,20 @@ class Exponential(RandomKernel):
         return self.query_exponent(key, scale=scale)
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """φ(q) divided by its largest entry."""
         return _raise_over_peak(self.query_exponent(query, scale=scale))[0]
 
-    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
-        """φ(k) divided by the largest entry of its batch and head."""
+    def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
         exponent = self.key_exponent(key, scale=scale)
         kept = exponent if key_mask is None else exponent.masked_fill(~key_mask[:, None, :, None], -torch.inf)
         peak = kept.amax(dim=(-2, -1), keepdim=True).detach()
         return mask_features(torch.exp((exponent - peak).clamp(LOWEST_EXPONENT, 0.0)), key_mask)
 
-    def causal_key_features(
-        self, key: Keys, *, scale: float, key_mask: KeyMask | None = None
-    ) -> tuple[KeyFeatures, LogScale | None]:
-        """φ(k) divided by its own largest entry, and the logarithm of that."""
+    def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> CausalFeatures:
         features, log_scale = _raise_over_peak(self.key_exponent(key, scale=scale))
         return mask_features(features, key_mask), log_scale
 
 
-def _raise_over_peak(exponent: KeyFeatures) -> tuple[KeyFeatures, LogScale]:
+def _raise_over_peak(exponent: Tensor) -> tuple[Tensor, Tensor]:
     peak = exponent.amax(dim=-1, keepdim=True).detach()
     return torch.exp((exponent - peak).clamp_min(LOWEST_EXPONENT)), peak[..., 0]
 
@@ -158,43 +128,30 @@ def _raise_over_peak(exponent: KeyFeatures) -> tuple[KeyFeatures, LogScale]:
 class Positive(Exponential):
     """κ(q, k) ≈ exp(scale · qᵀk), unbiased, from φ_r(x) = exp(w_rᵀx − ‖x‖²/2) / √m with x = √scale · q (or k).
 
-    Source: Choromanski et al. 2021, Lemma 1 and equation 5.
-
-    Args:
-        projection: Draws w ~ N(0, I), shape (m, d).
+    Draws w ~ N(0, I) are `projection`, (m, d). Source: Choromanski et al. 2021, Lemma 1 and equation 5.
     """
 
     name: ClassVar[str] = "positive"
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """w_rᵀx − ‖x‖²/2."""
-        check_projection(self.projection, query.shape[-1])
         scaled = query * math.sqrt(scale)
-        return scaled @ self.projection.to(scaled).T - scaled.square().sum(dim=-1, keepdim=True) / 2
+        return self.along_draws(scaled) - scaled.square().sum(dim=-1, keepdim=True) / 2
 
 
 @dataclass(frozen=True)
 class Hyperbolic(Exponential):
     """κ(q, k) ≈ exp(scale · qᵀk), unbiased, from φ(x) = exp(−‖x‖²/2) · [exp(wᵀx), exp(−wᵀx)] / √(2m), x = √scale · q.
 
-    Every draw serves twice, as w and as −w, which are of opposite luck: for independent draws the variance is
-    (1 − exp(−‖x+y‖²))/2 times that of `Positive` with the same draws, and so below that of `Positive` with as many
-    features.
-
-    Source: Choromanski et al. 2021, Lemma 1 and Lemma 2.
-
-    Args:
-        projection: Draws w ~ N(0, I), shape (m, d); φ has 2m entries.
+    For independent draws (`projection`, (m, d)) the variance is (1 − exp(−‖x+y‖²))/2 times that of `Positive` with the
+    same draws, and so below that of `Positive` with as many features. Source: Choromanski et al. 2021, Lemmas 1 and 2.
     """
 
     name: ClassVar[str] = "hyperbolic"
     features_per_draw: ClassVar[int] = 2
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """[w_rᵀx, −w_rᵀx] − ‖x‖²/2."""
-        check_projection(self.projection, query.shape[-1])
         scaled = query * math.sqrt(scale)
-        slope = scaled @ self.projection.to(scaled).T
+        slope = self.along_draws(scaled)
         return torch.cat([slope, -slope], dim=-1) - scaled.square().sum(dim=-1, keepdim=True) / 2
 
 
@@ -202,21 +159,18 @@ class Hyperbolic(Exponential):
 class Optimal(Exponential):
     """κ(q, k) ≈ exp(scale · qᵀk), unbiased, from φ_r(x) ∝ exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2), x = √scale · q (or k).
 
-    The constant (1−4A)^(d/4) / √m is left out: it cancels in the normaliser. A = 0 is `Positive`. For any A < 1/8
+    The constant (1−4A)^(d/4) / √m cancels in the normaliser. A = 0 is `Positive`. For any A < 1/8
 
         E[κ̂²] / κ² = ((1+ρ)/2)^d ρ^(−d/2) exp(ρ ‖x+y‖²),   ρ = 1/(1−8A),
 
-    whose logarithm, averaged over the pairs, has its minimum at ρ = 2d / (√((2s+d)² + 8ds) + 2s + d) with s the mean
-    of ‖x_i + y_j‖². Both factors below grow with s. Adding one vector to all keys multiplies κ by a factor of the query
-    alone, so the vector is free, and −(x̄ + ȳ) makes s least: s = mean‖x−x̄‖² + mean‖y−ȳ‖². `fitted` therefore centres
-    first and takes s of what is left. As only x + y meets w, queries and keys each lose their own mean, which keeps
-    both exponents small, and the exact factor exp(x̄ᵀ(y−ȳ)) of the key makes up for it:
+    whose logarithm, averaged over the pairs, has its minimum at ρ = 2d / (√((2s+d)² + 8ds) + 2s + d) with s the mean of
+    ‖x_i + y_j‖². Both factors grow with s. One vector added to all keys multiplies κ by a factor of the query alone, so
+    it is free, and −(x̄ + ȳ) makes s least: s = mean‖x−x̄‖² + mean‖y−ȳ‖². As only x + y meets w, queries and keys each
+    lose their own mean, which keeps both exponents small, and the factor exp(x̄ᵀ(y−ȳ)) makes up for it:
 
         exp(xᵀy) = exp(xᵀȳ) · exp((x−x̄)ᵀ(y−ȳ)) · exp(x̄ᵀ(y−ȳ)).
 
-    The statistics are detached. The estimate is unbiased whatever they are, so that its derivative by them has mean 0
-    but for one factor a query: the gradient stays unbiased without it, and loses only noise.
-
+    The statistics are detached: the estimate is unbiased whatever they are, and so is the gradient without them.
     Source: Likhosherstov et al. 2022 (Chefs' Random Tables), §3; the shift is derived above.
 
     Args:
@@ -232,9 +186,7 @@ class Optimal(Exponential):
     query_mean: Float[Tensor, "batch heads 1 dim"] | None = None
     key_mean: Float[Tensor, "batch heads 1 dim"] | None = None
 
-    def fitted(
-        self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask | None, key_mask: KeyMask | None
-    ) -> "Optimal":
+    def fitted(self, query: Queries, key: Keys, *, scale: float, query_mask: Asked, key_mask: Kept) -> "Optimal":
         """The kernel with x̄, ȳ and s of the kept queries and keys of every batch and head."""
         mean_square: float | Tensor = 0.0
         means = []
@@ -258,17 +210,13 @@ class Optimal(Exponential):
         return exponent if self.query_mean is None else exponent + scaled @ self.query_mean.transpose(-2, -1)
 
     def _exponent(self, centred: Keys, *, scale: float) -> KeyFeatures:
-        check_projection(self.projection, centred.shape[-1])
-        draws = self.projection.to(centred)
-        coefficient = optimal_coefficient(self.mean_square, draws.shape[-1], scale=scale)
-        lengths = coefficient * draws.square().sum(dim=-1)
-        slope = (1 - 4 * coefficient) ** 0.5 * (centred @ draws.T)
+        coefficient = optimal_coefficient(self.mean_square, centred.shape[-1], scale=scale)
+        lengths = coefficient * self.projection.to(centred).square().sum(dim=-1)
+        slope = (1 - 4 * coefficient) ** 0.5 * self.along_draws(centred)
         return lengths + slope - centred.square().sum(dim=-1, keepdim=True) / 2
 
 
-def optimal_coefficient(
-    mean_square: Float[Tensor, "batch heads 1 1"] | None, dim: int, *, scale: float
-) -> float | Float[Tensor, "batch heads 1 1"]:
+def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -> float | Tensor:
     """A = (1 − 1/ρ)/8 ≤ 0 of the least variance for vectors of size d with s = mean‖x_i + y_j‖²; see `Optimal`."""
     spread = 2 * dim * scale if mean_square is None else mean_square
     root = ((2 * spread + dim) ** 2 + 8 * dim * spread) ** 0.5
@@ -279,13 +227,9 @@ def optimal_coefficient(
 class Trigonometric(RandomKernel):
     """κ(q, k) ≈ exp(scale · qᵀk), unbiased, from φ(x) = exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m, x = √scale · q (or k).
 
-    The features have both signs, so that for large vectors the denominator can come near 0 and the estimate explode
-    (Choromanski et al. 2021, §2.3): kept for parity with Horn et al.'s text; use `Positive` instead.
-
-    Source: Rahimi and Recht 2007; Horn et al. 2021, §2.1.
-
-    Args:
-        projection: Draws w ~ N(0, I), shape (m, d); φ has 2m entries.
+    The features, of draws `projection` of shape (m, d), have both signs: for large vectors the denominator can come
+    near 0 and the estimate explode (Choromanski et al. 2021, §2.3). Kept for parity with Horn et al.; use `Positive`
+    instead. Source: Rahimi and Recht 2007; Horn et al. 2021, §2.1.
     """
 
     name: ClassVar[str] = "trigonometric"
@@ -294,20 +238,16 @@ class Trigonometric(RandomKernel):
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         """φ(q) without exp(‖x‖²/2), which is one factor for each query."""
-        check_projection(self.projection, query.shape[-1])
-        phase = query * math.sqrt(scale) @ self.projection.to(query).T
+        phase = self.along_draws(query * math.sqrt(scale))
         return torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1) / math.sqrt(self.projection.shape[0])
 
-    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask | None = None) -> KeyFeatures:
+    def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
         """φ(k) with the largest ‖x‖²/2 of its batch and head subtracted in the exponent."""
         waves, exponent = self.causal_key_features(key, scale=scale, key_mask=key_mask)
         kept = exponent if key_mask is None else exponent.masked_fill(~key_mask[:, None], -math.inf)
         peak = kept.amax(dim=-1, keepdim=True).detach()
         return mask_features(torch.exp((exponent - peak).clamp_max(0.0))[..., None] * waves, key_mask)
 
-    def causal_key_features(
-        self, key: Keys, *, scale: float, key_mask: KeyMask | None = None
-    ) -> tuple[KeyFeatures, LogScale]:
-        """[sin(wᵀx), cos(wᵀx)] / √m, and s = ‖x‖²/2."""
+    def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> tuple[KeyFeatures, Tensor]:
         squares = (key * math.sqrt(scale)).square().sum(dim=-1)
         return mask_features(self.query_features(key, scale=scale), key_mask), squares / 2

@@ -11,20 +11,9 @@ from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, 
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
 
-RELATIVES: dict[str, type[Relative]] = {
-    relative.name: relative
-    for relative in (
-        Rotation,
-        RotationJoint,
-        Clipped,
-        ClippedFeatures,
-        Quadratic,
-        GeneralizedQuadratic,
-        Table,
-        Fourier,
-        Rotary,
-    )
-}
+_OF_THE_PAPER = (Rotation, RotationJoint, Clipped, ClippedFeatures)
+_OTHERS = (Quadratic, GeneralizedQuadratic, Table, Fourier, Rotary)
+RELATIVES: dict[str, type[Relative]] = {kind.name: kind for kind in (*_OF_THE_PAPER, *_OTHERS)}
 
 
 def make_relative(relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> Relative:

@@ -1,87 +1,29 @@
 """What every relative kernel c(x_i − x_j; q_i) offers: what it is, and how each backend that it has evaluates it."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from teka.functional.backend import Cost, Sums, with_ones
+from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, matrix_attention
-from teka.functional.backend.flex import PairTerm, flex, flex_fits
-from teka.functional.backend.linear import (
-    DecodingState,
-    causal_chunk,
-    causal_linear,
-    causal_linear_cost,
-    left_by,
-    linear,
-    linear_cost,
-)
-from teka.functional.kernel.base import (
-    FeatureKernel,
-    Kernel,
-    KeyFeatures,
-    KeyMask,
+from teka.functional.backend.flex import flex, flex_fits
+from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, causal_linear, left_by, linear
+from teka.functional.kernel.base import FeatureKernel, Kernel, Pairwise
+from teka.functional.positions import Positions
+from teka.functional.shapes import (
     Keys,
     KeyWaves,
     LogRelative,
-    LogScale,
+    LogRows,
+    Offsets,
     Outputs,
+    PairTerm,
     Queries,
-    QueryFeatures,
     QueryWaves,
-    Values,
+    TwoVectors,
 )
-from teka.functional.positions import Positions
-
-Offsets = Float[Tensor, "*batch queries keys axes"]
-LogRows = Float[Tensor, "#batch heads rows keys"]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of one attention to a fast backend."""
-
-    num_queries: int
-    num_keys: int
-    num_features: int
-    dim_value: int
-    is_causal: bool
-
-
-@dataclass(frozen=True)
-class Featured:
-    """Queries, their features, features of keys less exp(s), and values, as a fast backend sees them."""
-
-    query: Queries
-    query_features: QueryFeatures
-    key_features: KeyFeatures
-    value: Values
-    log_scale: LogScale | None
-    key_mask: KeyMask | None
-    scale: float
-    is_causal: bool = False
-
-    def after(self, first: int) -> "Featured":
-        """The tokens after some first ones."""
-        if not first:
-            return self
-        query, query_features, key_features, value = (
-            one[:, :, first:] for one in (self.query, self.query_features, self.key_features, self.value)
-        )
-        log_scale = None if self.log_scale is None else self.log_scale[:, :, first:]
-        mask = None if self.key_mask is None else self.key_mask[:, first:]
-        return Featured(query, query_features, key_features, value, log_scale, mask, self.scale, self.is_causal)
-
-
-def plain_costs(sizes: Sizes, num_waves: int = 1) -> dict[str, Cost]:
-    """Cost of sums of products of features and some waves."""
-    if sizes.is_causal:
-        return {"linear": causal_linear_cost(sizes.num_queries, sizes.num_features, num_waves, sizes.dim_value)}
-    return {"linear": linear_cost(sizes.num_queries, sizes.num_keys, sizes.num_features, num_waves, sizes.dim_value)}
 
 
 def plain_sums(tokens: Featured, *waves: Tensor) -> Sums:
@@ -102,20 +44,17 @@ def plain_step(tokens: Featured, state: DecodingState | None, *waves: Tensor) ->
 
 
 class Relative(ABC):
-    """How much a query attends to a key for where the key lies, seen from the query.
+    """How much a query attends to a key for where the key lies, seen from the query. Wrong shapes are a ValueError.
 
-    `equivariance` says what a shift of all positions does to the attention: nothing for any single draw of random
-    features ("exact"), or nothing to its mean over draws ("in expectation"). `joins` says that it lengthens queries and
-    keys and is nothing more, `has_waves` that c is a sum of a few waves, `decodes` that it has a state of fixed size
-    for decoding token by token, and `follows_tokens` that the tokens are then at one distance from each other.
+    `equivariance`: a shift of all positions changes nothing, whatever random features are drawn, or nothing on average.
     """
 
     name: ClassVar[str]
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
-    joins: ClassVar[bool] = False
-    has_waves: ClassVar[bool] = False
-    decodes: ClassVar[bool] = False
-    follows_tokens: ClassVar[bool] = False
+    joins: ClassVar[bool] = False  # whether it lengthens queries and keys and is nothing more
+    has_waves: ClassVar[bool] = False  # whether c is a sum of a few waves
+    decodes: ClassVar[bool] = False  # whether it has a state of fixed size for decoding token by token
+    follows_tokens: ClassVar[bool] = False  # whether the tokens are then at one distance from each other
 
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Relative":
@@ -124,11 +63,7 @@ class Relative(ABC):
 
     @abstractmethod
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that this fits heads of size `dim`, `num_axes` axes and the content kernel.
-
-        Raises:
-            ValueError: It does not.
-        """
+        """Check that this fits heads of size `dim`, `num_axes` axes and the content kernel; a ValueError if not."""
 
     def for_kernel(self, kernel: Kernel) -> "Relative":
         """The kernel as it is beside this content kernel, itself by default."""
@@ -139,11 +74,7 @@ class Relative(ABC):
         return kernel.bound
 
     def on(self, positions: Positions) -> "Relative":
-        """The kernel as it is between these positions, itself by default; waves take frequencies that fit a torus.
-
-        Raises:
-            ValueError: It is not defined between these positions.
-        """
+        """The kernel between these positions, itself by default; a ValueError where it is not defined there."""
         return self
 
     @property
@@ -151,9 +82,7 @@ class Relative(ABC):
         """By how much it lengthens queries and keys, if it `joins`."""
         return 0
 
-    def softmax_vectors(
-        self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> tuple[Tensor, Tensor] | None:
+    def softmax_vectors(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors | None:
         """Vectors of all queries and keys whose inner product is scale · qᵀk + log c, or None where there are none."""
         return None
 
@@ -174,18 +103,7 @@ class Relative(ABC):
         return False
 
     @abstractmethod
-    def dense(
-        self,
-        query: Queries,
-        key: Keys,
-        value: Values,
-        kernel: Kernel,
-        positions: Positions,
-        *,
-        scale: float,
-        key_mask: KeyMask | None,
-        is_causal: bool,
-    ) -> Outputs:
+    def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
         """Attention from every pair."""
 
     @abstractmethod
@@ -210,65 +128,37 @@ class FactorRelative(Relative):
 
     @abstractmethod
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        """log c for every pair: the dense truth.
-
-        Args:
-            query: Queries.
-            offsets: x_i − x_j, shape (L_q, L_k, n) or (B, L_q, L_k, n).
-            scale: Factor of inner products with the query.
-        """
+        """log c for every pair, from offsets x_i − x_j of every batch or for all: the dense truth."""
 
     def pair_passes(self, num_axes: int) -> int:
         """Passes over the pairs in the time that log c takes pair by pair."""
         return 12 * num_axes
 
     def dense_passes(self, num_axes: int) -> int:
-        """Those of log c, and three."""
         return 3 + self.pair_passes(num_axes)
 
     @abstractmethod
     def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
         """log c of a pair by its indices, 0 for one that holds a prefix token; None where there is no small table."""
 
-    def dense(
-        self,
-        query: Queries,
-        key: Keys,
-        value: Values,
-        kernel: Kernel,
-        positions: Positions,
-        *,
-        scale: float,
-        key_mask: KeyMask | None,
-        is_causal: bool,
-    ) -> Outputs:
+    def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
         """By a fused kernel where there is one, in tiles, or from the matrix of weights."""
+        query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
         if kernel.is_softmax:
-            vectors = self.softmax_vectors(query, key, positions, scale=scale)
+            vectors = self.softmax_vectors(query, pairs.key, positions, scale=scale)
             if vectors is not None:
-                return fused_softmax(*vectors, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
-        if query.is_cuda and flex_fits(query, value, kernel):
+                return fused_softmax(pairs.between(*vectors))
+        if query.is_cuda and flex_fits(query, pairs.value, kernel):
             term = self.pair_term(query, positions, scale=scale)
             if term is not None:
-                return flex(query, key, value, kernel, term, scale=scale, key_mask=key_mask, is_causal=is_causal)
-        if key_mask is None and not is_causal and kernel.features is not None:
-            sums = self.tiled_sums(query, key, value, kernel.features, positions, scale=scale)
+                return flex(pairs, term)
+        if pairs.key_mask is None and not pairs.is_causal and kernel.features is not None:
+            sums = self.tiled_sums(pairs, kernel.features, positions)
             if sums is not None:
                 return sums.divide(nonnegative=kernel.features.nonnegative)
-        return matrix_attention(
-            query,
-            key,
-            value,
-            kernel,
-            lambda query, rows: self.log_rows(query, positions, rows, scale=scale),
-            scale=scale,
-            key_mask=key_mask,
-            is_causal=is_causal,
-        )
+        return matrix_attention(pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=scale))
 
-    def tiled_sums(
-        self, query: Queries, key: Keys, value: Values, kernel: FeatureKernel, positions: Positions, *, scale: float
-    ) -> Sums | None:
+    def tiled_sums(self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions) -> Sums | None:
         """The sums over every pair from tiles of the matrix of weights, where that is worth it."""
         return None
 

@@ -11,14 +11,15 @@ from torch.nn.functional import pad
 
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import Cost, Sums, with_ones
-from teka.functional.backend.flex import PairTerm, offset_numbers
-from teka.functional.backend.linear import DecodingState, causal_chunk, causal_rings, left_by
+from teka.functional.backend import Cost, Featured, Sums, with_ones
+from teka.functional.backend.flex import offset_numbers
+from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, causal_rings, left_by
 from teka.functional.backend.rings import rings, rings_cost
-from teka.functional.kernel.base import LOWEST_EXPONENT, Kernel, LogRelative, Queries
+from teka.functional.kernel.base import LOWEST_EXPONENT, Kernel
 from teka.functional.kernel.random import Positive, default_num_features, draw_projection
 from teka.functional.positions import Positions
-from teka.functional.relative.base import FactorRelative, Featured, Offsets, Sizes
+from teka.functional.relative.base import FactorRelative
+from teka.functional.shapes import LogRelative, Offsets, PairTerm, Queries
 from teka.grid import Grid
 
 MAX_DISTANCE = 6  # Horn et al. 2021, §3
@@ -48,7 +49,6 @@ class RingRelative(FactorRelative):
         """log c of every ring for every query."""
 
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        """log c for every pair, looked up by its ring."""
         log_rings = self.log_rings(query, scale=scale)
         ring = self.ring(offsets)
         ring = ring[:, None] if ring.ndim == 3 else ring
@@ -78,17 +78,12 @@ class RingRelative(FactorRelative):
         return {"rings": rings_cost(grid, sizes.num_features, sizes.dim_value, self.max_distance)}
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
-        """By ring sums."""
         grid = positions.shared_grid
         assert grid is not None
         log_rings = self.log_rings(tokens.query, scale=tokens.scale)
-        features = (log_rings, tokens.query_features, tokens.key_features)
-        if tokens.is_causal:
-            return causal_rings(*features, tokens.log_scale, tokens.value, grid, key_mask=tokens.key_mask)
-        return rings(*features, tokens.value, grid, key_mask=tokens.key_mask)
+        return (causal_rings if tokens.is_causal else rings)(log_rings, tokens, grid)
 
     def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
-        """By keys less than k steps back one by one, and the others by their sum."""
         value = with_ones(tokens.value)
         total = left_by(state, "total", tokens.key_features, tokens.value)
         log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
@@ -111,17 +106,12 @@ class RingRelative(FactorRelative):
 class Clipped(RingRelative):
     """c(Δ; q) = exp(scale · qᵀw_r) with the ring r = min(‖Δ‖₁ / ring_width, k), rounded to a whole number.
 
-    Only k + 1 numbers a query are distinct, so the sum over keys is a weighted sum of k + 1 ring sums: O(L · k).
-
-    Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018; with w_0 … w_k, the Manhattan distance and the
-    denominator, which the paper's text leaves out.
+    A sum over keys is a weighted sum of k + 1 ring sums: O(L · k). Source: Horn et al. 2021, §2.3 (strategy 2), after
+    Shaw et al. 2018; with w_0 … w_k, the Manhattan distance and the denominator, which the paper's text leaves out.
 
     Args:
-        distance_embedding: w_0 … w_k, shape (k + 1, d).
-        ring_width: Distance between neighbouring rings in physical units.
-
-    Raises:
-        ValueError: Fewer than two embeddings, or a width that is not positive.
+        distance_embedding: w_0 … w_k, shape (k + 1, d), at least two.
+        ring_width: Distance between neighbouring rings in physical units, above 0; else a ValueError.
     """
 
     name: ClassVar[str] = "clipped"
@@ -143,11 +133,9 @@ class Clipped(RingRelative):
 
     @property
     def max_distance(self) -> int:
-        """The last ring k."""
         return self.distance_embedding.shape[0] - 1
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that the embeddings have the queries' size."""
         if self.distance_embedding.shape[-1] != dim:
             expected = f"({self.max_distance + 1}, {dim}) for queries of size {dim}"
             raise wrong_shape("relative.distance_embedding", self.distance_embedding.shape, expected)
@@ -159,15 +147,11 @@ class Clipped(RingRelative):
         return apart and all(2 * (self.max_distance - 1) < grid.shape[axis] for axis in axes if grid.periodic[axis])
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
-        """min(‖Δ‖₁ / ring_width, k), rounded."""
         # Halves, which a real spacing can give, all go up: left to rounding errors, equal offsets would differ.
         distance = torch.floor(offsets.abs().sum(dim=-1) / self.ring_width + 0.501)
         return distance.clamp_max(self.max_distance).long()
 
-    def log_rings(
-        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
-    ) -> Float[Tensor, "batch heads queries rings"]:
-        """scale · qᵀw_r for every ring."""
+    def log_rings(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries rings"]:
         return scale * (query @ self.distance_embedding.to(query).T)
 
 
@@ -175,18 +159,12 @@ class Clipped(RingRelative):
 class ClippedFeatures(Clipped):
     """c(Δ; q) = φ(q)ᵀφ(w_r), the random-feature estimate of `Clipped`, with positive features of the embeddings.
 
-    It costs more than the exact kernel and errs by the estimator's error, but it sees only the ring and so is
-    equivariant for every draw. Kept for parity with the paper, with the denominator that its text leaves out.
-
-    Source: Horn et al. 2021, §2.3 (strategy 2).
+    It costs more than the exact kernel and errs by the estimator's error, but is equivariant for every draw. Kept for
+    parity with the paper, with its missing denominator. Source: Horn et al. 2021, §2.3 (strategy 2).
 
     Args:
-        distance_embedding: w_0 … w_k, shape (k + 1, d).
-        ring_width: Distance between neighbouring rings in physical units.
+        distance_embedding: As for `Clipped`, and so is ring_width.
         projection: Draws of the random features, shape (m, d).
-
-    Raises:
-        ValueError: As `Clipped`, or no projection.
     """
 
     name: ClassVar[str] = "clipped_features"
@@ -198,17 +176,12 @@ class ClippedFeatures(Clipped):
         check_tensor("projection", self.projection, "features", self.distance_embedding.shape[-1])
 
     @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "ClippedFeatures":
+    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Clipped":
         """Embeddings ~ N(0, 1) up to the paper's distance, and an orthogonal projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
         return cls(embedding, projection=draw_projection(default_num_features(dim), dim, generator=generator))
 
-    def log_rings(
-        self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
-    ) -> Float[Tensor, "batch heads queries rings"]:
-        """log φ(q)ᵀφ(w_r) for every ring."""
+    def log_rings(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries rings"]:
         assert self.projection is not None
         features = Positive(self.projection)
         query_exponent = features.query_exponent(query, scale=scale)

@@ -1,7 +1,7 @@
 """Kernels of a few waves, and the Fourier kernel: a non-negative sum of them."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -10,14 +10,13 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from teka.checks import check_nonnegative, check_tensor
-from teka.errors import wrong_shape
-from teka.functional.backend import Cost, Sums
-from teka.functional.backend.flex import PairTerm
-from teka.functional.backend.linear import DecodingState
-from teka.functional.kernel.base import Kernel, KeyWaves, Queries, QueryWaves, least_number
-from teka.functional.positions import Positions, phases
-from teka.functional.relative.base import Featured, Sizes, plain_costs, plain_step, plain_sums
+from teka.functional.backend import Cost, Featured, Sums
+from teka.functional.backend.linear import DecodingState, Sizes, linear_cost
+from teka.functional.kernel.base import Kernel, least_number
+from teka.functional.positions import Positions, check_heads_and_axes
+from teka.functional.relative.base import plain_step, plain_sums
 from teka.functional.relative.stationary import StationaryRelative
+from teka.functional.shapes import AnyOffsets, HeadPairs, KeyWaves, PairTerm, Queries, QueryWaves
 
 NUM_FOURIER_WAVES = 4  # with the constant, 9 products of features: the layer stays near the cost of its projections
 
@@ -53,16 +52,14 @@ class WaveRelative(StationaryRelative):
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         """Of products of features and waves too, at any positions."""
-        return {**plain_costs(sizes, self.num_waves), **super().costs(sizes, positions)}
+        return {"linear": linear_cost(sizes, self.num_waves), **super().costs(sizes, positions)}
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
-        """By products of features and waves, or by transforms."""
         if backend == "fft":
             return super().sums(backend, tokens, positions)
         return plain_sums(tokens, *self.waves(positions, tokens.value))
 
     def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
-        """By the sums of products of features and waves so far."""
         return plain_step(tokens, state, *self.waves(positions, tokens.value))
 
 
@@ -70,9 +67,9 @@ class WaveRelative(StationaryRelative):
 class Fourier(WaveRelative):
     """c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with a ≥ 0, and so c ≥ 0, for waves in any direction.
 
-    cos(ω·(x_i − x_j) + θ) = cos(ω·x_i + θ) cos(ω·x_j) + sin(ω·x_i + θ) sin(ω·x_j), so that c is an inner product of
-    2F + 1 features of x_i and of x_j: exact at any real positions, and the sum over keys costs O(L · m · F). On a
-    periodic grid frequencies are rounded to those of the torus.
+    cos(ω·(x_i − x_j) + θ) = cos(ω·x_i + θ) cos(ω·x_j) + sin(ω·x_i + θ) sin(ω·x_j), so that c is an inner product of 2F
+    + 1 features: exact at any real positions, and sums cost O(L · m · F). On a periodic grid frequencies are rounded to
+    those of the torus. A negative weight or amplitude is a ValueError.
 
     Source: this library; near to the Fourier masks of Choromanski et al. 2023 (FLT), whose waves are drawn at random.
 
@@ -81,9 +78,6 @@ class Fourier(WaveRelative):
         amplitude: a_f, used as it is, shape (heads, waves).
         frequency: ω_f in radians per unit of length, shape (heads, waves, axes).
         phase: θ_f in radians, shape (heads, waves).
-
-    Raises:
-        ValueError: Shapes that do not fit each other, or a negative weight or amplitude.
     """
 
     name: ClassVar[str] = "fourier"
@@ -117,21 +111,15 @@ class Fourier(WaveRelative):
 
     @property
     def num_waves(self) -> int:
-        """2F + 1: the constant, and a cosine and a sine for each wave."""
         return 2 * self.frequency.shape[1] + 1
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that there are waves for each of the heads, in as many axes."""
-        if (self.frequency.shape[0], self.frequency.shape[2]) != (heads, num_axes):
-            expected = f"({heads}, waves, {num_axes}) for {heads} heads and positions of {num_axes} axes"
-            raise wrong_shape("relative.frequency", self.frequency.shape, expected)
+        check_heads_and_axes("frequency", self.frequency, heads, "waves", num_axes)
 
     def on(self, positions: Positions) -> "Fourier":
-        """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
-        frequency = positions.torus_frequency(self.frequency)
-        return Fourier(self.constant_weight, self.amplitude, frequency, self.phase)
+        return replace(self, frequency=positions.torus_frequency(self.frequency))
 
-    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
+    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
         """log c at offsets, from 1 + cos t = 2 cos²(t/2), which loses no digits where it is small."""
         heads, waves = self.amplitude.shape
         angle = torch.einsum("hwn,...n->hw...", self.frequency.to(offsets), offsets)
@@ -141,9 +129,7 @@ class Fourier(WaveRelative):
 
     def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
         """[a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] of queries, [1, cos ω_f·x, sin ω_f·x] of keys."""
-        angle = key_angle = phases(self.frequency, positions.places(like.device), like.dtype)
-        if positions.key is not None:
-            key_angle = phases(self.frequency, positions.key.places(like.device), like.dtype)
+        angle, key_angle = positions.angles(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]
         amplitude = self.amplitude.to(angle)[:, None]
         constant = self.constant_weight.to(angle)[:, None, None] + amplitude.sum(dim=-1, keepdim=True)

@@ -1,7 +1,7 @@
 """Attention about a displaced point, of any shape, and a learned number for every offset along every axis."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -10,40 +10,53 @@ from torch import Generator, Tensor
 from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel.base import Kernel
-from teka.functional.positions import Positions, wrap_axis
+from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
-from teka.grid import Grid
+from teka.functional.shapes import AnyOffsets, AxisOffsets, HeadPairs
+from teka.grid import Grid, wrap
 
 # Share of a cell by which two grids may miss each other.
 MISALIGNMENT = 1e-6
 
+Centred = TypeVar("Centred", bound="CentredRelative")
+
 
 @dataclass(frozen=True)
-class Quadratic(SeparableRelative):
+class CentredRelative(StationaryRelative):
+    """A kernel about a place away from the query, `center` for each head, key minus query, on axes with `periods`."""
+
+    center: Float[Tensor, "heads axes"]
+
+    def __post_init__(self) -> None:
+        check_tensor("center", self.center, "heads", "axes")
+
+    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+        check_heads_and_axes("center", self.center, heads, num_axes)
+
+    def on(self: Centred, positions: Positions) -> Centred:
+        return replace(self, periods=positions.periods)
+
+
+@dataclass(frozen=True)
+class Quadratic(CentredRelative, SeparableRelative):
     """log c = −α ‖(x_j − x_i) − Δ_h‖²: a Gaussian about the place Δ_h away from the query, one for each head.
 
-    With offsets x_i − x_j, as everywhere here, that is −α ‖(x_i − x_j) + Δ_h‖². It is a sum over axes. On a periodic
-    axis the distance from the centre is the shorter one round the torus.
-
+    With offsets x_i − x_j, as everywhere here, −α ‖(x_i − x_j) + Δ_h‖², a sum over axes, shorter way round a torus.
     Source: Cordonnier et al. 2020, equation 9; its δ is x_j − x_i.
 
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
-        precision: α ≥ 0 in units of length^−2, shape (heads,).
+        precision: α ≥ 0 in units of length^−2, shape (heads,); a ValueError if negative.
         periods: Period of every axis in physical units, None where it is not periodic; `on` takes the grid's.
-
-    Raises:
-        ValueError: Shapes that do not fit each other, or a negative precision.
     """
 
     name: ClassVar[str] = "quadratic"
 
-    center: Float[Tensor, "heads axes"]
     precision: Float[Tensor, "heads"]
     periods: tuple[float | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_tensor("center", self.center, "heads", "axes")
+        super().__post_init__()
         check_tensor("precision", self.precision, self.center.shape[0])
         check_nonnegative("precision", self.precision)
 
@@ -53,51 +66,32 @@ class Quadratic(SeparableRelative):
         center = 4 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64) - 2
         return cls(center, 0.1 + 0.3 * torch.rand(heads, generator=generator, dtype=torch.float64))
 
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that there is a centre for each of the heads, in as many axes."""
-        if tuple(self.center.shape) != (heads, num_axes):
-            expected = f"({heads}, {num_axes}) for {heads} heads and positions of {num_axes} axes"
-            raise wrong_shape("relative.center", self.center.shape, expected)
-
-    def on(self, positions: Positions) -> "Quadratic":
-        """The kernel with the periods of the grid."""
-        return Quadratic(self.center, self.precision, positions.periods)
-
-    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
-        """−α (Δ + Δ_h)² at offsets Δ along one axis."""
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         per_head = (-1,) + (1,) * offsets.ndim
         away = offsets + self.center[:, axis].to(offsets).reshape(per_head)
         if self.periods is not None:
-            away = wrap_axis(away, self.periods[axis])
+            away = wrap(away, self.periods[axis])
         return -self.precision.to(offsets).reshape(per_head) * away.square()
 
 
 @dataclass(frozen=True)
-class GeneralizedQuadratic(StationaryRelative):
+class GeneralizedQuadratic(CentredRelative):
     """log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h) with δ = x_j − x_i and Σ⁻¹ = LᵀL: a Gaussian of any shape for each head.
 
-    With offsets x_i − x_j, as everywhere here, that is −½ ‖L ((x_i − x_j) + Δ_h)‖². An oblique one is no sum over axes.
-    On a periodic axis the component along it of δ − Δ_h is the shorter one round the torus.
-
-    Source: Cordonnier et al. 2020, equation 16.
+    With offsets x_i − x_j, −½ ‖L ((x_i − x_j) + Δ_h)‖², the shorter way round. Source: Cordonnier et al. 2020, eq. 16.
 
     Args:
-        center: Δ_h, key minus query, in physical units, shape (heads, axes).
+        center: Δ_h as for `Quadratic`, and so are the periods.
         precision_factor: L in units of length^−1, any square matrix, shape (heads, axes, axes).
-        periods: Period of every axis in physical units, None where it is not periodic; `on` takes the grid's.
-
-    Raises:
-        ValueError: Shapes that do not fit each other.
     """
 
     name: ClassVar[str] = "generalized_quadratic"
 
-    center: Float[Tensor, "heads axes"]
     precision_factor: Float[Tensor, "heads axes axes"]
     periods: tuple[float | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_tensor("center", self.center, "heads", "axes")
+        super().__post_init__()
         heads, num_axes = self.center.shape
         check_tensor("precision_factor", self.precision_factor, heads, num_axes, num_axes)
 
@@ -110,26 +104,15 @@ class GeneralizedQuadratic(StationaryRelative):
         factor = torch.randn(heads, num_axes, num_axes, generator=generator, dtype=torch.float64)
         return cls(center, 0.4 * factor)
 
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that there is a centre for each of the heads, in as many axes."""
-        if tuple(self.center.shape) != (heads, num_axes):
-            expected = f"({heads}, {num_axes}) for {heads} heads and positions of {num_axes} axes"
-            raise wrong_shape("relative.center", self.center.shape, expected)
-
-    def on(self, positions: Positions) -> "GeneralizedQuadratic":
-        """The kernel with the periods of the grid."""
-        return GeneralizedQuadratic(self.center, self.precision_factor, positions.periods)
-
     def pair_passes(self, num_axes: int) -> int:
         """A matrix times every offset, and an inner product."""
         return 25 * num_axes
 
-    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
-        """−½ ‖L (Δ + Δ_h)‖² at offsets Δ."""
+    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
         heads, num_axes = self.center.shape
         away = offsets + self.center.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1), num_axes)
         if self.periods is not None:
-            away = torch.stack([wrap_axis(away[..., axis], self.periods[axis]) for axis in range(num_axes)], dim=-1)
+            away = torch.stack([wrap(away[..., axis], self.periods[axis]) for axis in range(num_axes)], dim=-1)
         return torch.einsum("hmn,h...n->h...m", self.precision_factor.to(offsets), away).square().sum(dim=-1) / -2
 
 
@@ -137,16 +120,12 @@ class GeneralizedQuadratic(StationaryRelative):
 class Table(SeparableRelative):
     """log c = Σ_axis t_axis[Δ_axis]: in two dimensions row[Δ_y] + column[Δ_x], with Δ = x_i − x_j counted in cells.
 
-    Beyond ±k cells the last entry holds. Offsets between cells have no entry, so it takes grids and no bare positions.
-
+    Beyond ±k cells the last entry holds. Offsets between cells have no entry: it takes grids and no bare positions.
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; the clipping is Shaw et al. 2018.
 
     Args:
         tables: t, entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).
         spacing: Width of a cell along every axis in physical units, 1 if None; `on` takes the grid's.
-
-    Raises:
-        ValueError: Tables of another shape.
     """
 
     name: ClassVar[str] = "table"
@@ -170,10 +149,7 @@ class Table(SeparableRelative):
         return cls(torch.randn(heads, num_axes, 7, generator=generator, dtype=torch.float64))
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that there is a table for each of the heads and axes."""
-        if tuple(self.tables.shape[:2]) != (heads, num_axes):
-            expected = f"({heads}, {num_axes}, entries) for {heads} heads and positions of {num_axes} axes"
-            raise wrong_shape("relative.tables", self.tables.shape, expected)
+        check_heads_and_axes("tables", self.tables, heads, num_axes, "entries")
 
     def on(self, positions: Positions) -> "Table":
         """The kernel with cells as wide as the grid's, or as the finer one's of two."""
@@ -183,8 +159,7 @@ class Table(SeparableRelative):
         query, key = positions.grids
         return Table(self.tables, tuple(_cell_width(query, key, axis) for axis in range(query.num_axes)))
 
-    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
-        """The entries for offsets along one axis."""
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         spacing = 1.0 if self.spacing is None else self.spacing[axis]
         entry = torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset).long() + self.max_offset
         table = self.tables[:, axis].to(offsets)

@@ -1,6 +1,7 @@
 """The rotary kernel: features turned by an angle of their position."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,32 +11,21 @@ from torch import Generator, Tensor
 
 from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import Cost, Sums, with_ones
+from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, products_with_prefix
-from teka.functional.backend.linear import DecodingState, causal_chunk, causal_linear, left_by, linear
+from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, left_by, linear_cost
 from teka.functional.kernel import make_kernel
-from teka.functional.kernel.base import (
-    Kernel,
-    KeyMask,
-    Keys,
-    Outputs,
-    Queries,
-    Tokens,
-    Values,
-    apply_log_factor,
-    pair_mask,
-)
-from teka.functional.positions import Places, Positions, phases
-from teka.functional.relative.base import Featured, Relative, Sizes, plain_costs
+from teka.functional.kernel.base import Kernel, Pairwise, apply_log_factor
+from teka.functional.positions import Positions, check_heads_and_axes, phases
+from teka.functional.relative.base import Relative, plain_sums
+from teka.functional.shapes import Keys, Outputs, Places, Queries, Tokens, TwoVectors
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
 
 # δ of "nonnegative": no weight is below δ/2 of the lengths, so that rounding decides nothing where all are small.
 LEAST_WEIGHT = 1e-3
-
 # λ of "mixed": outputs are at most 1/λ times the largest value.
 LENGTH_SHARE = 0.3
-
 # cos and sin of angles, as the complex numbers that turn pairs where no compiler fuses the two.
 Turn = Tensor | tuple[Tensor, Tensor]
 
@@ -57,21 +47,17 @@ class Rotary(Relative):
     | "nonnegative" | Σ_j w_ij, of w_ij = ½ [(1 + δ) ψ(q_i)·ψ(k_j) + ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩] > 0 | max |v| |
     | "features" | Σ_j φ(q_i)·φ(k_j) | nothing |
 
-    "features" is RoFormer's: where query and keys share few features its outputs can be any size.
-    A kernel whose weights may be negative before any turn (`FeatureKernel.nonnegative`) has "lengths" for "mixed". A
-    pair that holds a token without a position is not turned and counts in D with its weight, as without a relative
-    kernel. On a periodic grid frequencies are rounded to those of the torus.
+    "features" is RoFormer's. A kernel whose weights may be negative before any turn (`FeatureKernel.nonnegative`) has
+    "lengths" for "mixed". A pair with a token without a position is not turned and counts in D with its weight. On a
+    periodic grid frequencies are rounded to those of the torus.
 
     Source: Su et al. 2021 (RoFormer), §3.2 and §3.3 for φ and "features"; Heo et al. 2024 (RoPE-Mixed) for several
     axes; the bounded denominators are this library's (docs/maths/rotary.md).
 
     Args:
         frequency: ω in radians per unit of length, shape (heads, pairs, axes).
-        normalizer: What the denominator of a kernel with features is made of.
-        length_share: λ of "mixed", above 0 and at most 1.
-
-    Raises:
-        ValueError: Another shape, no pairs, an unknown name, or a share out of range.
+        normalizer: What the denominator of a kernel with features is made of; a ValueError for an unknown name.
+        length_share: λ of "mixed", above 0 and at most 1; else a ValueError.
     """
 
     name: ClassVar[str] = "rotary"
@@ -92,10 +78,7 @@ class Rotary(Relative):
         return cls(torch.randn(heads, num_pairs, num_axes, generator=generator, dtype=torch.float64))
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that there are frequencies for each of the heads and axes, and features for each of the pairs."""
-        if (self.frequency.shape[0], self.frequency.shape[2]) != (heads, num_axes):
-            expected = f"({heads}, pairs, {num_axes}) for {heads} heads and positions of {num_axes} axes"
-            raise wrong_shape("relative.frequency", self.frequency.shape, expected)
+        check_heads_and_axes("frequency", self.frequency, heads, "pairs", num_axes)
         size = num_turned_features(kernel, dim)
         if 2 * self.frequency.shape[1] > size:
             expected = f"at most {size // 2} pairs for the {size} features of kernel={kernel.name!r}"
@@ -107,11 +90,7 @@ class Rotary(Relative):
         return replace(self, normalizer="lengths") if signed and self.normalizer == "mixed" else self
 
     def bound_with(self, kernel: Kernel) -> float | None:
-        """What the table above says of kernels with features; a turn of queries and keys leaves that of the others.
-
-        A pair that is not turned counts with a weight that may be negative, unless the kernel's may not: of the others
-        "nonnegative" alone has a bound.
-        """
+        """What the table above says of features; where untouched pairs may be negative, only "nonnegative" has one."""
         if kernel.features is None:
             return kernel.bound
         if self.sums_weights:
@@ -121,105 +100,75 @@ class Rotary(Relative):
         return 1 / self.length_share if self.normalizer == "mixed" else 1.0
 
     def on(self, positions: Positions) -> "Rotary":
-        """The kernel with frequencies that fit the grid's periods; rounded components have a gradient of 0."""
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def softmax_size(self, positions: Positions) -> int:
         """0: they are turned."""
         return 0
 
-    def softmax_vectors(
-        self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> tuple[Tensor, Tensor] | None:
-        """Turned queries and keys, where every token is somewhere."""
+    def softmax_vectors(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors | None:
         if positions.num_prefix_tokens:
             return None
         turn, key_turn = self._turns(positions, query)
         return self.turned(scale * query, turn), self.turned(key, key_turn)
 
     def dense_passes(self, num_axes: int) -> int:
-        """Over the weights and the terms of the denominator."""
         return 6
 
-    def dense(
-        self,
-        query: Queries,
-        key: Keys,
-        value: Values,
-        kernel: Kernel,
-        positions: Positions,
-        *,
-        scale: float,
-        key_mask: KeyMask | None,
-        is_causal: bool,
-    ) -> Outputs:
-        """Weights of turned vectors over a denominator of what no turn changes, or of the weights themselves.
-
-        Features are turned, and of softmax, which has none, the queries and keys.
-        """
-        first, features = positions.num_prefix_tokens, kernel.features
+    def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
+        """Weights of turned vectors over a denominator of what no turn changes, or of the weights themselves."""
+        kernel, value, first = pairs.kernel, pairs.value, positions.num_prefix_tokens
+        features = kernel.features
         if kernel.is_softmax:
-            turned = self.softmax_vectors(query, key, positions, scale=scale)
+            turned = self.softmax_vectors(pairs.query, pairs.key, positions, scale=pairs.scale)
             if turned is not None:
-                return fused_softmax(*turned, value, scale=1.0, key_mask=key_mask, is_causal=is_causal)
+                return fused_softmax(pairs.between(*turned))
         vectors = kernel.dense_vectors if features is None else features.feature_maps
-        of_query, of_key, log_scale = vectors(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
-        turn, key_turn = self._turns(positions, query)
-        turned = self.turned if features is None else self.weighing
-        left, right = turned(of_query[:, :, first:], turn), turned(of_key[:, :, first:], key_turn)
-        products = left @ right.transpose(-2, -1)
-        if first:
-            left, right = of_query, of_key
-            if features is not None:
-                left, right = self.weighing(of_query, None), self.weighing(of_key, None)
-            products = products_with_prefix(left, right, products, first)
-        keep = pair_mask(key_mask, query.shape[2], key.shape[2], is_causal=is_causal, like=query)
-        empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
-        keep = keep if keep is None or empty is None else keep | empty
-        if features is None:
-            output = kernel.dense_weights(products, log_relative=None, log_scale=None, keep=keep) @ value
-            return output if empty is None else output.masked_fill(empty, 0.0)
-        totals = products
-        if not self.sums_weights:
-            left, right = (self.normalizing(one[:, :, first:], placed=True) for one in (of_query, of_key))
-            totals = left @ right.transpose(-2, -1)
+        options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
+        of_query, of_key, log_scale = vectors(pairs.query, pairs.key, **options)
+        turn, key_turn = self._turns(positions, pairs.query)
+
+        def products(vectors: Callable[[Tokens, Turn | None], Tensor]) -> Tensor:
+            left, right = vectors(of_query[:, :, first:], turn), vectors(of_key[:, :, first:], key_turn)
+            pairs = left @ right.transpose(-2, -1)
             if first:
-                left, right = (self.normalizing(one, placed=False) for one in (of_query, of_key))
-                totals = products_with_prefix(left, right, totals, first)
-        totals, weights = (apply_log_factor(part, None, log_scale, keep) for part in (totals, products))
-        total = totals.sum(dim=-1) if empty is None else totals.sum(dim=-1).masked_fill(empty[..., 0], 1.0)
-        output = Sums(weights @ value, total).divide(nonnegative=features.nonnegative)
+                pairs = products_with_prefix(vectors(of_query, None), vectors(of_key, None), pairs, first)
+            return pairs
+
+        weights = products(self.turned if features is None else self.weighing)
+        keep = pairs.keep()
+        empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
+        keep = None if keep is None or empty is None else keep | empty
+        if features is None:
+            output = kernel.dense_weights(weights, log_relative=None, log_scale=None, keep=keep) @ value
+            return output if empty is None else output.masked_fill(empty, 0.0)
+        totals = weights
+        if not self.sums_weights:
+            totals = products(lambda one, turn: self.normalizing(one, placed=turn is not None))
+        totals, weights = (apply_log_factor(part, None, log_scale, keep) for part in (totals, weights))
+        output = Sums(weights @ value, totals.sum(dim=-1)).divide(nonnegative=features.nonnegative)
         return output if empty is None else output.masked_fill(empty, 0.0)
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Those of features that are not turned."""
-        return plain_costs(sizes)
+        return {"linear": linear_cost(sizes)}
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
         """The numerator from turned features, the denominator from what no turn changes or from the same."""
-        turn, key_turn = self._turns(positions, tokens.value)
-        weighing = self.weighing(tokens.query_features, turn), self.weighing(tokens.key_features, key_turn)
-        return self._sums_of(tokens, *weighing, placed=True)
+        return self._sums_of(tokens, *self._turns(positions, tokens.value))
 
     def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
-        """The same without a turn."""
-        tokens = Featured(query_features, query_features, key_features, value, None, None, 1.0)
-        weighing = self.weighing(query_features, None), self.weighing(key_features, None)
-        return self._sums_of(tokens, *weighing, placed=False)
+        return self._sums_of(Featured(query_features, query_features, key_features, value), None, None)
 
-    def _sums_of(self, tokens: Featured, left: Tensor, right: Tensor, *, placed: bool) -> Sums:
+    def _sums_of(self, tokens: Featured, turn: Turn | None, key_turn: Turn | None) -> Sums:
         """Σ_j w_ij v_j from the vectors of the weights, and D_i from its own, where these are others."""
-
-        def sums(left: Tensor, right: Tensor, values: Tensor) -> Sums:
-            if tokens.is_causal:
-                return causal_linear(left, right, tokens.log_scale, values)
-            return linear(left, right, values)
-
+        left, right = self.weighing(tokens.query_features, turn), self.weighing(tokens.key_features, key_turn)
+        sums = plain_sums(replace(tokens, query_features=left, key_features=right))
         if self.sums_weights:
-            return sums(left, right, tokens.value)
-        numerator = sums(left, right, tokens.value).numerator
+            return sums
+        placed = turn is not None
         left, right = (self.normalizing(one, placed=placed) for one in (tokens.query_features, tokens.key_features))
-        return Sums(numerator, sums(left, right, tokens.value[..., :0]).denominator)
+        totals = plain_sums(replace(tokens, query_features=left, key_features=right, value=tokens.value[..., :0]))
+        return Sums(sums.numerator, totals.denominator)
 
     def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
         """Turned features for the numerator; for the denominator, where it is not of the same, a state of its own."""
@@ -241,11 +190,8 @@ class Rotary(Relative):
         return self.normalizer == "nonnegative"
 
     def weighing(self, features: Tokens, turn: Turn | None) -> Float[Tensor, "batch heads tokens weighing"]:
-        """Vectors whose inner products are the weights: R(x) φ, or with "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2.
-
-        Without a turn they are those of tokens that are nowhere.
-        """
-        turned = features if turn is None else self.turned(features, turn)
+        """Vectors whose inner products are the weights: R(x) φ, or with "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2."""
+        turned = self.turned(features, turn)
         if not self.sums_weights:
             return turned
         lengths = self.lengths(features) * math.sqrt((1 + LEAST_WEIGHT) / 2)
@@ -266,27 +212,23 @@ class Rotary(Relative):
         return self.turned(vectors, turn_by(phases(self.frequency, places, vectors.dtype)))
 
     def _turns(self, positions: Positions, like: Tensor) -> tuple[Turn, Turn]:
-        """The turns of queries and keys, which are the same where these are."""
-        turn = turn_by(phases(self.frequency, positions.places(like.device), like.dtype))
-        if positions.key is None:
-            return turn, turn
-        return turn, turn_by(phases(self.frequency, positions.key.places(like.device), like.dtype))
+        angle, key_angle = positions.angles(self.frequency, like)
+        turn = turn_by(angle)
+        return turn, turn if key_angle is angle else turn_by(key_angle)
 
-    def turned(self, vectors: Tokens, turn: Turn) -> Tokens:
-        """Pairs of vectors after a turn, then the others."""
+    def turned(self, vectors: Tokens, turn: Turn | None) -> Tokens:
+        """Pairs of vectors after a turn, then the others; those of tokens that are nowhere have none."""
+        if turn is None:
+            return vectors
         num_turned = 2 * self.frequency.shape[1]
-        turned = turn_pairs(vectors[..., :num_turned], turn)
-        if num_turned == vectors.shape[-1]:
-            return turned
-        return torch.cat([turned, vectors[..., num_turned:]], dim=-1)
+        turned, others = turn_pairs(vectors[..., :num_turned], turn), vectors[..., num_turned:]
+        return turned if others.shape[-1] == 0 else torch.cat([turned, others], dim=-1)
 
     def lengths(self, features: Tokens) -> Float[Tensor, "batch heads tokens lengths"]:
         """ψ: the lengths of the turned pairs, then |φ| of the others."""
         num_turned = 2 * self.frequency.shape[1]
-        lengths = pair_lengths(features[..., :num_turned])
-        if num_turned == features.shape[-1]:
-            return lengths
-        return torch.cat([lengths, features[..., num_turned:].abs()], dim=-1)
+        lengths, others = pair_lengths(features[..., :num_turned]), features[..., num_turned:].abs()
+        return lengths if others.shape[-1] == 0 else torch.cat([lengths, others], dim=-1)
 
 
 def check_normalizer(normalizer: str, length_share: float) -> None:
@@ -308,8 +250,7 @@ def turn_pairs(features: Tokens, turn: Turn) -> Tokens:
         cosine, sine = turn
         first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
         return torch.stack([first * cosine - second * sine, first * sine + second * cosine], dim=-1).flatten(-2)
-    # The same as complex numbers: without a compiler to fuse the lines above, a third of their time. The copy has the
-    # strides that complex numbers need, whatever those of the features.
+    # Uncompiled, complex numbers take a third of the time of the lines above; the copy has the strides that they need.
     pairs = features.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format)
     return torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
 
@@ -325,7 +266,7 @@ def pair_lengths(features: Tokens) -> Float[Tensor, "batch heads tokens pairs"]:
 def num_turned_features(kernel: Kernel, dim: int) -> int:
     """Number of features that can be turned, at least two: those of a feature map, or the entries of a query."""
     size = dim if kernel.features is None else kernel.features.num_features(dim)
-    if size < 2:
-        expected = "a kernel of at least 2 features with relative='rotary', which turns pairs of them"
-        raise wrong_value("kernel", kernel.name, expected)
-    return size
+    if size >= 2:
+        return size
+    expected = "a kernel of at least 2 features with relative='rotary', which turns pairs of them"
+    raise wrong_value("kernel", kernel.name, expected)

@@ -10,10 +10,11 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from teka.checks import check_tensor, is_number
-from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel.base import Kernel, Keys, Queries
-from teka.functional.positions import Places, Positions
+from teka.errors import wrong_value
+from teka.functional.kernel.base import Kernel
+from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.stationary import SeparableRelative
+from teka.functional.shapes import AxisOffsets, HeadPairs, Keys, Places, Queries, TwoVectors
 
 NUM_FREQUENCIES = 4  # Horn et al. 2021, appendix A.2
 
@@ -38,9 +39,8 @@ class Rotation(SeparableRelative):
         u(x) W = [α sin ωx − β cos ωx, β sin ωx + α cos ωx],
 
     ⟨u(x) W, u(y)⟩ = α (sin ωx sin ωy + cos ωx cos ωy) + β (sin ωx cos ωy − cos ωx sin ωy). A sum over axes in the
-    exponent is a product of one factor an axis, so the sum over keys is one Toeplitz matrix an axis.
-
-    On a periodic grid Δ is first wrapped into [−P/2, P/2), so that c has the grid's period for any ω.
+    exponent is a product of one factor an axis, so the sum over keys is one Toeplitz matrix an axis. On a periodic grid
+    Δ is first wrapped into [−P/2, P/2), so that c has the grid's period for any ω.
 
     Source: Horn et al. 2021, Lemma 1 and §2.3 (strategy 1); the separable form is this library's.
 
@@ -48,10 +48,7 @@ class Rotation(SeparableRelative):
         frequency: ω in radians per unit of length, shape (scales,).
         cosine_weight: α, shape (heads, axes, scales).
         sine_weight: β, shape (heads, axes, scales).
-        scale: Factor of the sum; the paper's is 1/√d' with d' = d + 2 · axes · scales.
-
-    Raises:
-        ValueError: Shapes that do not fit each other, or a scale that is negative.
+        scale: Factor of the sum, a ValueError if negative; the paper's is 1/√d' with d' = d + 2 · axes · scales.
     """
 
     name: ClassVar[str] = "rotation"
@@ -77,16 +74,11 @@ class Rotation(SeparableRelative):
         return cls(initial_frequency(NUM_FREQUENCIES), cosine_weight, sine_weight, scale)
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that the weights have this many heads and axes."""
-        if tuple(self.cosine_weight.shape[:2]) != (heads, num_axes):
-            expected = (
-                f"({heads}, {num_axes}, {len(self.frequency)}) for {heads} heads and positions of {num_axes} axes; "
-                f"a layer that makes its own relative kernel takes num_axes={num_axes}"
-            )
-            raise wrong_shape("relative.cosine_weight", self.cosine_weight.shape, expected)
+        sizes = (heads, num_axes, str(len(self.frequency)))
+        more = f"; a layer that makes its own relative kernel takes num_axes={num_axes}"
+        check_heads_and_axes("cosine_weight", self.cosine_weight, *sizes, more=more)
 
-    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
-        """scale · Σ_s [α_as cos(ω_s Δ) + β_as sin(ω_s Δ)] at offsets along one axis."""
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         phase = offsets[..., None] * self.frequency.to(offsets)
         waves = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
         weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1).to(offsets)
@@ -97,19 +89,11 @@ class Rotation(SeparableRelative):
         is_lemma = type(self).axis_log_kernel is Rotation.axis_log_kernel
         return None if any(positions.periods) or not is_lemma else 2 * self.cosine_weight[0].numel()
 
-    def softmax_vectors(
-        self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> tuple[Tensor, Tensor] | None:
-        """Queries and keys with waves of their positions, by Lemma 1."""
+    def softmax_vectors(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors | None:
         return None if self.softmax_size(positions) is None else self.concatenate(query, key, positions, scale=scale)
 
-    def concatenate(
-        self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> tuple[Float[Tensor, "batch heads queries joint"], Float[Tensor, "batch heads keys joint"]]:
-        """√scale · q and √scale · k, each followed by its position's waves: their inner product is scale · qᵀk + log c.
-
-        The waves of a token without a position are 0, so that c = 1 for its pairs.
-        """
+    def concatenate(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors:
+        """√scale · q and √scale · k with waves of their positions, 0 for none: the product is scale · qᵀk + log c."""
         alpha, beta = (weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight))
         sine, cosine = at_key = self._waves(positions.places(query.device), query.dtype)
         if positions.key is not None:
@@ -133,17 +117,9 @@ class Rotation(SeparableRelative):
 class RotationJoint(Rotation):
     """The rotation kernel by concatenation: random features of [q; u(x_i) W] and [k; u(x_j)] together.
 
-    In expectation over the draws it equals `Rotation` with the softmax kernel. For one draw w it does not: the product
-    exp(wᵀ[q; u(x_i)W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i)W + u(x_j) and not on x_i − x_j, so a shift changes the
-    output by as much as the estimator's error. Kept for parity with the paper.
-
-    Source: Horn et al. 2021, §2.3 (strategy 1).
-
-    Args:
-        frequency: ω in radians per unit of length, shape (scales,).
-        cosine_weight: α, shape (heads, axes, scales).
-        sine_weight: β, shape (heads, axes, scales).
-        scale: Factor of the positions' inner product, as in `Rotation`.
+    In expectation over the draws it equals `Rotation`, whose parameters it has, with the softmax kernel. For one draw w
+    it does not: exp(wᵀ[q; u(x_i)W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i)W + u(x_j) and not on x_i − x_j, so a shift
+    changes the output by as much as the estimator's error. For parity with Horn et al. 2021, §2.3 (strategy 1).
     """
 
     name: ClassVar[str] = "rotation_joint"
@@ -152,11 +128,7 @@ class RotationJoint(Rotation):
     decodes: ClassVar[bool] = True
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that the weights fit and that the content kernel is softmax or an estimate of it.
-
-        Raises:
-            ValueError: They do not, or it is not: only exp turns a sum of inner products into a product of kernels.
-        """
+        """Check that the weights fit, and that the kernel estimates softmax: only exp turns sums into products."""
         super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
         if not kernel.estimates_softmax:
             expected = "softmax or random features of it with relative='rotation_joint'; relative='rotation' takes all"
@@ -164,15 +136,10 @@ class RotationJoint(Rotation):
 
     @property
     def num_position_features(self) -> int:
-        """Length 2 · axes · scales of u."""
         return 2 * self.cosine_weight[0].numel()
 
     def on(self, positions: Positions) -> "RotationJoint":
-        """The kernel itself.
-
-        Raises:
-            ValueError: A periodic axis: these features see absolute positions, which there are none of on a torus.
-        """
+        """The kernel itself; a ValueError on a periodic axis, as there are no absolute positions on a torus."""
         if any(positions.periods):
             came = positions.grid or positions.of_keys.grid
             raise wrong_value("grid", came, "no periodic axis with relative='rotation_joint'")

@@ -8,25 +8,36 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka.functional.backend import Cost, Sums, add_prefix
+from teka.functional.backend import Cost, Featured, Sums, add_prefix
 from teka.functional.backend.dense import TileForm, tiles_fit
 from teka.functional.backend.fft import fft, fft_cost, fft_fits
-from teka.functional.backend.flex import PairTerm, offset_numbers
+from teka.functional.backend.flex import offset_numbers
+from teka.functional.backend.linear import Sizes
 from teka.functional.backend.toeplitz import toeplitz, toeplitz_cost
-from teka.functional.kernel.base import FeatureKernel, Keys, LogRelative, Queries, Values
+from teka.functional.kernel.base import FeatureKernel, Pairwise
 from teka.functional.positions import Positions, widest
-from teka.functional.relative.base import FactorRelative, Featured, LogRows, Offsets, Sizes
+from teka.functional.relative.base import FactorRelative
+from teka.functional.shapes import (
+    AnyOffsets,
+    AxisMatrix,
+    AxisOffsets,
+    HeadPairs,
+    LogRelative,
+    LogRows,
+    Offsets,
+    PairTerm,
+    Queries,
+)
 
 
 class StationaryRelative(FactorRelative):
-    """A relative kernel that does not look at the query: a function of the offset alone for each head."""
+    """A relative kernel of the offset alone for each head, which does not look at the query."""
 
     @abstractmethod
-    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
+    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
         """log c at offsets, for every head."""
 
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        """log c for every pair; the query does not enter."""
         log_relative = self.log_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
 
@@ -48,34 +59,26 @@ class StationaryRelative(FactorRelative):
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
-        """By transforms."""
         assert positions.grids is not None
-        features = (tokens.query_features, tokens.key_features, tokens.value)
         wide = tokens.value.new_empty(0, dtype=torch.float64)
-        return fft(
-            *features, positions.grids, self.log_at, lambda rows: self.log_at(positions.offsets_like(wide, rows))
-        )
+        return fft(tokens, positions.grids, self.log_at, lambda rows: self.log_at(positions.offsets_like(wide, rows)))
 
 
 class SeparableRelative(StationaryRelative):
     """A stationary kernel whose log is a sum over axes, so that c is a product."""
 
     @abstractmethod
-    def axis_log_kernel(self, axis: int, offsets: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         """One axis' term of log c, at offsets along that axis."""
 
-    def log_at(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "heads *pairs"]:
-        """The sum over the axes."""
+    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
         terms = [self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])]
         return sum(terms[1:], terms[0])
 
     def separates(self, positions: Positions) -> bool:
-        """Between two grids."""
         return positions.grids is not None
 
-    def axis_log_matrix(
-        self, axis: int, positions: Positions, like: Tensor
-    ) -> Float[Tensor, "heads query_side key_side"]:
+    def axis_log_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
         """log c_axis of every pair of rows, of as many sines as there are offsets where both grids have one spacing."""
         assert positions.grids is not None
         query, key = positions.grids
@@ -89,7 +92,7 @@ class SeparableRelative(StationaryRelative):
 
     def axis_log_matrices(
         self, positions: Positions, like: Tensor
-    ) -> tuple[list[Float[Tensor, "heads query_side key_side"]], Float[Tensor, "1 heads queries"]]:
+    ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
         """log c_axis for every axis less the largest entry of each row, and what was taken off each query in all."""
         matrices, log_peak = [], torch.zeros((), dtype=like.dtype, device=like.device)
         for axis in range(positions.num_axes):
@@ -115,29 +118,25 @@ class SeparableRelative(StationaryRelative):
             log_relative = (part[..., None] + log_relative[..., None, :]).flatten(-2) if log_relative.ndim else part
         return log_relative[None]
 
-    def tiled_sums(
-        self, query: Queries, key: Keys, value: Values, kernel: FeatureKernel, positions: Positions, *, scale: float
-    ) -> Sums | None:
+    def tiled_sums(self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions) -> Sums | None:
         """From tiles that stay in a CPU's cache, with a backward pass of their own, where the pairs are many."""
-        if positions.grids is None or not tiles_fit(*positions.grids, query):
+        if positions.grids is None or not tiles_fit(*positions.grids, pairs.query):
             return None
-        features = kernel.query_features(query, scale=scale), kernel.key_features(key, scale=scale)
-        first = positions.num_prefix_tokens
-        log_matrices, log_peak = self.axis_log_matrices(positions, value)
-        sums = TileForm.apply(*(tensor[:, :, first:] for tensor in (*features, value)), *log_matrices)
-        return add_prefix(Sums.of_channels(sums, log_peak), *features, value, first, self.unplaced_sums)
+        query, scale, first = pairs.query, pairs.scale, positions.num_prefix_tokens
+        features = kernel.query_features(query, scale=scale), kernel.key_features(pairs.key, scale=scale)
+        tokens = Featured(query, *features, pairs.value)
+        log_matrices, log_peak = self.axis_log_matrices(positions, pairs.value)
+        sums = TileForm()(*(tensor[:, :, first:] for tensor in (*features, pairs.value)), *log_matrices)
+        return add_prefix(Sums.of_channels(sums, log_peak), tokens, first, self.unplaced_sums)
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Of one matrix an axis too, between any two grids."""
         if sizes.is_causal or positions.grids is None:
             return {}
         cost = toeplitz_cost(*positions.grids, sizes.num_features, sizes.dim_value)
         return {"toeplitz": cost, **super().costs(sizes, positions)}
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
-        """By one matrix an axis, or by transforms."""
         if backend == "fft":
             return super().sums(backend, tokens, positions)
         matrices = self.axis_log_matrices(positions, tokens.value)
-        features = (tokens.query_features, tokens.key_features, tokens.value)
-        return toeplitz(*features, *matrices, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows)))
+        return toeplitz(tokens, *matrices, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows)))
