@@ -5,7 +5,7 @@ import torch
 
 from teka.codec import decode, encode
 from teka.models import ModelConfig, SelfAttentionNetwork
-from teka.models.model_config import MODELS, options_class, read_options
+from teka.models.model_config import MODELS, options_class
 
 PERFORMER: dict[str, Any] = {
     "model": "performer",
@@ -35,16 +35,15 @@ def test_numbers_of_heads_for_every_block_are_read_back():
 def test_the_position_of_an_older_file_was_called_its_encoding():
     config = ModelConfig("self_attention", (6, 10), 2, 3, {"dim": 8, "depth": 1, "heads": 2, "encoding": "table"})
     assert config.options["position"] == "table"
-    assert read_options("self_attention", {"encoding": "table"}).position == "table"
     with pytest.raises(ValueError, match=r"options of performer is .*, expected no field 'encoding'"):
-        read_options("performer", {"encoding": "table", "dim": 8, "depth": 2, "heads": 2})
+        ModelConfig("performer", (6, 10), 2, 3, {"encoding": "table", "dim": 8, "depth": 2, "heads": 2})
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_options_of_every_model_are_one_dataclass_that_is_encoded(model: str):
     required = {"dim": 8, "depth": 2, "heads": 2} if model == "performer" else {}
-    options = read_options(model, required)
-    assert read_options(model, encode(options)) == options
+    options = decode(options_class(model), required)
+    assert decode(options_class(model), encode(options)) == options
     assert options_class(model).__doc__ == MODELS[model].__doc__
 
 
@@ -67,7 +66,7 @@ def test_a_model_is_made_in_float32_whatever_the_default():
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": "perfomer"}, "model is 'perfomer', expected .*did you mean 'performer'"),
-    ({"image_size": [6]}, "image_size is"),
+    ({"image_size": [6] * 4}, "image_size is"),
     ({"image_size": 6}, "image_size is 6"),
     ({"image_size": [6, 0]}, r"image_size\[1\] is 0"),
     ({"in_channels": True}, "in_channels is True"),
@@ -90,10 +89,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), BAD, ids=[str(next(iter(fields.values()))) for fields, _ in BAD])
-def test_a_field_that_cannot_be_is_an_error_that_names_it(fields: dict[str, Any], message: str, as_users_run_it: None):
-    with pytest.raises(ValueError, match=message):
-        decode(ModelConfig, {**PERFORMER, **fields})
+def test_a_field_that_cannot_be_is_an_error_that_names_it(as_users_run_it: None):
+    for fields, message in BAD:
+        with pytest.raises(ValueError, match=message):
+            decode(ModelConfig, {**PERFORMER, **fields})
 
 
 def test_a_missing_size_is_an_error(as_users_run_it: None):
@@ -101,9 +100,7 @@ def test_a_missing_size_is_an_error(as_users_run_it: None):
         decode(ModelConfig, {key: value for key, value in PERFORMER.items() if key != "num_classes"})
 
 
-@pytest.mark.parametrize("options", [{"dim": "8"}, {"heads": None}, {"mlp_ratio": -1.0}, {"kernel": 3}], ids=str)
-def test_options_of_a_wrong_type_or_size_are_an_error_when_the_model_is_made(
-    options: dict[str, Any], as_users_run_it: None
-):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        ModelConfig(**{**PERFORMER, "options": {**PERFORMER["options"], **options}}).make_model()
+def test_options_of_a_wrong_type_or_size_are_an_error_when_the_model_is_made(as_users_run_it: None):
+    for name, value in {"dim": "8", "heads": None, "mlp_ratio": -1.0, "kernel": 3}.items():
+        with pytest.raises(ValueError, match=name):
+            ModelConfig(**{**PERFORMER, "options": {**PERFORMER["options"], name: value}}).make_model()

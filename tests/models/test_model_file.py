@@ -71,7 +71,9 @@ def test_every_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_performer_of_every_option_is_loaded_as_it_was_saved(options: dict[str, Any], tmp_path: Path):
+def test_a_performer_of_every_option_is_loaded_as_it_was_saved(
+    options: dict[str, Any], tmp_path: Path, as_users_run_it: None
+):
     model, config = make(**options)
     save(model, tmp_path / "model", config)
     check_same(model, tmp_path / "model", draw_images())

@@ -62,11 +62,7 @@ def test_at_the_papers_size_the_separable_evaluation_is_the_one_that_runs(positi
 
 @pytest.mark.parametrize(
     ("position", "row"),
-    [
-        ("quadratic", "SA quadratic"),
-        ("generalized_quadratic", "SA quadratic generalized"),
-        ("table", "SA learned"),
-    ],
+    [("quadratic", "SA quadratic"), ("generalized_quadratic", "SA quadratic generalized"), ("table", "SA learned")],
 )
 def test_it_has_the_papers_parameters(position, row):
     with torch.device("meta"):

@@ -30,10 +30,7 @@ SHIFT = ShiftFindings("rolled round the torus", {(1.0, 0.0): 1e-7}, noise_floor=
 
 
 def advice(
-    shift: ShiftFindings | None = SHIFT,
-    num_tokens: int = 10_000,
-    largest: dict[str, float] = LARGEST,
-    **changes: Any,
+    shift: ShiftFindings | None = SHIFT, num_tokens: int = 10_000, largest: dict[str, float] = LARGEST, **changes: Any
 ) -> list[str]:
     group = dataclasses.replace(GROUP, **changes)
     return list(advise((group,), largest, shift, dtype=torch.float32, num_tokens=num_tokens, dim_head=16))

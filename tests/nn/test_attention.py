@@ -1,12 +1,14 @@
+import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, Case, across, relative_change
+from tests.contracts.cases import PAIRS, Case, relative_change, together
 from torch import Tensor, nn
 
 from teka import Grid
+from teka.functional import KERNELS
 from teka.nn import Attention
 
 GRID = Grid((3, 5))
@@ -35,7 +37,7 @@ def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor
     return {name: parameter.grad for name, parameter in layer.named_parameters() if parameter.grad is not None}
 
 
-@across("pair", PAIRS, qkv_bias=[True, False])
+@together(PAIRS, qkv_bias=[True, False])
 def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(pair: Case, qkv_bias: bool):
     layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
     # Trigonometric features explode for long vectors, as documented.
@@ -66,8 +68,7 @@ def test_a_relative_kernels_parameters_change_as_it_learns(relative: str, learne
         assert not torch.equal(parameter, before[name]), name
 
 
-@pytest.mark.parametrize("relative", ["clipped", "clipped_features"])
-@pytest.mark.parametrize("heads", [2, 3, 4])
+@pytest.mark.parametrize(("relative", "heads"), [("clipped", 2), ("clipped", 3), ("clipped_features", 4)])
 def test_half_of_the_heads_of_clipped_see_content_only_and_half_see_position(relative: str, heads: int):
     layer = build(dim=4 * heads, heads=heads, relative=relative).double()
     assert layer.relative is not None
@@ -95,18 +96,13 @@ def test_heads_of_rotation_all_see_both():
     assert (change > 1e-3).all()
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
-@pytest.mark.parametrize("heads", [2, 3])
-def test_every_number_of_heads_computes(pair: Case, heads: int):
-    layer = build(dim=4 * heads, heads=heads, kernel=pair.kernel, relative=pair.relative)
-    assert layer(draw_tokens(16, 4 * heads), GRID, None, 1).shape == (2, 16, 4 * heads)
-
-
-@across("pair", PAIRS, shape=[(11,), (5, 7), (2, 3, 4)])
-def test_grids_of_any_number_of_axes_and_unequal_sides_compute(pair: Case, shape: tuple[int, ...]):
-    layer = build(kernel=pair.kernel, relative=pair.relative, num_axes=len(shape))
-    tokens = draw_tokens(math.prod(shape))
-    assert layer(tokens, Grid(shape)).shape == tokens.shape
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_number_of_heads_computes_on_grids_of_any_number_of_axes_and_unequal_sides(kernel: str):
+    for place, pair in enumerate(pair for pair in PAIRS if pair.kernel == kernel):
+        shape, heads = [(11,), (5, 7), (2, 3, 4)][place % 3], 2 + place % 2
+        layer = build(dim=4 * heads, heads=heads, kernel=kernel, relative=pair.relative, num_axes=len(shape))
+        tokens = draw_tokens(1 + math.prod(shape), 4 * heads)
+        assert layer(tokens, Grid(shape), None, 1).shape == tokens.shape, pair
 
 
 def test_without_a_relative_kernel_no_grid_is_needed_and_none_is_looked_at():
@@ -135,12 +131,13 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
 UNPLACED = [pair for pair in PAIRS if pair.relative is None and pair.kernel != "optimal"]
 
 
-@across("pair", UNPLACED, num_queries=[1, 5, 16])
-def test_a_number_of_queries_gives_the_first_of_the_outputs(pair: Case, num_queries: int):
-    layer, tokens = build(kernel=pair.kernel).double(), draw_tokens().double()
-    for arguments in ((None, None, 0), (GRID, torch.arange(32).reshape(2, 16) % 3 > 0, 1)):
-        expected = layer(tokens, *arguments)[:, :num_queries]
-        assert relative_change(layer(tokens, *arguments, num_queries), expected) < 1e-12
+def test_a_number_of_queries_gives_the_first_of_the_outputs():
+    tokens = draw_tokens().double()
+    for pair, num_queries in zip(UNPLACED, itertools.cycle([1, 5, 16]), strict=False):
+        layer = build(kernel=pair.kernel).double()
+        for arguments in ((None, None, 0), (GRID, torch.arange(32).reshape(2, 16) % 3 > 0, 1)):
+            expected = layer(tokens, *arguments)[:, :num_queries]
+            assert relative_change(layer(tokens, *arguments, num_queries), expected) < 1e-12, pair
 
 
 def test_by_default_it_costs_o_of_l_and_sees_where_tokens_are_relative_to_each_other_and_nothing_else():

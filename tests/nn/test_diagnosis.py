@@ -30,8 +30,16 @@ def draw_tokens(num_tokens: int, dim: int = 8, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(2, num_tokens, dim, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_every_layer_is_diagnosed_and_all_but_the_joint_form_are_equivariant(pair: Case):
+# Every content kernel, every relative kernel and every joint form; that all pairs are equivariant the contracts hold.
+DIAGNOSED = [
+    pair
+    for pair in PAIRS
+    if pair.relative in (None, "rotation_joint") or pair.kernel in ("squared_relu", "positive", "hedgehog")
+]
+
+
+@pytest.mark.parametrize("pair", DIAGNOSED, ids=str)
+def test_every_layer_is_diagnosed_and_all_but_the_joint_form_are_equivariant(pair: Case, as_users_run_it: None):
     layer = build(kernel=pair.kernel, relative=pair.relative)
     diagnosis = teka.diagnose(layer, draw_tokens(1 + 15), Grid((3, 5)), num_prefix_tokens=1)
     assert diagnosis.shift is not None
@@ -50,14 +58,14 @@ def test_every_layer_is_diagnosed_and_all_but_the_joint_form_are_equivariant(pai
 
 
 @pytest.mark.parametrize("relative", [None, "clipped", "quadratic", "table", "fourier", "rotary"])
-@pytest.mark.parametrize("periodic", [(True, True), (False, True)])
-def test_a_torus_is_rolled_and_a_bounded_axis_is_not(relative: str | None, periodic: tuple[bool, bool]):
-    grid = Grid((5, 7), periodic=periodic)
-    shift = teka.diagnose(build(relative=relative), draw_tokens(35), grid, shifts=[(1, 2), (-2, 3)]).shift
-    assert shift is not None
-    assert set(shift.by_shift) == {(1, 2), (-2, 3)}
-    assert shift.how.startswith("rolled" if all(periodic) else "on a larger grid")
-    assert shift.without_rounding < 1e-12
+def test_a_torus_is_rolled_and_a_bounded_axis_is_not(relative: str | None):
+    for periodic in ((True, True), (False, True)):
+        grid = Grid((5, 7), periodic=periodic)
+        shift = teka.diagnose(build(relative=relative), draw_tokens(35), grid, shifts=[(1, 2), (-2, 3)]).shift
+        assert shift is not None
+        assert set(shift.by_shift) == {(1, 2), (-2, 3)}
+        assert shift.how.startswith("rolled" if all(periodic) else "on a larger grid")
+        assert shift.without_rounding < 1e-12, periodic
 
 
 def test_shifts_are_measured_with_masks_and_on_ragged_samples():
@@ -69,16 +77,17 @@ def test_shifts_are_measured_with_masks_and_on_ragged_samples():
     assert shift.without_rounding < 1e-12
 
 
-@pytest.mark.parametrize("relative", ["quadratic", "fourier", "rotary", "rotation"])
 @pytest.mark.parametrize("batch", [(), (2,)])
-def test_bare_positions_are_shifted_by_adding(relative: str, batch: tuple[int, ...]):
+def test_bare_positions_are_shifted_by_adding(batch: tuple[int, ...]):
     positions = 9 * torch.rand(*batch, 13, 3, generator=torch.Generator().manual_seed(0))
-    layer = build(relative=relative, num_axes=3)
-    for shifts in (None, [(1.5, -0.25, 3)]):
+    for relative, shifts in zip(
+        ("quadratic", "fourier", "rotary", "rotation"), 2 * (None, [(1.5, -0.25, 3)]), strict=True
+    ):
+        layer = build(relative=relative, num_axes=3)
         shift = teka.diagnose(layer, draw_tokens(13), positions=positions, shifts=shifts).shift
         assert shift is not None
         assert shift.how == "added to the positions"
-        assert shift.without_rounding < 1e-12
+        assert shift.without_rounding < 1e-12, relative
     joint = build(relative="rotation_joint", kernel="positive", num_axes=3)
     shift = teka.diagnose(joint, draw_tokens(13), positions=positions).shift
     assert shift is not None
@@ -157,11 +166,13 @@ def test_the_number_of_features_that_it_names_brings_the_error_near_a_tenth():
         ("positive", "rotary", "softmax"),
     ],
 )
-def test_more_features_come_nearer_to_the_truth_that_it_names(kernel: str, relative: str | None, truth: str):
+def test_more_features_come_nearer_to_the_truth_that_it_names(
+    kernel: str, relative: str | None, truth: str, as_users_run_it: None
+):
     errors = []
-    for num_features in (32, 8192):
+    for num_features in (32, 2048):
         layer = build(kernel=kernel, relative=relative, num_features=num_features)
-        (group,) = teka.diagnose(layer, draw_tokens(35), Grid((5, 7))).groups
+        (group,) = teka.diagnose(layer, draw_tokens(15), Grid((3, 5))).groups
         assert group.estimator is not None
         assert group.estimator.truth == truth
         errors.append(group.estimator.total.error)
@@ -312,7 +323,7 @@ def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(
         (None, "output", "layer's outputs"),
     ],
 )
-def test_float16_overflows_where_the_room_ends(relative: str | None, part: str, name: str):
+def test_float16_overflows_where_the_room_ends(relative: str | None, part: str, name: str, as_users_run_it: None):
     # Without biases, and as the size of queries and keys cancels, all numbers grow as the tokens do.
     layer = build(5, dim=32, heads=4, relative=relative, qkv_bias=False)
     with torch.no_grad():
@@ -337,7 +348,7 @@ def test_its_report_reads_as_written():
         "positive × rotation_joint, heads 0 to 1, computed by the",
         "16 random features for softmax × rotation_joint: the output errs by",
         "times as large as the largest value; at most 1 times whatever the tokens are",
-        "gain, a query's weights in absolute value over its denominator: up to 1, above 1 for 0% of the queries",
+        "gain, a query's weights in absolute value over its denominator: up to 1, above 1 for 0 % of the queries",
         "layer's outputs",
         "float16 has room for",
         "shifts (on a larger grid, cells outside masked): the output changes by",
@@ -354,19 +365,17 @@ def test_a_sound_layer_needs_nothing():
     assert str(diagnosis).endswith("what to do\n  - Nothing: all is well.")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
+    bad: list[tuple[dict[str, Any], str]] = [
         ({"shifts": [(1, 2, 3)]}, r"shift is \(1, 2, 3\), expected a whole number for each of the 2 axes"),
         ({"shifts": [(0.5, 1)]}, "shift is .*, expected a whole number"),
         ({"shifts": []}, r"shifts is \[\], expected at least one shift"),
         ({"num_prefix_tokens": 1}, "the sequence has 15 tokens, expected 1 prefix"),
         ({"key_mask": torch.ones(2, 14, dtype=torch.bool)}, r"key_mask has shape \(2, 14\)"),
-    ],
-)
-def test_bad_arguments_are_errors_that_name_them(arguments: dict[str, Any], message: str, as_users_run_it: None):
-    with pytest.raises(ValueError, match=message):
-        teka.diagnose(build(relative="rotation"), draw_tokens(15), Grid((3, 5)), **arguments)
+    ]
+    for arguments, message in bad:
+        with pytest.raises(ValueError, match=message):
+            teka.diagnose(build(relative="rotation"), draw_tokens(15), Grid((3, 5)), **arguments)
 
 
 def test_a_layer_that_trains_and_what_is_no_layer_are_refused(as_users_run_it: None):

@@ -1,14 +1,16 @@
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, Case, across
+from tests.annotations import annotations_unchecked
+from tests.contracts.cases import PAIRS, Case, together
 
 import teka
 from teka import Grid
 from teka.functional.plan import Plan
-from teka.nn import Attention, RandomFeatures, explain
-from teka.nn.explain import LONGEST
+from teka.nn import Attention, RandomFeatures
+from teka.nn.explain import LONGEST, explain
 
 
 def build(**options: Any) -> Attention:
@@ -17,10 +19,8 @@ def build(**options: Any) -> Attention:
     return Attention(options.pop("dim", 32), options.pop("heads", 2), **options).eval()
 
 
-@across("pair", PAIRS, shape=[(3, 5), (29, 23)])
-def test_the_backends_it_names_are_those_that_compute(
-    pair: Case, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-):
+@together(PAIRS, shape=[(3, 5), (29, 23)], backend=["auto", "dense"])
+def test_the_backends_it_names_are_those_that_compute(pair: Case, shape: tuple[int, ...], backend: str):
     chosen: list[str] = []
 
     evaluate = Plan.evaluate
@@ -29,19 +29,18 @@ def test_the_backends_it_names_are_those_that_compute(
         chosen.append(plan.backend)
         return evaluate(plan, *given, **masks)
 
-    monkeypatch.setattr(Plan, "evaluate", record)
-    grid, layer = Grid(shape), build(dim=8, kernel=pair.kernel, relative=pair.relative)
+    grid, layer = Grid(shape), build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend)
     if isinstance(layer.kernel, RandomFeatures):
         layer.kernel.is_fresh = False  # no comparison with the truth, which chooses a backend too
-    with torch.no_grad():
+    with torch.no_grad(), annotations_unchecked(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Plan, "evaluate", record)
         layer(torch.randn(1, 1 + grid.num_tokens, 8), grid, None, 1)
     explained = explain(layer, grid, num_prefix_tokens=1)
     assert [group.backend for group in explained.groups] == chosen
+    assert layer.chosen_backend(grid, 1) == chosen[-1]  # the heads with the relative kernel come last
     assert explained.num_tokens == 1 + grid.num_tokens
 
 
-@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-@pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize(
     "options",
     [
@@ -54,25 +53,25 @@ def test_the_backends_it_names_are_those_that_compute(
         {"causal": True, "kernel": "positive"},
     ],
 )
-def test_on_a_sequence_dense_is_cheapest_just_below_the_crossover_and_not_at_it(
-    options: dict[str, Any], prefix: int, device_type: str
-):
+def test_on_a_sequence_dense_is_cheapest_just_below_the_crossover_and_not_at_it(options: dict[str, Any]):
     layer = build(num_axes=1, **options)
+    for prefix, device_type in itertools.product((0, 3), ("cpu", "cuda")):
 
-    def best(num_tokens: int) -> str:
-        (group,) = explain(layer, Grid(num_tokens), num_prefix_tokens=prefix, device_type=device_type).groups
-        assert group.backend == next(iter(group.costs))
-        return group.backend
+        def best(num_tokens: int, prefix: int = prefix, device_type: str = device_type) -> str:
+            (group,) = explain(layer, Grid(num_tokens), num_prefix_tokens=prefix, device_type=device_type).groups
+            assert group.backend == next(iter(group.costs))
+            return group.backend
 
-    (group,) = explain(layer, Grid(17), num_prefix_tokens=prefix, device_type=device_type).groups
-    assert group.crossover is not None
-    assert best(group.crossover - prefix) != "dense"
-    shorter = group.crossover - prefix - 1
-    assert shorter == 0 or best(shorter) == "dense"
+        (group,) = explain(layer, Grid(17), num_prefix_tokens=prefix, device_type=device_type).groups
+        assert group.crossover is not None
+        assert best(group.crossover - prefix) != "dense", (prefix, device_type)
+        shorter = group.crossover - prefix - 1
+        assert shorter == 0 or best(shorter) == "dense", (prefix, device_type)
 
 
-@pytest.mark.parametrize("num_axes", [2, 3])
-@pytest.mark.parametrize("relative", [None, "rotation", "clipped", "table", "fourier", "rotary"])
+@pytest.mark.parametrize(
+    ("relative", "num_axes"), [(None, 2), ("rotation", 2), ("clipped", 3), ("table", 2), ("fourier", 3), ("rotary", 3)]
+)
 def test_on_a_cube_dense_is_cheapest_with_sides_one_shorter_and_not_at_the_crossover(relative: str, num_axes: int):
     layer = build(relative=relative, num_axes=num_axes)
 

@@ -34,15 +34,15 @@ def change_by_head(one: Tensor, other: Tensor) -> Tensor:
     return (one - other).abs().unflatten(-1, (-1, 4)).amax(dim=(0, 1, 3))
 
 
-@pytest.mark.parametrize("position_heads", [1, 2, 4])
 @pytest.mark.parametrize("relative", BY_POSITION)
-def test_the_last_heads_see_position_and_the_others_content(relative: str, position_heads: int):
-    layer = build(5, relative=relative, position_heads=position_heads)
-    assert (layer.content_heads, layer.position_heads) == (5 - position_heads, position_heads)
+def test_the_last_heads_see_position_and_the_others_content(relative: str):
     tokens, order = draw_tokens(20), torch.randperm(15, generator=torch.Generator().manual_seed(2))
-    change = change_by_head(layer(tokens[:, order], GRID), layer(tokens, GRID)[:, order])
-    assert (change[: layer.content_heads] < 1e-10).all()
-    assert (change[layer.content_heads :] > 1e-3).all()
+    for position_heads in (1, 2, 4):
+        layer = build(5, relative=relative, position_heads=position_heads)
+        assert (layer.content_heads, layer.position_heads) == (5 - position_heads, position_heads)
+        change = change_by_head(layer(tokens[:, order], GRID), layer(tokens, GRID)[:, order])
+        assert (change[: layer.content_heads] < 1e-10).all(), position_heads
+        assert (change[layer.content_heads :] > 1e-3).all(), position_heads
 
 
 @pytest.mark.parametrize("relative", [name for name in BY_POSITION if not name.startswith("clipped")])
@@ -72,13 +72,13 @@ def test_rings_look_at_the_query_in_heads_of_their_own_and_in_every_head():
             assert (change_by_head(layer(tokens, GRID), before)[heads] > 1e-4).all()
 
 
-@pytest.mark.parametrize("relative", BY_POSITION)
-def test_a_kernel_made_by_name_has_parameters_for_the_heads_that_use_it(relative: str):
-    layer = build(5, relative=relative, position_heads=2)
-    assert layer.relative is not None
-    for name, parameter in layer.relative.named_parameters():
-        # Frequencies of rotation, and the embeddings of rings, are shared by the heads.
-        assert relative.startswith("clipped") or name == "frequency" or parameter.shape[0] == 2
+def test_a_kernel_made_by_name_has_parameters_for_the_heads_that_use_it():
+    for relative in BY_POSITION:
+        layer = build(5, relative=relative, position_heads=2)
+        assert layer.relative is not None
+        for name, parameter in layer.relative.named_parameters():
+            # Frequencies of rotation, and the embeddings of rings, are shared by the heads.
+            assert relative.startswith("clipped") or name == "frequency" or parameter.shape[0] == 2, relative
 
 
 def test_a_module_is_taken_with_as_many_heads_as_use_it():
@@ -90,10 +90,10 @@ def test_a_module_is_taken_with_as_many_heads_as_use_it():
         layer(tokens, GRID)
 
 
-@pytest.mark.parametrize("relative", [None, *RELATIVES])
-def test_by_default_rings_take_half_of_the_heads_and_the_others_none(relative: str | None):
-    expected = 2 if relative is not None and relative.startswith("clipped") else 0
-    assert count_position_heads(None, relative, 5) == expected
+def test_by_default_rings_take_half_of_the_heads_and_the_others_none():
+    for relative in (None, *RELATIVES):
+        expected = 2 if relative is not None and relative.startswith("clipped") else 0
+        assert count_position_heads(None, relative, 5) == expected, relative
 
 
 def test_the_default_and_its_number_are_the_same_layer():
@@ -121,18 +121,16 @@ def test_a_backend_asked_for_computes_the_heads_by_position(backend: str, relati
     assert torch.allclose(layer(tokens, GRID), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("position_heads", "relative", "message"),
-    [
-        pytest.param(1, None, "position_heads is 1, expected None or 0 without a relative kernel", id="no kernel"),
-        pytest.param(1, "rotary", "position_heads is 1, expected None or 0 with relative='rotary'", id="rotary"),
-        pytest.param(1, Rotary(2, 3, 2), "position_heads is 1, expected None or 0 with relative=Rotary", id="module"),
-        pytest.param(2, "rotation_joint", "position_heads is 2, expected None or 0 with relative=", id="joint"),
-        pytest.param(3, "fourier", "position_heads is 3, expected 0 to 2, fewer than heads = 3", id="all heads"),
-        pytest.param(-1, Clipped(4), "position_heads is -1, expected at least 0", id="negative"),
-        pytest.param(0, "fuorier", "did you mean 'fourier'", id="unknown kernel"),
-    ],
-)
-def test_a_number_that_cannot_be_is_refused(position_heads: int, relative: Any, message: str, as_users_run_it: None):
-    with pytest.raises(ValueError, match=message):
-        count_position_heads(position_heads, relative, 3)
+def test_a_number_that_cannot_be_is_refused(as_users_run_it: None):
+    bad: list[tuple[int, Any, str]] = [
+        (1, None, "position_heads is 1, expected None or 0 without a relative kernel"),
+        (1, "rotary", "position_heads is 1, expected None or 0 with relative='rotary'"),
+        (1, Rotary(2, 3, 2), "position_heads is 1, expected None or 0 with relative=Rotary"),
+        (2, "rotation_joint", "position_heads is 2, expected None or 0 with relative="),
+        (3, "fourier", "position_heads is 3, expected 0 to 2, fewer than heads = 3"),
+        (-1, Clipped(4), "position_heads is -1, expected at least 0"),
+        (0, "fuorier", "did you mean 'fourier'"),
+    ]
+    for position_heads, relative, message in bad:
+        with pytest.raises(ValueError, match=message):
+            count_position_heads(position_heads, relative, 3)

@@ -9,7 +9,8 @@ import torch
 
 from teka import Grid
 from teka.models import Performer
-from teka.nn import AbsolutePosition, Attention, AttentionOptions, AttentionPool, TransformerBlock, ValueConvolution
+from teka.nn import AbsolutePosition, Attention, AttentionOptions, AttentionPool, TransformerBlock
+from teka.nn.additions import ValueConvolution
 from teka.nn.options import AttentionKeywords, BlockKeywords, HeadKeywords
 
 DECLARED = {one.name: one.default for one in fields(AttentionOptions)}

@@ -1,15 +1,10 @@
-"""Convolutions as attention, and attention as convolutions: Theorem 1 of Cordonnier et al. 2020 as functions."""
+"""Convolutions as attention, and attention as convolutions: Theorem 1 of Cordonnier et al. 2020 as functions.
 
-from teka.convert.conversion import (
-    attention_from_convolution,
-    convolution_from_attention,
-    head_offsets,
-)
-from teka.convert.convolutions import (
-    conversion_error_bound,
-    low_rank_convolution,
-    precision_for_tolerance,
-)
+Sizes that do not fit, unknown names and numbers out of their range are a ValueError that names the argument.
+"""
+
+from teka.convert.conversion import attention_from_convolution, convolution_from_attention, head_offsets
+from teka.convert.convolutions import conversion_error_bound, low_rank_convolution, precision_for_tolerance
 
 __all__ = [
     "attention_from_convolution",

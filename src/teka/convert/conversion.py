@@ -35,18 +35,8 @@ class ZeroBordered(nn.Module):
     """Attention by position alone from the cells of a grid to them and to a border of zero tokens around them.
 
     Attention normalises over the keys that there are, so that a head that looks over an edge finds the nearest cell
-    inside. Here it finds a token 0 up to `border` cells outside.
-
-    Source: the padding of the convolutions in Cordonnier et al. 2020, Theorem 1.
-
-    Args:
-        attention: Layer whose content kernel does not look at content; its own size is the output's, and the tokens
-            have its `context_dim`.
-        border: Cells around the grid along each axis.
-        spacing: Distance between neighbouring cells along each axis of the grids to come, in physical units.
-
-    Raises:
-        ValueError: A layer with queries or keys, or not as many spacings as borders.
+    inside. Here it finds a token 0 up to `border` cells outside: the padding of the convolutions in Cordonnier et al.
+    2020, Theorem 1. The `spacing` is that of the grids to come; tokens have the layer's `context_dim`.
     """
 
     def __init__(self, attention: Attention, border: Sequence[int], spacing: Sequence[float]) -> None:
@@ -59,9 +49,7 @@ class ZeroBordered(nn.Module):
         self.border = tuple(border)
         self.spacing = Grid((1,) * len(self.border), spacing).spacing
 
-    def forward(
-        self, tokens: Float[Tensor, "batch tokens context_dim"], grid: Grid
-    ) -> Float[Tensor, "batch tokens dim"]:
+    def forward(self, tokens: Float[Tensor, "batch tokens context"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
         """Attend; a ValueError for tokens of another size or number, or a grid that is periodic or of other spacing."""
         if tokens.ndim != 3 or tokens.shape[-1] != self.attention.context_dim:
             raise wrong_shape("tokens", tokens.shape, f"(batch, tokens, {self.attention.context_dim})")
@@ -69,9 +57,8 @@ class ZeroBordered(nn.Module):
             abs(one - two) <= SPACING_TOLERANCE * two for one, two in zip(grid.spacing, self.spacing, strict=True)
         )
         if not fits or any(grid.periodic):
-            raise wrong_value(
-                "grid", grid, f"a grid with edges and a spacing of {self.spacing}, a number for each axis"
-            )
+            expected = f"a grid with edges and a spacing of {self.spacing}, a number for each axis"
+            raise wrong_value("grid", grid, expected)
         # Two grids from 0 on: only differences count, and they are rounded least there.
         outside = Grid(
             tuple(side + 2 * cells for side, cells in zip(grid.shape, self.border, strict=True)),
@@ -85,7 +72,6 @@ class ZeroBordered(nn.Module):
         return self.attention(attending, Grid(grid.shape, self.spacing), context=context, context_grid=outside)
 
     def extra_repr(self) -> str:
-        """Border and spacing, for `print`."""
         return f"border={self.border}, spacing={self.spacing}"
 
 
@@ -101,30 +87,18 @@ def attention_from_convolution(
 
     Head h attends by position alone, with weights ∝ exp(−α ‖δ − Δ_h‖²), δ = x_j − x_i, about its offset Δ_h, and its
     value and output projections multiply to the convolution's matrix there, W_h = O_h V_h. Outside the grid it finds
-    zero tokens. Outputs differ from the convolution's by at most `conversion_error_bound`; hard heads, the limit
-    α → ∞, have weights of exactly 1 and 0 in floating point, and differ by rounding alone.
-
-    The layer has its own parameters and may be trained. Of hard heads no gradient reaches centres and precisions, as
-    the weights do not change with them.
+    zero tokens. Outputs differ from the convolution's by at most `conversion_error_bound`; hard heads, the limit α → ∞,
+    have weights of exactly 1 and 0 in floating point, and differ by rounding alone. The layer, of tokens (B, L, D_in)
+    and their grid, may be trained, but of hard heads no gradient reaches centres and precisions.
 
     Source: Cordonnier et al. 2020, Theorem 1, Lemmas 1 and 2, equation 9.
 
     Args:
-        convolution: A torch.nn.Conv1d, Conv2d or Conv3d of stride 1, of odd sizes, of one group, with zero padding that
-            keeps the size; dilated or not, with a bias or without.
+        convolution: A torch.nn.Conv1d, 2d or 3d of stride 1, odd sizes and one group, with zeros that keep the size.
         precision: α > 0 in units of length^−2. Without it and without a tolerance, or with math.inf, heads are hard.
-        tolerance: Instead of a precision, the error as a share of the largest output that inputs up to max|x| can have,
-            max|x| · max_o Σ|W_o|; the precision is the least for which it holds.
-        dim_head: Size D_h of a head, min(D_in, D_out) by default, which suffices for every convolution; a smaller one
-            for a convolution whose matrices W_h have a rank of at most that.
+        tolerance: Instead of a precision, the error as a share of the largest possible output, max|x| · max_o Σ|W_o|.
+        dim_head: Size D_h of a head, min(D_in, D_out) by default; no less than the rank of any matrix W_h.
         spacing: Distance between neighbouring cells of the grids to come, one number or one for each axis.
-
-    Returns:
-        The layer; its `attention` is a `teka.nn.Attention`. It takes tokens (B, L, D_in) and their grid.
-
-    Raises:
-        ValueError: A convolution that this is not for, both a precision and a tolerance, one that is not positive or
-            that the dtype cannot hold, or a dim_head below 1 or below the rank of a W_h.
     """
     convolution = check_same_convolution(convolution)
     weight = convolution.weight.detach()
@@ -144,16 +118,8 @@ def attention_from_convolution(
 
     heads, width = values.shape[:2]
     relative = Quadratic(len(sides), heads)
-    attention = Attention(
-        num_out,
-        heads,
-        dim_head=dim_head,
-        kernel="constant",
-        relative=relative,
-        context_dim=num_in,
-        qkv_bias=False,
-        num_axes=len(sides),
-    ).to(weight)
+    options = {"dim_head": dim_head, "context_dim": num_in, "qkv_bias": False}
+    attention = Attention(num_out, heads, kernel="constant", relative=relative, **options).to(weight)
     reach = window_reach(convolution)
     steps = tuple(one * step for one, step in zip(convolution.dilation, spacing, strict=True))
     first = tuple(-cells * step for cells, step in zip(reach, spacing, strict=True))
@@ -181,21 +147,13 @@ class HeadOffset:
     """Where a head looks."""
 
     offset: tuple[int, ...]  # the offset with the largest weight, key less query, in cells along each axis
-    # its share of the weights of all offsets of up to the grid's sides: a query that sees that place on the grid
-    # gives it at least this share, whatever else it sees
-    share: float
+    share: float  # its share of the weights of all offsets up to the grid's sides: the least that a query gives it
 
 
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
-    """The offset at which each head has the largest weight, and its share.
+    """The offset at which each head has the largest weight, and its share, on a grid with edges.
 
-    Args:
-        attention: Layer that attends by position alone, with a relative kernel that does not look at the query.
-        grid: The grid it is used on.
-
-    Raises:
-        ValueError: A layer that looks at content or has not a relative kernel in every head, a periodic grid, or one of
-            another number of axes.
+    A ValueError for a layer that looks at content, or has not in every head a relative kernel that looks at no query.
     """
     if attention.query is not None or attention.key is not None:
         came = f"{attention.content_heads} heads that look at content, or a relative kernel that does"
@@ -230,10 +188,10 @@ def convolution_from_attention(
     """The convolution that attention by position alone computes once every head looks at one offset.
 
     W_Δ = Σ O_h V_h over the heads that look at Δ, and its bias is that of the output and O_h times those of the values.
-    The window is the smallest odd one that holds all offsets, dilated by what they have in common along each axis. For
-    queries that see the places of all heads, outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| of a
-    channel. Where a head looks over the edge of the grid the convolution finds 0: so does a `ZeroBordered` layer, and
-    plain attention gives that weight to the cells inside. Dropout is left out.
+    The window is the smallest odd one that holds all offsets, dilated by what they have in common along each axis; its
+    padding is zero. For queries that see the places of all heads, outputs differ by at most 2 (1 − share) max|x| · Σ_h
+    |O_h V_h| of a channel. Where a head looks over the edge of the grid the convolution finds 0: so does a
+    `ZeroBordered` layer, and plain attention gives that weight to the cells inside. Dropout is left out.
 
     Source: Cordonnier et al. 2020, Lemma 1, read from right to left.
 
@@ -241,9 +199,6 @@ def convolution_from_attention(
         attention: The layer, such as `attention_from_convolution` gives, or one that was trained.
         grid: The grid it is used on, of one to three axes.
         least_share: Share of its weight, above ½, that each head has to give to one offset; see `HeadOffset`.
-
-    Returns:
-        A torch.nn.Conv1d, Conv2d or Conv3d with zero padding, in the layer's dtype and on its device.
 
     Raises:
         ValueError: A layer that looks at content, is causal, or has a gate or a value convolution; a head that is not

@@ -57,10 +57,9 @@ def offset_matrices(convolution: Convolution) -> Float[Tensor, "offsets out_chan
 def factor_matrices(
     matrices: Float[Tensor, "heads out_channels in_channels"], dim_head: int, *, epsilon: float
 ) -> tuple[Float[Tensor, "heads width in_channels"], Float[Tensor, "heads out_channels width"]]:
-    """V_h and O_h of at most dim_head numbers with W_h = O_h V_h.
+    """V_h and O_h of at most dim_head numbers with W_h = O_h V_h; a rank above D_h = dim_head is a ValueError.
 
-    With D_h ≥ D_out, O_h is the identity; else with D_h ≥ D_in, V_h is; else they come from the singular values of W_h,
-    of which those below epsilon · max(D_in, D_out) times the largest are 0: a rank above D_h is a ValueError.
+    One is the identity if D_h ≥ D_out or D_in; else they have the singular values above epsilon max(D_in, D_out) σ_1.
     """
     heads, num_out, num_in = matrices.shape
     if dim_head >= num_out:
@@ -81,23 +80,13 @@ def factor_matrices(
 
 
 def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
-    """The nearest convolution whose matrix at every offset has at most a given rank, and how far it is.
+    """The nearest convolution in the Frobenius norm whose matrix at every offset has at most a given rank.
 
-    Heads of size D_h give every offset a matrix of rank ≤ D_h. The nearest such matrix in the Frobenius norm keeps the
-    largest singular values.
+    Heads of size D_h give every offset a matrix of rank ≤ D_h. With it comes ‖W − W'‖ / ‖W‖, which is the root mean
+    square error of its outputs, over theirs without the bias, for inputs that are independent, of mean 0 and of one
+    variance. It is of a convolution that `attention_from_convolution` takes, which is left as it is.
 
     Source: Eckart & Young 1936; the remark on D_h and D_out of Cordonnier et al. 2020, §3.1.
-
-    Args:
-        convolution: A convolution that `attention_from_convolution` takes; it is left as it is.
-        rank: The rank.
-
-    Returns:
-        The convolution and ‖W − W'‖ / ‖W‖, which is the root mean square error of its outputs, over theirs without the
-        bias, for inputs that are independent, of mean 0 and of one variance.
-
-    Raises:
-        ValueError: A convolution that cannot be converted, or a rank below 1.
     """
     convolution = check_same_convolution(convolution)
     if rank < 1:
@@ -117,19 +106,12 @@ def hard_precision(spacing: Sequence[float]) -> float:
 
 
 def stray_weight(precision: float, spacing: Sequence[float]) -> float:
-    """Bound of the share of a head's weight that lies off its centre, where the centre is a cell.
+    """Bound of the share of a head's weight that lies off its centre, where the centre is a cell, for α = `precision`.
 
     1 − Π_a 1/ϑ(α s_a²) with ϑ(t) = Σ_m e^(−t m²) ≤ 1 + 2e^−t / (1 − e^−3t), since m² ≥ 1 + 3(m − 1). It is the share on
-    the unbounded lattice, but for that last step, which adds less than 2e^(−7t) to ϑ for t ≥ 1.
+    the unbounded lattice, but for that last step, which adds less than 2e^(−7t) to ϑ for t ≥ 1; α may be math.inf.
 
     Source: derived in docs/attention_as_convolution.md; the limit is Cordonnier et al. 2020, Lemma 2.
-
-    Args:
-        precision: α > 0 in units of length^−2; math.inf is the limit.
-        spacing: Distance s_a between neighbouring cells along every axis.
-
-    Raises:
-        ValueError: A precision that is not positive.
     """
     if not precision > 0:
         raise wrong_value("precision", precision, "a positive number, or math.inf")
@@ -138,17 +120,9 @@ def stray_weight(precision: float, spacing: Sequence[float]) -> float:
 
 
 def precision_for_tolerance(tolerance: float, spacing: Sequence[float]) -> float:
-    """The least precision α, to rounding, for which twice the stray weight is at most a tolerance.
+    """The least precision α, to rounding, for which twice the stray weight is at most a tolerance between 0 and 2.
 
-    Outputs are then within tolerance · max|x| · max_o Σ|W_o| of the convolution's, the share of the largest output that
-    inputs up to max|x| can have.
-
-    Args:
-        tolerance: Between 0 and 2.
-        spacing: Distance between neighbouring cells along every axis.
-
-    Raises:
-        ValueError: Another tolerance.
+    Outputs are then within tolerance · max|x| · max_o Σ|W_o| of the convolution's: a share of the largest possible one.
     """
     if not 0 < tolerance < 2:
         raise wrong_value("tolerance", tolerance, "a number above 0 and below 2")
@@ -166,19 +140,14 @@ def conversion_error_bound(
     """Bound of |attention(x) − convolution(x)| over all outputs and all inputs up to a magnitude.
 
     2 · stray weight · max|x| · g, g = max_o Σ|W_o| the largest output for |x| ≤ 1, and what rounding may add to the two
-    sums of N = D_in · ΠK products, 2ε (N + 8) max|x| · g + ε max|b| to first order in the dtype's ε. The latter is
-    for heads of min(D_in, D_out) numbers or more and any backend but "fft", which errs by a share of its largest
-    output.
+    sums of N = D_in · ΠK products, 2ε (N + 8) max|x| · g + ε max|b| to first order in the dtype's ε. The latter is for
+    heads of min(D_in, D_out) numbers or more and any backend but "fft", which errs by a share of its largest output.
 
     Args:
-        convolution: The convolution.
-        precision: α of the heads; math.inf for hard ones.
-        largest_input: max|x|.
+        convolution: A convolution that `attention_from_convolution` takes.
+        precision: α of the heads, above 0; math.inf for hard ones.
+        largest_input: max|x|, finite.
         spacing: Distance between neighbouring cells, one number or one for each axis.
-
-    Raises:
-        ValueError: A convolution that cannot be converted, a precision that is not positive, or a largest input that
-            is negative or not finite.
     """
     convolution = check_same_convolution(convolution)
     if not 0 <= largest_input < math.inf:

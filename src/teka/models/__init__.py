@@ -1,4 +1,9 @@
-"""Models made of teka's layers, the baselines that they are compared with, and files of trained ones."""
+"""Models made of teka's layers, the baselines that they are compared with, and files of trained ones.
+
+Every model takes `image_size`, height and width in pixels or one number for both, `in_channels`, the channels of its
+images, `num_classes`, the number of its logits, and options of its own by name. Sizes that do not fit, unknown names
+and numbers out of range are a ValueError, as is an image too small for the poolings of a model.
+"""
 
 from teka.models.convolutional import VGG16, AlexNet, ResNet18
 from teka.models.linformer import Linformer

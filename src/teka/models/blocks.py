@@ -7,19 +7,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import MOST_BLOCKS, check_sizes, check_tensor, height_and_width
-from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn import Attention
+from teka.nn.transformer_block import hidden_size, make_mlp
 
 NORM_EPSILON = 1e-12
+ImageSize = int | tuple[int, int]
 
 
 class ImageClassifier(nn.Module):
     """Images of one size to logits; `logits` is what a model computes of images that have been checked."""
 
-    def __init__(
-        self, image_size: int | tuple[int, int], in_channels: int, num_classes: int, *, smallest: int = 1
-    ) -> None:
+    def __init__(self, image_size: ImageSize, in_channels: int, num_classes: int, *, smallest: int = 1) -> None:
         super().__init__()
         check_sizes({"in_channels": in_channels, "num_classes": num_classes})
         self.image_size, self.in_channels = height_and_width("image_size", image_size, smallest=smallest), in_channels
@@ -35,21 +34,15 @@ class ImageClassifier(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """x + attention(norm(x)), then x + MLP(norm(x)) with a GELU: `teka.nn.TransformerBlock` for another attention.
-
-    Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
-    """
+    """`teka.nn.TransformerBlock` for another attention: x + attention(norm(x)), then x + MLP(norm(x)) with a GELU."""
 
     def __init__(self, attention: nn.Module, dim: int, *, mlp_ratio: float = 4.0, dropout: float = 0.0) -> None:
         super().__init__()
-        hidden = _hidden(dim, int(dim * mlp_ratio), mlp_ratio)
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = attention
         self.attention_dropout = nn.Dropout(dropout)
         self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
-        )
+        self.mlp = make_mlp(dim, hidden_size(dim, mlp_ratio), dropout)
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
         """Transform the tokens."""
@@ -67,9 +60,7 @@ def pre_norm_blocks(
 
 
 class PostNormBlock(nn.Module):
-    """x ← norm(x + W attention(x)), then norm(x + MLP(x)) with a GELU.
-
-    W is a linear map of its own after that of the attention, as in the code of Cordonnier et al.
+    """x ← norm(x + W attention(x)), then norm(x + MLP(x)) with a GELU; W is a linear map as in Cordonnier et al.'s.
 
     Source: Vaswani et al. 2017; Devlin et al. 2019 (BERT), with its ε = 10⁻¹² of the norms.
     """
@@ -77,7 +68,7 @@ class PostNormBlock(nn.Module):
     def __init__(self, attention: Attention, *, mlp_ratio: float = 4.0, dropout: float = 0.0) -> None:
         super().__init__()
         dim = attention.dim
-        hidden = _hidden(dim, round(dim * mlp_ratio), mlp_ratio)
+        hidden = hidden_size(dim, mlp_ratio, round)
         self.attention = attention
         self.attention_output = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(dropout))
         self.attention_norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
@@ -88,9 +79,3 @@ class PostNormBlock(nn.Module):
         """Transform the tokens of a grid."""
         tokens = self.attention_norm(tokens + self.attention_output(self.attention(tokens, grid)))
         return self.mlp_norm(tokens + self.mlp(tokens))
-
-
-def _hidden(dim: int, hidden: int, mlp_ratio: float) -> int:
-    if hidden < 1:
-        raise wrong_value("mlp_ratio", mlp_ratio, f"at least 1 / dim = 1 / {dim}")
-    return hidden

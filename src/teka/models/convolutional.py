@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import check_name, check_sizes
-from teka.models.blocks import ImageClassifier
+from teka.models.blocks import ImageClassifier, ImageSize
 
 # AlexNet: with a smaller side nothing is left for the last pooling: 29 → 8 → 4 → 2 → 1, 28 → 7 → 3 → 1.
 SMALLEST_SIDE = 29
@@ -21,9 +21,9 @@ class AlexNet(ImageClassifier):
     """Five convolutions with ReLUs and max pooling, and one linear map of what is left.
 
     The form that Horn et al. 2021 trained, 2,472,266 parameters for 10 classes and 3 channels: the channels of
-    torchvision's AlexNet, after Krizhevsky 2014 (64, 192, 384, 256, 256; kernels 11 × 11 of stride 4, 5 × 5, then
-    3 × 3), padding 5 in the first, pooling 2 × 2 without overlap, and no hidden linear layers. A 32 × 32 image becomes
-    one place of 256 numbers.
+    torchvision's AlexNet, after Krizhevsky 2014 (64, 192, 384, 256, 256; kernels 11 × 11 of stride 4, 5 × 5, then 3 ×
+    3), padding 5 in the first, pooling 2 × 2 without overlap, and no hidden linear layers. A 32 × 32 image becomes one
+    place of 256 numbers, and the smallest side is 29.
 
     Dropout follows the ReLUs of the first, third and fifth convolution, as in the code of Horn et al.; Krizhevsky et
     al. 2012 (§4.2) have it in the linear layers that are left out. Initialisation is PyTorch's, U(±1/√fan_in), as in
@@ -34,18 +34,10 @@ class AlexNet(ImageClassifier):
     their notebook CNN/CIFAR10.ipynb.
 
     Args:
-        image_size: Height and width in pixels, or one number for both; at least 29.
-        in_channels: Channels of the images.
-        num_classes: Number of logits.
         dropout: Probability of dropping a number.
-
-    Raises:
-        ValueError: A size that is not positive, or an image too small for the poolings.
     """
 
-    def __init__(
-        self, image_size: int | tuple[int, int], in_channels: int, num_classes: int, *, dropout: float = 0.5
-    ) -> None:
+    def __init__(self, image_size: ImageSize, in_channels: int, num_classes: int, *, dropout: float = 0.5) -> None:
         super().__init__(image_size, in_channels, num_classes, smallest=SMALLEST_SIDE)
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
@@ -78,32 +70,26 @@ class VGG16(ImageClassifier):
     """Thirteen 3 × 3 convolutions with ReLUs in five groups, then three linear layers.
 
     Configuration D without batch normalisation, 134,301,514 parameters for 10 classes and 3 channels. Average pooling
-    brings what the convolutions leave to 7 × 7, whatever the image's size; what a 32 × 32 image leaves is one place,
-    which is then repeated 49 times.
+    brings what the convolutions leave to 7 × 7, whatever the image's size; what a 32 × 32 image, the smallest, leaves
+    is one place, which is then repeated 49 times.
 
     Dropout follows both hidden linear layers (Simonyan and Zisserman 2015, §3.1). Initialisation is N(0, 0.01²) for the
     linear layers, as there, and N(0, 2 / fan_out) for the convolutions (He et al. 2015), with biases of 0, as in the
-    code of Horn et al.: from 0.01 everywhere a net this deep may stall, so that the authors trained a smaller one
-    first (§3.1). There is no normalisation, as in that paper.
+    code of Horn et al.: from 0.01 everywhere a net this deep may stall, so that the authors trained a smaller one first
+    (§3.1). There is no normalisation, as in that paper.
 
     Source: Simonyan and Zisserman 2015, Table 1, column D; He et al. 2015 (Delving deep into rectifiers), §2.2; Horn et
     al. 2021, Table 1.
 
     Args:
-        image_size: Height and width in pixels, or one number for both; at least 32.
-        in_channels: Channels of the images.
-        num_classes: Number of logits.
         width: Channels of the first convolutions; the others have 2, 4 and 8 times as many.
         hidden: Width of the two hidden linear layers.
         dropout: Probability of dropping a number in the linear layers.
-
-    Raises:
-        ValueError: A size that is not positive, or an image too small for the five poolings.
     """
 
     def __init__(
         self,
-        image_size: int | tuple[int, int],
+        image_size: ImageSize,
         in_channels: int,
         num_classes: int,
         *,
@@ -145,12 +131,7 @@ class VGG16(ImageClassifier):
 
 
 class ResidualBlock(nn.Module):
-    """relu(shortcut(x) + f(x)) with f = norm ∘ conv ∘ relu ∘ norm ∘ conv, convolutions of 3 × 3.
-
-    The shortcut is the identity, or where the shape changes a 1 × 1 convolution with a normalisation (option B).
-
-    Source: He et al. 2016, Figure 2 and §3.3.
-    """
+    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), 3 × 3 convolutions (He et al. 2016, Figure 2, option B)."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -189,24 +170,12 @@ class ResNet18(ImageClassifier):
     rectifiers), §2.2; Horn et al. 2021, Table 1; Cordonnier et al. 2020, §4.
 
     Args:
-        image_size: Height and width in pixels, or one number for both.
-        in_channels: Channels of the images.
-        num_classes: Number of logits.
         width: Channels of the stem and the first stage; the others have 2, 4 and 8 times as many.
         resnet_stem: "7x7", of stride 2 and with max pooling, or "3x3".
-
-    Raises:
-        ValueError: A size that is not positive, or an unknown stem.
     """
 
     def __init__(
-        self,
-        image_size: int | tuple[int, int],
-        in_channels: int,
-        num_classes: int,
-        *,
-        width: int = 64,
-        resnet_stem: str = "7x7",
+        self, image_size: ImageSize, in_channels: int, num_classes: int, *, width: int = 64, resnet_stem: str = "7x7"
     ) -> None:
         super().__init__(image_size, in_channels, num_classes)
         check_name("resnet_stem", resnet_stem, STEMS)

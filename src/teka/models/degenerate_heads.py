@@ -48,26 +48,16 @@ def degenerate_heads(
     largest_precision: float = LARGEST_PRECISION,
     condition_number: float = CONDITION_NUMBER,
 ) -> tuple[DegenerateHeads, ...]:
-    """The heads of every layer whose Gaussians exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) have degenerated.
+    """The heads of every layer, from the first on, whose Gaussians exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) have degenerated.
 
         λ_max(Σ⁻¹) < `largest_precision`        the head attends to everything alike
         λ_max / λ_min > `condition_number`      the head attends to a thin stripe
 
-    For the position "quadratic" Σ⁻¹ = 2α is the same along all axes, and the first rule alone can hold.
+    For the position "quadratic" Σ⁻¹ = 2α is the same along all axes, and the first rule alone can hold. Another
+    position, or content as a factor of the weights, from which alone it is not known what a head looks at, is a
+    ValueError.
 
-    Source: Cordonnier et al. 2020, A.1, with 10⁻⁵ and 10⁵; their code has 1,000 for the second.
-
-    Args:
-        model: A network with position "quadratic" or "generalized_quadratic" and without content: what a head looks at
-            is not known from its position kernel alone if content is a factor of its weights.
-        largest_precision: The first rule's threshold, in units of length^−2.
-        condition_number: The second rule's.
-
-    Returns:
-        What was found in each layer, from the first to the last.
-
-    Raises:
-        ValueError: A network with another position or with content, or a threshold that cannot be.
+    Source: Cordonnier et al. 2020, A.1, with 10⁻⁵, in units of length^−2, and 10⁵; their code has 1,000 for the second.
     """
     if not largest_precision >= 0:
         raise wrong_value("largest_precision", largest_precision, "a number of at least 0")

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_shape, wrong_value
-from teka.models.blocks import ImageClassifier, pre_norm_blocks
+from teka.models.blocks import ImageClassifier, ImageSize, pre_norm_blocks
 from teka.nn.heads import join_heads, project_heads
 
 TOKENS = ("pixel", "image")
@@ -20,23 +20,13 @@ TOKENS = ("pixel", "image")
 class LinformerAttention(nn.Module):
     """softmax(Q (E K)ᵀ / √d) (F V) for every head, with E and F learned matrices of k × L.
 
-    The projections E and F belong to the layer and are shared by its heads ("headwise sharing"). They have a column for
-    each token, so that the layer knows where tokens are, and takes no other number of them. The cost is O(L · k).
+    E and F belong to the layer and are shared by its heads ("headwise sharing"). They have a column for each token, so
+    that the layer knows where tokens are, and takes no other number of them. The cost is O(L · k).
 
     Queries, keys and values have no bias, as in the implementation that Horn et al. used. Initialisation as in the code
     of Wang et al. (fairseq, examples/linformer): Xavier's uniform for all matrices, over √2 for all but the output's.
 
     Source: Wang et al. 2020, eq. 7 and "Parameter Sharing Between Projections".
-
-    Args:
-        dim: Size of a token.
-        heads: Number of heads, a divisor of dim.
-        num_tokens: Number of tokens L.
-        num_projected: Number k of projected keys and values.
-        dropout: Probability of dropping a weight.
-
-    Raises:
-        ValueError: Sizes that do not fit.
     """
 
     def __init__(self, dim: int, heads: int, num_tokens: int, num_projected: int, *, dropout: float = 0.0) -> None:
@@ -45,17 +35,14 @@ class LinformerAttention(nn.Module):
         if dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}")
         self.dim_head, self.num_tokens = dim // heads, num_tokens
-        self.query = nn.Linear(dim, dim, bias=False)
-        self.key = nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
+        self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.key_projection = Parameter(torch.empty(num_projected, num_tokens))
         self.value_projection = Parameter(torch.empty(num_projected, num_tokens))
         self.output = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(dropout)
-        for weight in (self.query.weight, self.key.weight, self.value.weight):
+        maps = (self.query.weight, self.key.weight, self.value.weight)
+        for weight in (*maps, self.key_projection, self.value_projection):
             nn.init.xavier_uniform_(weight, gain=1 / math.sqrt(2))
-        for projection in (self.key_projection, self.value_projection):
-            nn.init.xavier_uniform_(projection, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
@@ -72,11 +59,8 @@ class LinformerAttention(nn.Module):
         return join_heads(self.output, mixed)
 
     def _project(
-        self,
-        linear: nn.Linear,
-        projection: Float[Tensor, "projected tokens"],
-        tokens: Float[Tensor, "batch tokens dim"],
-    ) -> Float[Tensor, "batch heads projected dim_head"]:
+        self, linear: nn.Linear, projection: Float[Tensor, "k tokens"], tokens: Float[Tensor, "batch tokens dim"]
+    ) -> Float[Tensor, "batch heads k dim_head"]:
         """Heads of E X W, with the product first that leaves fewer rows to the other."""
         if projection.shape[0] < self.num_tokens:
             return project_heads(linear, projection @ tokens, self.dim_head)
@@ -102,9 +86,6 @@ class Linformer(ImageClassifier):
     for the tokens.
 
     Args:
-        image_size: Height and width in pixels, or one number for both.
-        in_channels: Channels of the images.
-        num_classes: Number of logits.
         tokens: What a token is: "pixel", or "image" for one token that holds all pixels.
         dim: Size of a token.
         depth: Number of blocks.
@@ -112,14 +93,11 @@ class Linformer(ImageClassifier):
         num_projected: Number of projected keys and values.
         mlp_ratio: Width of the MLPs' hidden layer over dim.
         dropout: Probability of dropping a number.
-
-    Raises:
-        ValueError: Sizes that do not fit, or an unknown name.
     """
 
     def __init__(
         self,
-        image_size: int | tuple[int, int],
+        image_size: ImageSize,
         in_channels: int,
         num_classes: int,
         *,

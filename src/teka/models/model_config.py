@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
@@ -13,7 +14,7 @@ from torch import nn
 
 from teka.checks import LARGEST, check_name, check_sizes
 from teka.codec import decode
-from teka.errors import wrong_value
+from teka.errors import first_line, wrong_value
 from teka.memory import LARGEST_IMAGE, TooManyNumbersError, count_numbers, memory_bytes
 from teka.models.convolutional import VGG16, AlexNet, ResNet18
 from teka.models.linformer import Linformer
@@ -32,17 +33,12 @@ MODELS: dict[str, type[nn.Module]] = {
     "self_attention": SelfAttentionNetwork,
 }
 SIZES = ("image_size", "in_channels", "num_classes")
-# Options that files of an older teka have by another name.
-OLD_NAMES = {"self_attention": {"encoding": "position"}}
+OLD_NAMES = {"self_attention": {"encoding": "position"}}  # options that files of an older teka have by another name
 
 
 @cache
 def options_class(model: str) -> type[Any]:
-    """The options of a model of `MODELS` as a frozen dataclass, declared once: by the model's own keywords.
-
-    Its fields are the keywords with their types and defaults, and its docstring is the model's. `teka.codec` encodes
-    and decodes it.
-    """
+    """The options of a model of `MODELS` as a frozen dataclass, made of the model's own keywords and docstring."""
     check_name("model", model, MODELS)
     declared = []
     for name, keyword in inspect.signature(MODELS[model]).parameters.items():
@@ -54,36 +50,27 @@ def options_class(model: str) -> type[Any]:
     return made
 
 
-def read_options(model: str, given: Mapping[str, object]) -> Any:
-    """The options of a model from a flat dictionary, an `options_class(model)`; old names are read too."""
-    kind, old = options_class(model), OLD_NAMES.get(model, {})
-    return decode(kind, {old.get(name, name): value for name, value in given.items()}, f"options of {model}")
-
-
 @dataclass(frozen=True)
 class ModelConfig:
     """A model by name, sizes and options, and what is known of it; all of it plain JSON, which `teka.codec` writes.
 
     Args:
         model: A name of `teka.models.model_config.MODELS`.
-        image_size: Height and width of its images in pixels.
+        image_size: Pixels along each axis of its images, height and width but for a Performer of signals or volumes.
         in_channels: Channels of its images.
         num_classes: Number of its logits.
-        options: The model's own options by name; those left out are at their defaults. A tuple becomes a list, which
-            is what JSON has. An option that is a module or another object, such as a stem of one's own, cannot be
-            written down.
+        options: The model's own options by name; those left out are at their defaults. A tuple becomes a list, which is
+            what JSON has. A module or another object, such as a stem of one's own, cannot be written down.
         class_names: A name for each class, if they have any.
         pictures: How pictures become the model's images, as `teka.prediction.PictureSettings` reads it.
         facts: What else is known: provenance, data, accuracy.
 
     Raises:
-        ValueError: An unknown model or option, an option that the model needs and is not given or that is of another
-            type, a size that is not a positive whole number, another number of class names, or something that is not
-            plain JSON.
+        ValueError: An unknown model, options that it does not take or lacks, or something that is not plain JSON.
     """
 
     model: str
-    image_size: tuple[int, int]
+    image_size: tuple[int, ...]
     in_channels: int
     num_classes: int
     options: Mapping[str, object] = field(default_factory=dict)
@@ -93,10 +80,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_name("model", self.model, MODELS)
-        if not (isinstance(self.image_size, tuple) and len(self.image_size) == 2):
+        axes = (1, 2, 3) if self.model == "performer" else (2,)
+        if not (isinstance(self.image_size, tuple) and len(self.image_size) in axes):
             raise wrong_value("image_size", self.image_size, "height and width, whole numbers of at least 1")
         check_sizes({f"image_size[{axis}]": side for axis, side in enumerate(self.image_size)}, most=LARGEST)
-        if self.image_size[0] * self.image_size[1] > LARGEST_IMAGE:
+        if math.prod(self.image_size) > LARGEST_IMAGE:
             raise wrong_value("image_size", self.image_size, f"at most {LARGEST_IMAGE:,} pixels")
         check_sizes({"in_channels": self.in_channels, "num_classes": self.num_classes})
         if isinstance(self.options, Mapping):
@@ -110,7 +98,7 @@ class ModelConfig:
             if not (isinstance(value, Mapping) and _is_json(value)) and (argument, value) != ("pictures", None):
                 expected = "a mapping of names to plain JSON: numbers, strings, lists, mappings"
                 raise wrong_value(argument, value, expected)
-        read_options(self.model, self.options)
+        decode(options_class(self.model), self.options, f"options of {self.model}")
         names = self.class_names
         if names is not None and not (
             isinstance(names, tuple) and len(names) == self.num_classes and all(isinstance(name, str) for name in names)
@@ -136,7 +124,7 @@ class ModelConfig:
                 raise wrong_value("the size of the model", sizes, f"a smaller one; it has {error}") from error
             # What an impossible size raises depends on where it is used first.
             except (TypeError, RuntimeError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
-                expected = f"options of {self.model} ({next(iter(str(error).splitlines()), type(error).__name__)})"
+                expected = f"options of {self.model} ({first_line(error)})"
                 raise wrong_value("options", dict(self.options), expected) from error
         return made.float().eval()
 

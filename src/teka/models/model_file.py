@@ -2,11 +2,10 @@
 
 import copy
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +13,20 @@ from torch import Tensor, nn
 from teka.checks import check_name
 from teka.codec import decode, encode
 from teka.errors import require, wrong_shape, wrong_value
-from teka.files import make_directory, read_json, write_bytes, write_json
+from teka.files import new_folder, read_json, write_bytes, write_json
 from teka.models.model_config import MODELS, ModelConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
-# Trained models that come with the library.
-PRETRAINED = ("digits", "mnist")
+PRETRAINED = ("digits", "mnist")  # trained models that come with the library
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-# Largest difference of logits over the largest logit: what rounding in float32 may make of them.
-TOLERANCE = 1e-3
+TOLERANCE = 1e-3  # largest difference of logits over the largest logit: what rounding in float32 may make of them
 MORE = 100_000  # numbers that a model may have beyond twice those of its file, before it is said to be another
 
 
 def save(model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str = "float32") -> Path:
-    """Write a model into a folder, whole or not at all; a model file that stood there is replaced.
+    """Write a model into a folder, whole or not at all, and give that back; a model file that stood there is replaced.
 
     A model does not know what it was made with. So the config's model is built, given the weights, and must give the
     same logits: an option that was forgotten is an error here, not a wrong answer later.
@@ -40,13 +37,9 @@ def save(model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str 
         config: What the model was made with, and facts about it.
         dtype: How floating point weights are stored, "float32" or "float16"; they are loaded as float32.
 
-    Returns:
-        The folder.
-
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: A file or a folder of something else at `path`; a config that is not this model's; or weights that
-            are not finite, or too large for float16.
+        ValueError: Something else at `path`, another model's config, or weights that the dtype cannot hold.
     """
     folder = Path(path).expanduser().resolve()
     _check_place(folder)
@@ -54,16 +47,9 @@ def save(model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str 
     weights = pack(model, dtype)
     described = {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights), "dtype": dtype}
     content = {"format_version": FORMAT_VERSION, **encode(config), "weights": described}
-    parent = make_directory("path", folder.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=parent))
-    try:
-        new = temporary / "new"
-        new.mkdir()
+    with new_folder("path", folder, replace=True) as new:
         write_bytes(new / WEIGHTS_FILE, weights)
         write_json(new / CONFIG_FILE, content)
-        _put(new, folder, temporary / "old")
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -76,8 +62,7 @@ def load(path: str | Path) -> nn.Module:
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: What `read_config` raises, weights that are missing, cut off, damaged or another config's, or
-            tensors of other names or shapes than the model's.
+        ValueError: What `read_config` raises, or weights that are missing, damaged or another model's.
     """
     folder = _find(path)
     config, described = _read(folder)
@@ -99,14 +84,9 @@ def load(path: str | Path) -> nn.Module:
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """What a model file says of its model; the weights are not looked at.
+    """What a model file, a folder or a name as for `load`, says of its model; the weights are not looked at.
 
-    Args:
-        path: The folder, or a name, as for `load`.
-
-    Raises:
-        ValueError: No such folder, or a config that is missing, not JSON, of another version of the format, or has an
-            unknown key, model or option or a value that these do not take; the message names the file.
+    A ValueError for one that is missing, or that this version of teka does not understand, names the file.
     """
     return _read(_find(path))[0]
 
@@ -128,14 +108,11 @@ def _read(folder: Path) -> tuple[ModelConfig, dict[str, object]]:
         version = content.pop("format_version", None)
         if version != FORMAT_VERSION:
             raise wrong_value("format_version", version, f"{FORMAT_VERSION}: another is of another version of teka")
-        described = content.pop("weights", None)
-        if not (
-            isinstance(described, dict)
-            and isinstance(described.get("sha256"), str)
-            and isinstance(described.get("bytes"), int)
-        ):
-            raise wrong_value("weights", described, "a mapping with sha256 and bytes of the file")
-        return decode(ModelConfig, content, "config"), described
+        described: Any = content.pop("weights", None)
+        match described:
+            case {"sha256": str(), "bytes": int()}:
+                return decode(ModelConfig, content, "config"), described
+        raise wrong_value("weights", described, "a mapping with sha256 and bytes of the file")
     except ValueError as error:
         raise ValueError(f"{place} is no config of a model: {error}") from error
 
@@ -149,19 +126,6 @@ def _check_place(folder: Path) -> None:
     found = sorted(entry.name for entry in folder.iterdir())
     if found and found != sorted((CONFIG_FILE, WEIGHTS_FILE)):
         raise wrong_value("path", str(folder), f"an empty place or a model file; it holds {', '.join(found[:3])}")
-
-
-def _put(new: Path, folder: Path, old: Path) -> None:
-    """Rename a folder into its place; what stood there moves away first, and back if that fails."""
-    if not folder.exists():
-        new.rename(folder)
-        return
-    folder.rename(old)
-    try:
-        new.rename(folder)
-    except BaseException:
-        old.rename(folder)
-        raise
 
 
 def pack(model: nn.Module, dtype: str) -> bytes:
@@ -197,15 +161,13 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
             raise wrong_value("weights", source, f"the config's model; {name} is missing")
         if name not in wanted:
             raise wrong_value("weights", source, f"the config's model; it has no {name}")
-        came, expected = tensors[name], wanted[name]
+        came, expected, place = tensors[name], wanted[name], f"{name} of {source}"
         if came.shape != expected.shape:
-            raise wrong_shape(
-                f"{name} of {source}", came.shape, f"{tuple(expected.shape)}, as the config's model has it"
-            )
+            raise wrong_shape(place, came.shape, f"{tuple(expected.shape)}, as the config's model has it")
         if came.dtype != expected.dtype and not (came.is_floating_point() and expected.is_floating_point()):
-            raise wrong_value(f"{name} of {source}", str(came.dtype), f"{expected.dtype}, as the config's model has it")
+            raise wrong_value(place, str(came.dtype), f"{expected.dtype}, as the config's model has it")
         if not torch.isfinite(came).all():
-            raise wrong_value(f"{name} of {source}", "not finite", "finite numbers")
+            raise wrong_value(place, "not finite", "finite numbers")
     model.load_state_dict(dict(tensors))
 
 

@@ -1,8 +1,9 @@
-"""A vision Performer: images to logits, with a choice of what it knows of positions."""
+"""A Performer of signals, images and volumes, with a choice of what it knows of positions."""
 
+import itertools
+import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,63 +11,64 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from typing_extensions import Unpack
 
-from teka.checks import MOST_BLOCKS, check_flags, check_name, check_sizes, height_and_width
+from teka.checks import check_flags, check_name, check_sizes, is_whole
 from teka.errors import wrong_value
 from teka.functional import RELATIVES, Kernel
 from teka.functional.kernel import RANDOM_KERNELS, with_floor
-from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequency
 from teka.grid import Grid
-from teka.nn import (
-    AbsolutePosition,
-    AttentionOptions,
-    AttentionPool,
-    Fourier,
-    Rotation,
-    RotationJoint,
-    TransformerBlock,
-)
-from teka.nn.heads import count_position_heads, without_relative
-from teka.nn.options import HeadKeywords, takes
+from teka.memory import LARGEST_IMAGE
+from teka.models.positions import POSITIONS, check_options, make_relatives
+from teka.models.stem import STEMS, DenseHead, Merge, SampledStem, Sampling, check_halvings, make_stem, stage_sizes
+from teka.nn import AbsolutePosition, AttentionPool, TransformerBlock
+from teka.nn.additions import CONVOLUTION_MODULES
+from teka.nn.options import AttentionOptions, HeadKeywords, takes, without_relative
 from teka.nn.tokens import check_tokens
-from teka.nn.waves import RelativeModule
 
-POSITIONS = ("none", "absolute", *RELATIVES)
-STEMS = ("patch", "convolution")
 POOLS = ("class", "mean", "attention")
-# The positions that have an option.
-POSITIONS_WITH = dict.fromkeys(("num_waves", "longest_wave", "wave_weight"), ("fourier",)) | {
-    "rotation_weight_scale": ("rotation", "rotation_joint"),
-    "rotary_normalizer": ("rotary",),
-}
+HEADS = ("pooled", "dense")
 
 
 class Performer(nn.Module):
-    """Transformer blocks over the pixels or patches of an image.
+    """Transformer blocks over the pixels or patches of a signal, an image or a volume.
 
     The stem turns the image into one token a cell; with pool="class" a learned class token goes before them, which has
     no position in any variant. Then the last block, of which only the class token is read, has no relative kernel
     either: it could not change the logits. The frequencies of `rotation` are shared by the layers (Horn et al. 2021).
 
+    With one number for each stage in `dim`, `depth` and `heads` a polyphase halving stands between two stages. On
+    periodic images stem="polyphase" and these halvings keep every whole shift exactly (docs/maths/polyphase.md).
+
     Args:
-        image_size: Height and width in pixels, or one number for both.
+        image_size: Pixels along each of one to three axes, or one number for the height and width of an image.
         in_channels: Channels of the images.
         num_classes: Number of logits.
-        dim: Size of a token.
-        depth: Number of blocks.
-        heads: Number of heads.
+        dim: Size of a token, one number or one for each stage.
+        depth: Number of blocks, one number or one for each stage.
+        heads: Number of heads, one number or one for each stage.
         position: "none", "absolute" (sinusoids added once), or a name of `teka.functional.RELATIVES`.
         patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
         stem: "patch" (a linear map of each patch, as the paper's), "convolution" (two 3 × 3 convolutions with a GELU
-            between them, for patches of one pixel), or a module of your own, (B, C, H, W) to (B, dim, H/p, W/p).
+            between them, for patches of one pixel), "polyphase_patch" (patches from an offset that the image chooses),
+            "polyphase" (a convolution on every pixel and one after each of
+            log2(p) polyphase halvings), "strided" (the same with an ordinary stride, to compare with), or a module of
+            your own, (B, C, H, W) to (B, dim, H/p, W/p).
+        stem_depth: Residual blocks of two convolutions at each of the log2(p) + 1 levels of stem "polyphase" or
+            "strided", the finest first; one number, or one for each level.
         periodic: Whether the image's edges meet, left and right, top and bottom. Then a model without or with exact
             relative positions is exactly invariant to rolling the image. On a bounded image it is not: a query near the
             edge has fewer keys on that side.
         pool: What the logits are made from: "class" (the class token), "mean" (of the tokens) or "attention" (a learned
             query).
+        head: "pooled", logits of a whole image, or "dense", logits of every pixel, (B, classes, H, W): what a halving
+            took goes back to where it was. Then nothing is pooled.
+        select: What chooses among the offsets of a halving, "norm" or "learned"; see `teka.nn.PolyphaseDownsample`.
+        blur: The low pass before a halving, None, an odd number of cells, or "ideal".
         mlp_ratio: Width of the MLPs' hidden layer over dim.
         longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
         wave_weight: Weight of all waves of position="fourier" at first over that of the constant.
         rotation_weight_scale: Standard deviation of the weights of position="rotation" at first.
+        max_distance: Distance in pixels or patches beyond which position="clipped" and "clipped_features" tell no two
+            places apart, 6 by default.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", over the root mean square.
         options: Keywords of `teka.nn.AttentionOptions` for the attention of every block: dim_head, kernel,
             num_features, qkv_bias, dropout (also in the MLPs), backend, position_heads, num_waves, rotary_normalizer,
@@ -80,43 +82,53 @@ class Performer(nn.Module):
     @takes(HeadKeywords)
     def __init__(
         self,
-        image_size: int | tuple[int, int],
+        image_size: int | tuple[int, ...],
         in_channels: int,
         num_classes: int,
         *,
-        dim: int,
-        depth: int,
-        heads: int,
+        dim: int | tuple[int, ...],
+        depth: int | tuple[int, ...],
+        heads: int | tuple[int, ...],
         position: str = "rotary",
         patch_size: int = 1,
         stem: str | nn.Module = "patch",
+        stem_depth: int | tuple[int, ...] = 0,
         periodic: bool = False,
         pool: str = "class",
+        head: str = "pooled",
+        select: str = "norm",
+        blur: int | str | None = None,
         mlp_ratio: float = 4.0,
         longest_wave: float | None = None,
         wave_weight: float | None = None,
         rotation_weight_scale: float | None = None,
+        max_distance: int | None = None,
         epsilon: float | None = None,
         **options: Unpack[HeadKeywords],
     ) -> None:
         super().__init__()
         check_sizes({"in_channels": in_channels, "num_classes": num_classes, "patch_size": patch_size})
-        check_sizes({"dim": dim, "heads": heads})
-        check_sizes({"depth": depth}, most=MOST_BLOCKS)
+        stages = stage_sizes({"dim": dim, "depth": depth, "heads": heads})
         check_flags({"periodic": periodic})
         check_name("position", position, POSITIONS)
         check_name("pool", pool, POOLS)
+        check_name("head", head, HEADS)
         if not isinstance(stem, nn.Module):
             check_name("stem", stem, STEMS)
+        self.patch_size, self.periodic, self.num_stages = patch_size, periodic, len(stages)
+        self.resize(image_size)
+        self.in_channels, self.position = in_channels, position
+        self.pool = pool if head == "pooled" else None
+        check_halvings(stem, stem_depth, self.num_stages, patch_size, pool, head, select, blur, periodic)
         is_relative = position in RELATIVES
         chosen = AttentionOptions(**options, relative=position if is_relative else None)
-        self.patch_size, self.periodic = patch_size, periodic
-        self.resize(image_size)
-        self.in_channels, self.position, self.pool = in_channels, position, pool
-        self.stem = _make_stem(stem, in_channels, dim, patch_size, periodic) if isinstance(stem, str) else stem
-        self.class_token = Parameter(torch.randn(dim)) if pool == "class" else None
-        self.absolute_position = AbsolutePosition(dim, self.grid.num_axes) if position == "absolute" else None
-        num_placed = depth - 1 if pool == "class" else depth
+        axes = self.grid.num_axes
+        sampling = Sampling(axes, periodic, "fixed" if stem == "strided" else select, blur)
+        first, last = stages[0].dim, stages[-1]
+        self.stem = make_stem(stem, in_channels, first, patch_size, sampling, stem_depth)
+        self.class_token = Parameter(torch.randn(first)) if self.pool == "class" else None
+        self.absolute_position = AbsolutePosition(first, axes) if position == "absolute" else None
+        num_placed = last.depth - 1 if self.pool == "class" else last.depth
         if num_placed == 0 and is_relative:
             warnings.warn(
                 f"position={position!r} has no effect with depth=1 and pool='class': the class token has no position, "
@@ -126,73 +138,110 @@ class Performer(nn.Module):
         if chosen.value_convolution is not None and num_placed == 0:
             expected = "None with depth=1 and pool='class', where it could not change the logits"
             raise wrong_value("value_convolution", chosen.value_convolution, expected)
-        own = {"longest_wave": longest_wave, "wave_weight": wave_weight}
-        own |= {"rotation_weight_scale": rotation_weight_scale, "num_waves": chosen.num_waves}
-        for option, value in (own | {"rotary_normalizer": chosen.rotary_normalizer}).items():
-            if value is not None and position not in POSITIONS_WITH[option]:
-                others = " or ".join(map(repr, POSITIONS_WITH[option]))
-                raise wrong_value(option, value, f"None with position={position!r}; position={others} takes it")
-        by_position = count_position_heads(chosen.position_heads, chosen.relative, heads)
-        relatives = _make_relatives(
-            position,
-            num_placed,
-            {"num_axes": self.grid.num_axes, "heads": by_position or heads},
-            dim // heads if chosen.dim_head is None else chosen.dim_head,
-            {name: value for name, value in own.items() if value is not None},
-        )
-        random = isinstance(chosen.kernel, str) and chosen.kernel in RANDOM_KERNELS
-        if chosen.num_features is not None and not random and position != "clipped_features":
-            expected = f"None with kernel={chosen.kernel!r} and position={position!r}"
-            raise wrong_value("num_features", chosen.num_features, expected)
+        own = {"num_waves": chosen.num_waves, "longest_wave": longest_wave, "wave_weight": wave_weight}
+        own |= {"rotation_weight_scale": rotation_weight_scale, "max_distance": max_distance}
+        check_options(position, own | {"rotary_normalizer": chosen.rotary_normalizer})
         if epsilon is not None:
             named = chosen.kernel if isinstance(chosen.kernel, str | Kernel) else chosen.kernel()
             options["kernel"] = with_floor(named, epsilon)
         options.pop("num_waves", None)  # the relative kernels have them
+        is_random = isinstance(chosen.kernel, str) and chosen.kernel in RANDOM_KERNELS
+        unneeded = position == "clipped_features" and not is_random
+        if max_distance is not None and unneeded:
+            options.pop("num_features", None)
+        placed = [stage._replace(depth=num_placed) if stage is last else stage for stage in stages]
+        relatives = make_relatives(position, placed, chosen, axes, own)
         # In the last block before a class token is read, positions could not change the logits.
         unplaced = options | {"value_convolution": None}
         if is_relative:
             unplaced |= {"position_heads": None, "rotary_normalizer": None, "backend": without_relative(chosen.backend)}
-            unplaced |= {"num_features": chosen.num_features if random else None}
+        if unneeded:
+            unplaced["num_features"] = None
         self.blocks = nn.ModuleList(
-            TransformerBlock(dim, heads, mlp_ratio=mlp_ratio, relative=relative, **options) for relative in relatives
+            TransformerBlock(stage.dim, stage.heads, mlp_ratio=mlp_ratio, relative=relative, num_axes=axes, **options)
+            for stage, of_stage in zip(stages, relatives, strict=True)
+            for relative in of_stage
         )
-        for _ in range(depth - num_placed):
-            self.blocks.append(TransformerBlock(dim, heads, mlp_ratio=mlp_ratio, relative=None, **unplaced))
-        self.norm = nn.LayerNorm(dim)
-        self.attention_pool = AttentionPool(dim, heads, qkv_bias=chosen.qkv_bias) if pool == "attention" else None
-        self.head = nn.Linear(dim, num_classes)
+        for _ in range(last.depth - num_placed):
+            self.blocks.append(
+                TransformerBlock(last.dim, last.heads, mlp_ratio=mlp_ratio, relative=None, num_axes=axes, **unplaced)
+            )
+        widths = [stage.dim for stage in stages]
+        self.depths = [stage.depth for stage in stages]
+        self.merges = nn.ModuleList(Merge(*pair, sampling) for pair in itertools.pairwise(widths))
+        self.norm = nn.LayerNorm(widths[-1])
+        pooled = self.pool == "attention"
+        self.attention_pool = AttentionPool(widths[-1], last.heads, qkv_bias=chosen.qkv_bias) if pooled else None
+        if head == "dense":
+            stem_widths = self.stem.widths[:-1] if isinstance(self.stem, SampledStem) else []
+            self.head: nn.Module = DenseHead([*stem_widths, *widths], num_classes, sampling)
+        else:
+            self.head = nn.Linear(widths[-1], num_classes)
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
 
-    def resize(self, image_size: int | tuple[int, int]) -> None:
+    def resize(self, image_size: int | tuple[int, ...]) -> None:
         """Take images of another size from now on, multiples of the patch size: no parameter depends on it."""
-        self.image_size = size = height_and_width("image_size", image_size)
-        if any(side % self.patch_size for side in size):
-            expected = f"height and width, multiples of patch_size = {self.patch_size}"
+        sides = tuple(image_size) if isinstance(image_size, Sequence) else (image_size,) * 2
+        if not 1 <= len(sides) <= 3 or not all(is_whole(side) and side >= 1 for side in sides):
+            raise wrong_value("image_size", image_size, "a number of pixels of at least 1 for each of 1 to 3 axes")
+        if math.prod(sides) > LARGEST_IMAGE:
+            raise wrong_value("image_size", image_size, f"at most {LARGEST_IMAGE:,} pixels")
+        self.image_size = tuple(int(side) for side in sides)
+        step = self.patch_size * 2 ** (self.num_stages - 1)
+        if any(side % step for side in sides):
+            halved = f" × {step // self.patch_size} for {self.num_stages} stages" if self.num_stages > 1 else ""
+            expected = f"sides that are multiples of patch_size = {self.patch_size}{halved}"
             raise wrong_value("image_size", image_size, expected)
-        self.grid = Grid((size[0] // self.patch_size, size[1] // self.patch_size), periodic=self.periodic)
+        cells = [side // self.patch_size for side in sides]
+        self.grids = [
+            Grid([side >> stage for side in cells], periodic=self.periodic) for stage in range(self.num_stages)
+        ]
+
+    @property
+    def grid(self) -> Grid:
+        """Where the tokens of the first stage are."""
+        return self.grids[0]
 
     def chosen_backends(self) -> tuple[str, ...]:
         """Names of the backends that compute the blocks with a relative kernel, or all blocks if none has one."""
-        attentions = [block.attention for block in self.blocks if isinstance(block, TransformerBlock)]
-        placed = [attention for attention in attentions if attention.relative is not None] or attentions
+        placed = [
+            (block.attention, grid)
+            for block, grid in zip(self.blocks, self._grids_of_blocks(), strict=True)
+            if isinstance(block, TransformerBlock)
+        ]
+        placed = [pair for pair in placed if pair[0].relative is not None] or placed
         first = 0 if self.class_token is None else 1
-        return tuple(sorted({attention.chosen_backend(self.grid, first) for attention in placed}))
+        return tuple(sorted({attention.chosen_backend(grid, first) for attention, grid in placed}))
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def _grids_of_blocks(self) -> list[Grid]:
+        return [grid for grid, depth in zip(self.grids, self.depths, strict=True) for _ in range(depth)]
+
+    def forward(self, images: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch classes *dense"]:
         """Logits of images; a ValueError if they have other channels or another size than the model was made for."""
-        stem = self.stem[0] if isinstance(self.stem, nn.Sequential) else self.stem
-        check_tokens("images", images, "batch", self.in_channels, *self.image_size, first=stem)
-        tokens = self.grid.flatten(self.stem(images))
+        kinds = (nn.Linear, *CONVOLUTION_MODULES.values())
+        first_map = next((one for one in self.stem.modules() if isinstance(one, kinds)), self.stem)
+        check_tokens("images", images, "batch", self.in_channels, *self.image_size, first=first_map)
+        cells, levels = self.stem.encode(images) if isinstance(self.stem, SampledStem) else (self.stem(images), [])
+        tokens = self.grid.flatten(cells)
         if self.absolute_position is not None:
             tokens = self.absolute_position(tokens, self.grid)
         first = 0 if self.class_token is None else 1
         if self.class_token is not None:
             tokens = torch.cat([self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
-        for block in self.blocks:
-            # Of the last block before a class token is read, nothing else is needed.
-            num_queries = 1 if self.pool == "class" and block is self.blocks[-1] else None
-            tokens = block(tokens, self.grid, None, first, num_queries)
+        blocks = iter(self.blocks)
+        for stage, (grid, depth) in enumerate(zip(self.grids, self.depths, strict=True)):
+            if stage:
+                before = self.grids[stage - 1].unflatten(tokens)
+                cells, offset = self.merges[stage - 1](before)
+                levels.append((before, offset))
+                tokens = grid.flatten(cells)
+            for block in itertools.islice(blocks, depth):
+                # Of the last block before a class token is read, nothing else is needed.
+                num_queries = 1 if self.pool == "class" and block is self.blocks[-1] else None
+                tokens = block(tokens, grid, None, first, num_queries)
         tokens = self.norm(tokens)
+        if self.pool is None:
+            return self.head(self.grids[-1].unflatten(tokens), levels)
         if self.pool == "class":
             pooled = tokens[:, 0]
         elif self.attention_pool is not None:
@@ -200,31 +249,3 @@ class Performer(nn.Module):
         else:
             pooled = tokens.mean(dim=1)
         return self.head(pooled)
-
-
-def _make_stem(stem: str, in_channels: int, dim: int, patch_size: int, periodic: bool) -> nn.Module:
-    if stem == "patch":
-        return nn.Conv2d(in_channels, dim, patch_size, patch_size)
-    hidden = max(1, dim // 2)
-    # A bounded image is taken to go on as zeros, the background, before the first convolution and not after its bias:
-    # content at the edge then looks as it does inside.
-    first, second, mode = (1, 1, "circular") if periodic else (2, 0, "zeros")
-    return nn.Sequential(
-        nn.Conv2d(in_channels, hidden, 3, padding=first, padding_mode=mode),
-        nn.GELU(),
-        nn.Conv2d(hidden, dim, patch_size + 2, patch_size, padding=second, padding_mode=mode),
-    )
-
-
-def _make_relatives(
-    position: str, count: int, sizes: dict[str, int], dim_head: int, options: dict[str, Any]
-) -> Sequence[str | RelativeModule | None]:
-    """The relative kernel of each of `count` blocks, a name where nothing is shared or asked for."""
-    if position in ("rotation", "rotation_joint"):
-        kind = Rotation if position == "rotation" else RotationJoint
-        shared = Parameter(initial_frequency(NUM_FREQUENCIES).to(torch.get_default_dtype()))
-        scale = options.get("rotation_weight_scale", 1.0)
-        return [kind(**sizes, dim_head=dim_head, frequency=shared, weight_scale=scale) for _ in range(count)]
-    if options:
-        return [Fourier(**sizes, **options) for _ in range(count)]
-    return [position if position in RELATIVES else None] * count

@@ -11,45 +11,28 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from teka.checks import check_sizes
 from teka.errors import wrong_value
-from teka.models.blocks import ImageClassifier, pre_norm_blocks
+from teka.functional.shapes import Keys, Outputs, Queries, Values
+from teka.models.blocks import ImageClassifier, ImageSize, pre_norm_blocks
 from teka.nn.heads import join_heads, project_heads
 
-
-@torch.no_grad()
-def route(
-    vectors: Float[Tensor, "batch heads tokens dim"], centroid: Float[Tensor, "heads clusters dim"], cluster_size: int
-) -> Int[Tensor, "batch heads clusters cluster_size"]:
-    """Tokens of each cluster: those whose vectors, of one length, have the largest products with its centroid."""
-    return (centroid @ vectors.transpose(-1, -2)).topk(cluster_size, dim=-1).indices
+Centroids = Float[Tensor, "heads clusters dim_head"]
 
 
 def routed_attention(
-    query: Float[Tensor, "batch heads tokens dim"],
-    key: Float[Tensor, "batch heads tokens dim"],
-    value: Float[Tensor, "batch heads tokens dim_value"],
-    centroid: Float[Tensor, "heads clusters dim"],
-    cluster_size: int,
-    *,
-    dropout: float = 0.0,
-) -> Float[Tensor, "batch heads tokens dim_value"]:
+    query: Queries, key: Keys, value: Values, centroid: Centroids, cluster_size: int, *, dropout: float = 0.0
+) -> Outputs:
     """Softmax attention of the queries of a cluster to its keys, averaged over the clusters of a query.
 
     out_i = mean over clusters c with i ∈ Q_c of Σ_{j ∈ K_c} softmax_j(q_iᵀk_j / √d) v_j, and 0 for a query of no
-    cluster. Q_c and K_c are the w queries and the w keys with the largest products with centroid c. The cost is
-    O(L c d + c w² d): O(L^1.5 d) for c = w = √L.
-
-    Source: Roy et al. 2021, Algorithm 1 without the causal mask; the mean as in the authors' code.
-
-    Args:
-        query: Queries of one length, shape (B, H, L, d).
-        key: Keys of the same length, shape (B, H, L, d).
-        value: Values, shape (B, H, L, e).
-        centroid: Centroids, shape (H, c, d).
-        cluster_size: Tokens w of a cluster, at most L.
-        dropout: Probability of dropping a weight.
+    cluster. Q_c and K_c are the w = `cluster_size` queries and the w keys with the largest products with centroid c,
+    all of one length. The cost is O(L c d + c w² d): O(L^1.5 d) for c = w = √L. Source: Roy et al. 2021, Algorithm 1
+    without the causal mask; the mean as in the authors' code.
     """
-    query_places = route(query, centroid, cluster_size).flatten(2)[..., None]
-    key_places = route(key, centroid, cluster_size).flatten(2)[..., None]
+    with torch.no_grad():
+        query_places, key_places = (
+            (centroid @ vectors.transpose(-1, -2)).topk(cluster_size, dim=-1).indices.flatten(2)[..., None]
+            for vectors in (query, key)
+        )
     mixed = scaled_dot_product_attention(
         _gather(query, query_places, cluster_size),
         _gather(key, key_places, cluster_size),
@@ -68,7 +51,7 @@ class RoutingAttention(nn.Module):
     Queries and keys are normalised to the length √d by a layer norm without scale and bias. After each forward pass in
     training, with A_c the queries and keys of the whole batch whose largest product is with centroid c,
 
-        μ_c ← λ μ_c + (1 − λ) mean(A_c),
+        μ_c ← λ μ_c + (1 − λ) mean(A_c),   λ = `decay`,
 
     and a centroid of none stays. Of the paper's sum over A_c the mean is taken, as in the authors' code, where moving
     sums are divided by moving counts: a sum grows with the batch. The centroids are a buffer: no gradient reaches them,
@@ -79,28 +62,10 @@ class RoutingAttention(nn.Module):
     vectors, as there, and the linear maps as PyTorch's.
 
     Source: Roy et al. 2021, Algorithm 1; their code, google-research/routing_transformer.
-
-    Args:
-        dim: Size of a token.
-        heads: Number of heads, dim / heads being at least 2.
-        num_clusters: Number of clusters c of a head.
-        cluster_size: Number w of queries, and of keys, of a cluster.
-        decay: Share λ of a centroid that a step keeps.
-        dropout: Probability of dropping a weight.
-
-    Raises:
-        ValueError: Sizes that do not fit, or a decay that is no share.
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        num_clusters: int,
-        cluster_size: int,
-        decay: float = 0.999,
-        dropout: float = 0.0,
+        self, dim: int, heads: int, *, num_clusters: int, cluster_size: int, decay: float = 0.999, dropout: float = 0.0
     ) -> None:
         super().__init__()
         check_sizes({"dim": dim, "heads": heads, "num_clusters": num_clusters, "cluster_size": cluster_size})
@@ -109,10 +74,7 @@ class RoutingAttention(nn.Module):
         if not 0 <= decay <= 1:
             raise wrong_value("decay", decay, "between 0 and 1")
         self.dim_head, self.cluster_size, self.decay = dim // heads, cluster_size, decay
-        self.query = nn.Linear(dim, dim, bias=False)
-        self.key = nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.query, self.key, self.value, self.output = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.dropout = nn.Dropout(dropout)
         self.centroid: Tensor
         self.register_buffer("centroid", _normalize(torch.randn(heads, num_clusters, self.dim_head)))
@@ -121,9 +83,8 @@ class RoutingAttention(nn.Module):
         """Attend, and in training move the centroids; a ValueError with fewer tokens than a cluster has."""
         if tokens.shape[1] < self.cluster_size:
             raise wrong_value("cluster_size", self.cluster_size, f"at most the number of tokens = {tokens.shape[1]}")
-        query = _normalize(project_heads(self.query, tokens, self.dim_head))
-        key = _normalize(project_heads(self.key, tokens, self.dim_head))
-        value = project_heads(self.value, tokens, self.dim_head)
+        query, key, value = (project_heads(one, tokens, self.dim_head) for one in (self.query, self.key, self.value))
+        query, key = _normalize(query), _normalize(key)
         centroid = self.centroid.to(query.dtype)
         dropout = self.dropout.p if self.training else 0.0
         mixed = routed_attention(query, key, value, centroid, self.cluster_size, dropout=dropout)
@@ -151,10 +112,8 @@ class RoutingTransformer(ImageClassifier):
     only that it has 11.4M parameters; these are the sizes of their Performers.
 
     A learned position for each row and one for each column are added to the tokens once, N(0, 1) at first, as in the
-    authors' code for images. The logits are read from the mean of the tokens: a class token need not be in any
-    cluster. All heads route; the authors' models of images have local heads beside them. Blocks are pre-norm
-    with a GELU.
-
+    authors' code for images. The logits are read from the mean of the tokens: a class token need not be in any cluster.
+    All heads route; the authors' models of images have local heads beside them. Blocks are pre-norm with a GELU.
     Dropout is that of the Performers of Horn et al. 2021, A.2; that of Roy et al., 0.3 in their code for images, is for
     generating them.
 
@@ -164,9 +123,6 @@ class RoutingTransformer(ImageClassifier):
     Source: Roy et al. 2021; Horn et al. 2021, Table 1.
 
     Args:
-        image_size: Height and width in pixels, or one number for both.
-        in_channels: Channels of the images.
-        num_classes: Number of logits.
         dim: Size of a token.
         depth: Number of blocks.
         heads: Number of heads, a divisor of dim.
@@ -175,14 +131,11 @@ class RoutingTransformer(ImageClassifier):
         decay: Share of a centroid that a training step keeps.
         mlp_ratio: Width of the MLPs' hidden layer over dim.
         dropout: Probability of dropping attention weights and numbers after the attention, the GELU and the MLP.
-
-    Raises:
-        ValueError: Sizes that do not fit, or a decay that is no share.
     """
 
     def __init__(
         self,
-        image_size: int | tuple[int, int],
+        image_size: ImageSize,
         in_channels: int,
         num_classes: int,
         *,

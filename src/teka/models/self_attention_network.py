@@ -10,25 +10,23 @@ from torch import Tensor, nn
 from teka.checks import MOST_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
-from teka.models.blocks import ImageClassifier, PostNormBlock
+from teka.models.blocks import ImageClassifier, ImageSize, PostNormBlock
 from teka.nn import Attention, EmbeddedTable, GeneralizedQuadratic, InvertibleDownsampling, Quadratic, prune_heads
+from teka.nn.options import AttentionKeywords
 from teka.nn.waves import RelativeModule, inverse_softplus
 
 POSITIONS = ("quadratic", "generalized_quadratic", "table")
-# α = ½ is a Gaussian of standard deviation 1, as Σ = 1 of the generalised one.
-INITIAL_PRECISION = 0.5
+INITIAL_PRECISION = 0.5  # α = ½ is a Gaussian of standard deviation 1, as Σ = 1 of the generalised one
 PRECISION_NOISE = 0.01
 
 
 def make_gaussian_or_table(position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int) -> RelativeModule:
-    """The relative kernel of a block on a grid of these sides, as it begins in Cordonnier et al. 2020.
+    """The relative kernel of a block on a grid of these sides, as it begins in Cordonnier et al. 2020, §4.2, 4.3, A.1.
 
     Centres begin as N(0, 2²) along every axis, Gaussians with a standard deviation of one cell, those of any shape with
     Σ^(−1/2) = 1 + N(0, 0.01²), and the table as `teka.nn.EmbeddedTable` says, with an embedding of every offset on the
-    grid.
-
-    Source: Cordonnier et al. 2020, §4.2, §4.3 and A.1, and their code where the text leaves it open: 2 and 0.01 are
-    standard deviations, and the width of the plain Gaussians.
+    grid. Where the text leaves it open their code counts: 2 and 0.01 are standard deviations, and the width of the
+    plain Gaussians.
     """
     check_name("position", position, POSITIONS)
     num_axes = len(sides)
@@ -62,9 +60,6 @@ class SelfAttentionNetwork(ImageClassifier):
     Source: Cordonnier et al. 2020, §4, A.1 and A.4; their code, github.com/epfml/attention-cnn.
 
     Args:
-        image_size: Height and width in pixels, or one number for both; multiples of `downsampling`.
-        in_channels: Channels of the images.
-        num_classes: Number of logits.
         position: How weights depend on positions: "quadratic" (Gaussians about a learned offset),
             "generalized_quadratic" (Gaussians of any shape) or "table" (learned for rows and columns).
         content: Content kernel beside the position, such as "softmax", or None for attention by position alone.
@@ -72,18 +67,15 @@ class SelfAttentionNetwork(ImageClassifier):
         depth: Number of blocks.
         heads: Number of heads of every block, or one number for each block.
         mlp_ratio: Width of the MLPs' hidden layer over dim.
-        downsampling: Side of the blocks of pixels that become tokens.
+        downsampling: Side of the blocks of pixels that become tokens, a divisor of the image's height and width.
         periodic: Whether the image's edges meet, left and right, top and bottom.
         dropout: Probability of dropping a number that a block adds.
         backend: Backend of the attention; "dense" is the paper's evaluation, of every pair of tokens.
-
-    Raises:
-        ValueError: Sizes that do not fit, an unknown name, or a backend that cannot compute this model.
     """
 
     def __init__(
         self,
-        image_size: int | tuple[int, int],
+        image_size: ImageSize,
         in_channels: int,
         num_classes: int,
         *,
@@ -101,7 +93,10 @@ class SelfAttentionNetwork(ImageClassifier):
         super().__init__(image_size, in_channels, num_classes)
         check_sizes({"dim": dim, "downsampling": downsampling})
         check_sizes({"depth": depth}, most=MOST_BLOCKS)
-        self.heads = _heads_of_blocks(heads, depth)
+        self.heads = (heads,) * depth if isinstance(heads, int) else tuple(heads)
+        if len(self.heads) != depth or not all(isinstance(number, int) and number >= 1 for number in self.heads):
+            expected = f"a number of at least 1, or one for each of depth = {depth} blocks"
+            raise wrong_value("heads", heads, expected)
         if any(side % downsampling for side in self.image_size):
             raise wrong_value("image_size", image_size, f"height and width, multiples of downsampling = {downsampling}")
         height, width = (side // downsampling for side in self.image_size)
@@ -110,17 +105,11 @@ class SelfAttentionNetwork(ImageClassifier):
         self.downsampling = InvertibleDownsampling(downsampling)
         self.stem = nn.Linear(in_channels * downsampling**2, dim)
         self.blocks = nn.ModuleList()
+        kernel = "constant" if content is None else content
+        options: AttentionKeywords = {"dim_head": dim, "kernel": kernel, "values": "tokens", "backend": backend}
         for own_heads in self.heads:
-            attention = Attention(
-                dim,
-                own_heads,
-                dim_head=dim,
-                kernel="constant" if content is None else content,
-                relative=make_gaussian_or_table(position, heads=own_heads, sides=self.grid.shape, embedding_dim=dim),
-                position_heads=0,
-                values="tokens",
-                backend=backend,
-            )
+            relative = make_gaussian_or_table(position, heads=own_heads, sides=self.grid.shape, embedding_dim=dim)
+            attention = Attention(dim, own_heads, **options | {"relative": relative, "position_heads": 0})
             self.blocks.append(PostNormBlock(attention, mlp_ratio=mlp_ratio, dropout=dropout))
         self.head = nn.Linear(dim, num_classes)
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
@@ -150,10 +139,3 @@ class SelfAttentionNetwork(ImageClassifier):
         for block in self.blocks:
             tokens = block(tokens, self.grid)
         return self.head(tokens.mean(dim=1))
-
-
-def _heads_of_blocks(heads: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    numbers = (heads,) * depth if isinstance(heads, int) else tuple(heads)
-    if len(numbers) != depth or not all(isinstance(number, int) and number >= 1 for number in numbers):
-        raise wrong_value("heads", heads, f"a number of at least 1, or one for each of depth = {depth} blocks")
-    return numbers

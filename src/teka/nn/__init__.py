@@ -1,11 +1,13 @@
-"""Layers: attention between learned projections, relative kernels with learned parameters, and what goes with them."""
+"""Layers: attention between learned projections, relative kernels with learned parameters, and what goes with them.
 
-from teka.nn.additions import Gate, ValueConvolution
+Sizes that do not fit, unknown names and numbers out of their range are a ValueError that names the argument.
+"""
+
 from teka.nn.attention import Attention
-from teka.nn.explain import explain
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.layer_warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.options import AttentionOptions
+from teka.nn.polyphase import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
 from teka.nn.prune_heads import prune_heads
 from teka.nn.relative import Clipped, ClippedFeatures, EmbeddedTable, GeneralizedQuadratic, Quadratic, Table
 from teka.nn.tokens import AbsolutePosition, AttentionPool, InvertibleDownsampling
@@ -22,11 +24,13 @@ __all__ = [
     "CollapseWarning",
     "EmbeddedTable",
     "Fourier",
-    "Gate",
     "GeneralizedQuadratic",
     "InvertibleDownsampling",
     "LargeOutputWarning",
     "LearnedFeatures",
+    "PolyphaseDownsample",
+    "PolyphasePatchEmbedding",
+    "PolyphaseUpsample",
     "Quadratic",
     "RandomFeatures",
     "Rotary",
@@ -34,8 +38,6 @@ __all__ = [
     "RotationJoint",
     "Table",
     "TransformerBlock",
-    "ValueConvolution",
-    "explain",
     "prune_heads",
     "redraw_projections",
 ]

@@ -3,18 +3,19 @@
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import conv1d, conv2d, conv3d, pad, rms_norm
 
-from teka.checks import BOOLEAN, check_tensor, is_whole
-from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel.base import kept_mean
+from teka.checks import is_whole
+from teka.errors import wrong_value
+from teka.functional.kernel.base import kept_mean, mask_features
+from teka.functional.shapes import Kept, Keys, Queries, Values
 from teka.grid import Grid
-from teka.nn.tokens import KeyMask, Keys, Queries
 
 CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # by the number of axes
+CONVOLUTION_MODULES = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 INITIAL_BIAS = 2.0  # of a gate: σ(2) = 0.88, nearly open
 
 
@@ -25,19 +26,16 @@ class PlainQueryKey(nn.Module):
     removes_bias: ClassVar[bool] = False
     head_parameters: ClassVar[tuple[str, ...]] = ()
 
-    def forward(self, query: Queries, key: Keys, key_mask: KeyMask | None) -> tuple[Queries, Keys]:
+    def forward(self, query: Queries, key: Keys, key_mask: Kept) -> tuple[Queries, Keys]:
         """Queries and keys of the heads that attend by content, and where keys are kept."""
         return query, key
 
 
 class NormalizedQueryKey(PlainQueryKey):
-    """Queries and keys over their root mean square, times a learned gain: g ⊙ x / √(mean(x²)).
+    """Queries and keys over their root mean square, times a learned gain a head and channel: g ⊙ x / √(mean(x²)).
 
-    The gain is one number for each head and channel, of queries and of keys, 1 at first. Its size is a temperature,
-    for kernels in which the size of a vector does not cancel; its differences between channels act in every kernel.
-    Each vector depends on itself alone.
-
-    Source: Henry et al. 2020 and Dehghani et al. 2023, with the norm of Zhang & Sennrich 2019.
+    Its size is a temperature; its differences between channels act in every kernel. Source: Henry et al. 2020 and
+    Dehghani et al. 2023, with the norm of Zhang & Sennrich 2019.
     """
 
     acts = True
@@ -48,8 +46,7 @@ class NormalizedQueryKey(PlainQueryKey):
         self.query_gain = Parameter(torch.ones(heads, 1, dim_head))
         self.key_gain = Parameter(torch.ones(heads, 1, dim_head))
 
-    def forward(self, query: Queries, key: Keys, key_mask: KeyMask | None) -> tuple[Queries, Keys]:
-        """The normalised queries and keys."""
+    def forward(self, query: Queries, key: Keys, key_mask: Kept) -> tuple[Queries, Keys]:
         size = query.shape[-1:]
         normalized = rms_norm(query, size) * self.query_gain, rms_norm(key, size) * self.key_gain
         # In mixed precision the gain has more of it than the values have.
@@ -57,21 +54,15 @@ class NormalizedQueryKey(PlainQueryKey):
 
 
 class CentredQueryKey(PlainQueryKey):
-    """Keys less their mean over the kept keys of the same sample and head.
+    """Keys less their mean over the kept keys of the same sample and head; exactly equivariant, but not causal.
 
     The softmax kernel does not change by that; a kernel that rectifies its features sees keys that point everywhere.
-    A mean over all keys is the same wherever they are, so that equivariance stays exact, but it is not causal.
-
-    Source: this library.
     """
 
     acts = True
     removes_bias = True
 
-    def forward(self, query: Queries, key: Keys, key_mask: KeyMask | None) -> tuple[Queries, Keys]:
-        """The queries, and the centred keys."""
-        if key_mask is not None:
-            check_tensor("key_mask", key_mask, key.shape[0], key.shape[2], dtypes=BOOLEAN)
+    def forward(self, query: Queries, key: Keys, key_mask: Kept) -> tuple[Queries, Keys]:
         return query, key - kept_mean(key, key_mask)
 
 
@@ -97,16 +88,9 @@ class NearlyOpen(nn.Linear):
 
 
 class Gate(nn.Module):
-    """σ(W x + b) for every token x, head and channel, by which the heads' output is multiplied.
+    """σ(W x + b) for every token x, head and channel, by which the heads' output is multiplied (Qiu et al. 2025).
 
-    A token's gate depends on that token alone. W = 0 and b = 2 at first: all gates are the same and nearly open.
-
-    Source: Qiu et al. 2025 (gated attention: a sigmoid after the attention, for each head and channel).
-
-    Args:
-        dim: Size of a token.
-        heads: Number of heads.
-        dim_head: Size of a head.
+    W = 0 and b = 2 at first: all gates are the same and nearly open.
     """
 
     def __init__(self, dim: int, heads: int, dim_head: int) -> None:
@@ -120,22 +104,11 @@ class Gate(nn.Module):
 
 
 class ValueConvolution(nn.Module):
-    """Σ_t w_t v(x + t) over the cells t of a small cube, for every head and channel on its own.
+    """Σ_t w_t v(x + t) over the cells t of a small cube of odd side, for every head and channel on its own.
 
-    It depends on offsets alone, and costs O(L): what is near is added with full rank, where linear attention gives a
-    mean. Around periodic axes values go on from the other side, beyond the others they are 0, and so are dropped ones.
-    Offsets are counted in cells, whatever the grid's spacing. w = 0 at first, so that the layer begins as attention.
-
+    What is near is added with full rank, where linear attention gives a mean. Around periodic axes values go on from
+    the other side, beyond the others they are 0, and so are dropped ones; w = 0 at first, and offsets count cells.
     Source: Han et al. 2023 (FLatten Transformer), with one kernel for each head instead of one for all.
-
-    Args:
-        heads: Number of heads.
-        dim_head: Size of a head.
-        side: Side of the cube in cells, an odd number.
-        num_axes: Number of axes of the grids to come.
-
-    Raises:
-        ValueError: A side that is even or below 1, or a number of axes other than 1, 2 or 3.
     """
 
     equivariance: ClassVar[dict[str, str]] = {"shift": "exact"}
@@ -149,25 +122,12 @@ class ValueConvolution(nn.Module):
         self.side = side
         self.weight = Parameter(torch.zeros(heads * dim_head, 1, *(side,) * num_axes))
 
-    def forward(
-        self,
-        value: Float[Tensor, "batch heads tokens dim_head"],
-        grid: Grid | None,
-        num_prefix_tokens: int,
-        key_mask: Bool[Tensor, "batch tokens"] | None,
-    ) -> Float[Tensor, "batch heads tokens dim_head"]:
-        """The convolved values; 0 for prefix tokens, which lie nowhere. A ValueError for a grid that does not fit."""
+    def forward(self, value: Values, grid: Grid | None, num_prefix_tokens: int, key_mask: Kept) -> Values:
+        """The convolved values; 0 for prefix tokens, which lie nowhere. A ValueError for a grid of other axes."""
         num_axes = self.weight.ndim - 2
         if grid is None or grid.num_axes != num_axes:
             raise wrong_value("grid", grid, f"a grid of {num_axes} axes for a layer with a value convolution")
-        num_tokens = num_prefix_tokens + grid.num_tokens
-        if value.shape[2] != num_tokens:
-            expected = f"{num_prefix_tokens} prefix tokens and {grid.num_tokens} for a grid of {grid.shape}"
-            raise wrong_value("the number of tokens", value.shape[2], expected)
-        if key_mask is not None:
-            if tuple(key_mask.shape) != (value.shape[0], num_tokens):
-                raise wrong_shape("key_mask", key_mask.shape, f"({value.shape[0]}, {num_tokens})")
-            value = value.masked_fill(~key_mask[:, None, :, None], 0.0)
+        value = mask_features(value, key_mask)
         cells = value[:, :, num_prefix_tokens:].transpose(2, 3).flatten(1, 2).unflatten(2, grid.shape)
         around = self._surrounded(cells, grid)
         convolved = CONVOLUTIONS[num_axes](around, self.weight.to(cells.dtype), groups=self.weight.shape[0])
@@ -175,7 +135,6 @@ class ValueConvolution(nn.Module):
         return pad(tokens, (0, 0, num_prefix_tokens, 0))
 
     def _surrounded(self, cells: Tensor, grid: Grid) -> Tensor:
-        """The cells with half a side more at either end of every axis."""
         margin = self.side // 2
         for axis, size in enumerate(grid.shape):
             if grid.axis_periodic(axis):

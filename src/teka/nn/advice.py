@@ -8,19 +8,15 @@ import torch
 from teka.nn.findings import FLOAT16, EstimatorFindings, GroupFindings, ShiftFindings, float16_headroom
 from teka.nn.layer_warnings import bounded_instead
 
-# Error of an estimated output that is worth a sentence, and that a number of features is named for.
-TARGET_ERROR = 0.1
+TARGET_ERROR = 0.1  # error of an estimated output that is worth a sentence, and that a number of features is named for
 # Mean of (‖q‖² + ‖k‖²)/√d above which the variance of positive features, which grows as its exponential, is large.
 LARGE_EXPONENT = 4.0
-# Unevenness below which a head's output is the mean of the values for all that matters.
-EVEN = 0.02
+EVEN = 0.02  # unevenness below which a head's output is the mean of the values for all that matters
 # Gain above which outputs are called large, and share of queries above 1 that is called many.
 LARGE_GAIN = 10.0
 MANY_QUERIES = 0.1
-# Factor that float16 should have room for.
-HEADROOM = 10.0
-# Relative error under a shift, in float64, above which it is no rounding.
-EQUIVARIANT = 1e-8
+HEADROOM = 10.0  # factor that float16 should have room for
+EQUIVARIANT = 1e-8  # relative error under a shift, in float64, above which it is no rounding
 
 
 def advise(
@@ -37,8 +33,7 @@ def advise(
     for group in groups:
         if group.estimator is not None:
             sentences += _about_estimator(group, group.estimator, num_tokens=num_tokens, dim_head=dim_head)
-        for about in (_about_size(group), _about_evenness(group), _about_rounding(group, dtype), _about_waves(group)):
-            sentences += about
+        sentences += [*_about_size(group), *_about_numbers(group, dtype)]
     unbounded = any(sentence for group in groups for sentence in _about_size(group))
     sentences += _about_headroom(largest, has_bounds=not unbounded)
     if shift is not None:
@@ -47,10 +42,7 @@ def advise(
 
 
 def features_for(error: float, num_features: int, target: float = TARGET_ERROR) -> int:
-    """Least number of features for a target error, by the law that an estimate's error falls as m^(−1/2).
-
-    Where few draws carry the estimate, as with positive features of long vectors, it falls more slowly.
-    """
+    """Least number of features for an error that falls as m^(−1/2), as it does unless few draws carry the estimate."""
     return math.ceil(num_features * (error / target) ** 2)
 
 
@@ -122,16 +114,13 @@ def _about_headroom(largest: dict[str, float], *, has_bounds: bool) -> Iterator[
     yield f"float16 ends at {FLOAT16.max:,.0f}, and {numbers}: compute in bfloat16, or {remedy}."
 
 
-def _about_evenness(group: GroupFindings) -> Iterator[str]:
+def _about_numbers(group: GroupFindings, dtype: torch.dtype) -> Iterator[str]:
     even = [number < EVEN for number in group.unevenness]
     if any(even) and not group.collapsed:
         why = "the weights are all but equal; if they still are after training, scale queries and keys up"
         if group.kernel == "constant" and group.relative is None:
             why = "the constant kernel without a relative kernel can give nothing else"
         yield f"The output of {group.name} is the mean of the values in {_heads(group, even)}: {why}."
-
-
-def _about_rounding(group: GroupFindings, dtype: torch.dtype) -> Iterator[str]:
     for name, difference in group.rounding.items():
         if difference > math.sqrt(torch.finfo(dtype).eps):
             other = ", or kernel='positive'" if group.kernel == "trigonometric" else ""
@@ -139,9 +128,6 @@ def _about_rounding(group: GroupFindings, dtype: torch.dtype) -> Iterator[str]:
                 f"The {name} backend differs from the dense one by {difference:.1e} for {group.name}: sums of weights "
                 f"come near 0 there. Use float64 or backend='dense'{other}."
             )
-
-
-def _about_waves(group: GroupFindings) -> Iterator[str]:
     if group.num_still_waves:
         yield (
             f"{group.num_still_waves} of the {group.num_waves} waves of {group.name} are longer than this torus and "

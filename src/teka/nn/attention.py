@@ -8,53 +8,41 @@ from typing_extensions import Unpack
 from teka._compat import is_plain_eager_on_cpu
 from teka.checks import check_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional import Constant, DecodingState, Kernel
+from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.plan import choose_backend
+from teka.functional.shapes import Kept
 from teka.grid import Grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
 from teka.nn.features import RandomFeatures
-from teka.nn.heads import (
-    HeadGroup,
-    count_position_heads,
-    join_heads,
-    make_content_kernel,
-    project_heads,
-    without_relative,
-)
+from teka.nn.heads import HeadGroup, count_position_heads, join_heads, make_content_kernel, project_heads
 from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
-from teka.nn.options import AttentionKeywords, AttentionOptions, takes
+from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
 from teka.nn.relative import make_relative_module
-from teka.nn.tokens import check_tokens, make_scene
+from teka.nn.tokens import AllKeys, AllQueries, AllValues, Context, Tokens, check_tokens, make_scene
+
+Token = Float[Tensor, "batch dim"]
+States = tuple[DecodingState, ...]
 
 
 class Attention(nn.Module):
     """Attention over the tokens of a grid: `teka.functional.attention` between learned projections.
 
     The relative kernel is a factor of the content kernel in every head, or, with `position_heads`, has the last heads
-    to itself: these attend by position alone and have no keys, and the others attend by content alone. `clipped` takes
-    half of the heads unless told otherwise. A kernel that does not look at content has no queries and keys at all, and
-    the softmax kernel, in which a key's bias cancels, has keys without bias.
+    to itself: these attend by position alone and have no keys, and the others attend by content alone. A kernel that
+    does not look at content has no queries and keys, and softmax, in which a key's bias cancels, has keys without it.
 
     The defaults, squared relu × rotary, cost O(L), and no output of their heads is larger than 1/0.3 times the largest
-    value, whatever the tokens. How well they learn beside softmax and others: docs/which_kernel.md.
-    Like every relative kernel, rotary needs to know where the tokens are.
+    value, whatever the tokens and wherever they are, which rotary has to know (docs/which_kernel.md).
 
     Where no bound of the outputs is promised (by a kernel with negative weights, or rotary with its denominator of
     features) a layer reads the size of every output, for which a GPU is waited for, until it has warned once, with
-    `LargeOutputWarning`, of heads' outputs more than 1,000 times as large as the largest value. Other layers, the
-    default among them, spend no time on it. Compiled graphs are not looked at, nor is `step`.
-
-    Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
+    `LargeOutputWarning`, of heads' outputs more than 1,000 times as large as the largest value. Compiled graphs are not
+    looked at, nor is `step`. Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
 
     Args:
         dim: Size of a token.
         heads: Number of heads.
-        options: Keywords of `AttentionOptions`, where each is described: dim_head, kernel, relative, num_features,
-            causal, context_dim, qkv_bias, dropout, backend, num_axes, position_heads, num_waves, rotary_normalizer,
-            query_key, gate, value_convolution, values.
-
-    Raises:
-        ValueError: Sizes that do not fit, an unknown name, or an option that would have no effect.
+        options: Keywords of `AttentionOptions`, where each is described. One without effect is a ValueError.
     """
 
     @takes(AttentionKeywords)
@@ -72,14 +60,6 @@ class Attention(nn.Module):
         self.warns_of_large_output = True  # until it has
         self.position_heads = count_position_heads(chosen.position_heads, chosen.relative, heads)
         self.content_heads = heads - self.position_heads
-        self._make_kernels(chosen)
-        self._make_maps(chosen)
-        self.dropout = nn.Dropout(chosen.dropout)
-        self.gate = Gate(dim, heads, self.dim_value) if chosen.gate else None
-        side, num_axes = chosen.value_convolution, chosen.num_axes
-        self.value_convolution = None if side is None else ValueConvolution(heads, self.dim_value, side, num_axes)
-
-    def _make_kernels(self, chosen: AttentionOptions) -> None:
         self.kernel = make_content_kernel(chosen, self.content_heads, self.dim_head)
         present, size = self._present_kernel(), self.dim_head
         turned = present.features if chosen.relative == "rotary" else None
@@ -88,6 +68,11 @@ class Attention(nn.Module):
         if chosen.rotary_normalizer is not None and turned is None:
             expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
             raise wrong_value("rotary_normalizer", chosen.rotary_normalizer, expected)
+        self._make_maps(chosen)
+        self.dropout = nn.Dropout(chosen.dropout)
+        self.gate = Gate(dim, heads, self.dim_value) if chosen.gate else None
+        side, num_axes = chosen.value_convolution, chosen.num_axes
+        self.value_convolution = None if side is None else ValueConvolution(heads, self.dim_value, side, num_axes)
 
     def _make_maps(self, chosen: AttentionOptions) -> None:
         """The linear maps, of which a layer has those whose numbers something looks at."""
@@ -136,19 +121,9 @@ class Attention(nn.Module):
         )
 
     def project(
-        self,
-        tokens: Float[Tensor, "batch tokens dim"],
-        context: Float[Tensor, "batch keys context_dim"] | None = None,
-        key_mask: Bool[Tensor, "batch keys"] | None = None,
-    ) -> tuple[
-        Float[Tensor, "batch query_heads tokens dim_head"] | None,
-        Float[Tensor, "batch content_heads keys dim_head"] | None,
-        Float[Tensor, "batch heads keys dim_value"],
-    ]:
-        """Queries, keys and values; None where the layer has none, and keys of the content heads only.
-
-        Heads that attend by position alone have queries only if their relative kernel looks at them.
-        """
+        self, tokens: Tokens, context: Context | None = None, key_mask: Kept = None
+    ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
+        """Queries, keys and values; None where the layer has none, and keys of the content heads only."""
         context = tokens if context is None else context
         first = self._present_kernel().reads_heads_first and not (self.relative is not None and self.relative.turns)
         first = first and is_plain_eager_on_cpu(tokens, context)
@@ -179,15 +154,14 @@ class Attention(nn.Module):
         context_grid: Grid | None = None,
         context_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Attend.
+        """Attend; a ValueError for shapes that do not fit, or a mask that keeps nothing.
 
         Args:
             tokens: Tokens that attend, shape (B, L, dim).
             grid: The grid whose cells they are, after the prefix; with a relative kernel, this or `positions`.
             key_mask: True where a token may be attended to, shape (B, L), or of the context's length.
             num_prefix_tokens: Number of first tokens without a position, such as a class token.
-            num_queries: Number of first tokens that attend and are returned, all by default; fewer only without a
-                relative kernel, context or causality.
+            num_queries: Number of first tokens that attend, if not all; without relative kernel, context, causality.
             positions: Instead of a grid, positions in physical units, shape (L, n) or (B, L, n).
             lengths: Instead of `key_mask`, the number of tokens of every sample of a ragged batch, shape (B,): what is
                 after them is attended to by nothing, and its own output is 0 unless there is a context.
@@ -195,11 +169,9 @@ class Attention(nn.Module):
                 places: with a finer or coarser `context_grid` the layer changes resolution.
             context_grid: The grid of the context.
             context_positions: Instead of a grid, positions of the context.
-
-        Raises:
-            ValueError: Shapes that do not fit, or a mask that keeps nothing.
         """
-        self._check_options(num_queries, tokens, positions, context)
+        check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
+        self._check(num_queries, tokens, positions, context)
         where = (positions, lengths, context, context_grid, context_positions)
         scene = make_scene(
             *(tokens, grid, key_mask, num_prefix_tokens, num_queries, *where),
@@ -226,25 +198,13 @@ class Attention(nn.Module):
         return output if scene.query_mask is None else output.masked_fill(~scene.query_mask[..., None], 0.0)
 
     def step(
-        self,
-        token: Float[Tensor, "batch dim"],
-        state: tuple[DecodingState, ...] | None = None,
-        *,
-        position: Float[Tensor, "*batch axes"] | None = None,
-    ) -> tuple[Float[Tensor, "batch dim"], tuple[DecodingState, ...]]:
+        self, token: Token, state: States | None = None, *, position: Float[Tensor, "*batch axes"] | None = None
+    ) -> tuple[Token, States]:
         """Attend from the next token to those so far and itself, at a cost that does not grow with their number.
 
-        Args:
-            token: The token, shape (B, dim).
-            state: What the tokens before have left, or None before the first.
-            position: Its position in physical units, shape (n,) or (B, n); token t = 0, 1, … of a sequence of one axis
-                is at t by default.
-
-        Returns:
-            Its output, shape (B, dim), and the state after it.
-
-        Raises:
-            ValueError: A layer that is not causal, or a kernel or relative kernel without a state of fixed size.
+        The state is what the tokens before have left, None before the first. The position is in physical units, shape
+        (n,) or (B, n); token t = 0, 1, … of a sequence of one axis is at t by default. A layer that is not causal, or a
+        kernel or relative kernel without a state of fixed size, is a ValueError.
         """
         if not self.causal:
             raise wrong_value("causal", self.causal, "True for a layer that is to decode step by step")
@@ -257,7 +217,8 @@ class Attention(nn.Module):
         tokens = token[:, None]
         projected = self.project(tokens)
         steps = [
-            group.step(*group.part_of(*projected, 1), one, position) for group, one in zip(groups, before, strict=True)
+            decode(*group.part_of(*projected, 1), one, kernel=group.kernel, relative=group.relative, position=position)
+            for group, one in zip(groups, before, strict=True)
         ]
         mixed, states = zip(*steps, strict=True)
         return self._join(torch.cat(mixed, dim=1), tokens)[:, 0], tuple(states)
@@ -268,18 +229,12 @@ class Attention(nn.Module):
         return self.dropout(join_heads(self.output, mixed))
 
     def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0) -> str:
-        """Name of the backend that computes the heads with the relative kernel, or all heads if there is none.
-
-        A ValueError if the one asked for cannot compute this layer on this grid.
-        """
+        """The backend of the heads with the relative kernel, or of all without one; a ValueError if it cannot."""
         group = self.head_groups()[-1]
         costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens)
         return choose_backend(group.backend, costs, self.output.weight.device.type)
 
-    def _check_options(
-        self, num_queries: int | None, tokens: Tensor, positions: Tensor | None, context: Tensor | None
-    ) -> None:
-        """Check that the layer takes what a call may leave out."""
+    def _check(self, num_queries: int | None, tokens: Tensor, positions: Tensor | None, context: Tensor | None) -> None:
         if self.value_convolution is not None:
             for argument, given in (("num_queries", num_queries), ("positions", positions), ("context", context)):
                 if given is not None:

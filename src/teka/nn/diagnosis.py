@@ -15,7 +15,6 @@ from teka.functional.attention import EstimatorReport
 from teka.functional.backend import Cost
 from teka.functional.kernel.base import mask_features
 from teka.functional.plan import choose_backend
-from teka.functional.positions import Positions
 from teka.grid import Grid
 from teka.nn.advice import advise
 from teka.nn.attention import Attention
@@ -28,10 +27,8 @@ from teka.nn.layer_warnings import times_the_values
 # Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
 MEASURED_TOKENS = 1024
 MEASURED_IN_ALL = 4096
-# Weights of so many keys are held at a time.
-GAIN_KEYS = 512
-# How far above 1 rounding takes the gain of a mean.
-GAIN_ROUNDING = 1e-6
+GAIN_KEYS = 512  # weights of so many keys are held at a time
+GAIN_ROUNDING = 1e-6  # how far above 1 rounding takes the gain of a mean
 
 
 def diagnose(
@@ -44,30 +41,18 @@ def diagnose(
     positions: Tensor | None = None,
     shifts: Sequence[LayerShift] | None = None,
 ) -> Diagnosis:
-    """Measure an attention layer on tokens of your own.
+    """Measure an attention layer on tokens of your own, and say what to do about what is found.
 
     - The error of random features against what they estimate, in float64, head by head, and whether the output has
       collapsed to the mean of the values.
     - The size of the outputs over that of the values, the gains of the queries, and the room that float16 leaves.
     - The difference of every other backend from the dense one.
     - The change of the output under shifts, which only rounding should make, and its noise floor.
-    - What to do about it.
 
     All but the shifts are measured on at most `MEASURED_TOKENS` tokens of a sample, and all on the first samples, of
-    about `MEASURED_IN_ALL` tokens together. Nothing is random, and the layer stays as it is: a copy of it computes.
-
-    Args:
-        layer: The layer, in evaluation.
-        tokens: Tokens, shape (B, L, dim).
-        grid: The grid whose cells they are, after the prefix; this or `positions` with a relative kernel.
-        num_prefix_tokens: Number of first tokens without a position.
-        key_mask: True where a token may be attended to, shape (B, L).
-        positions: Instead of a grid, positions in physical units, shape (L, n) or (B, L, n).
-        shifts: Shifts to try, in cells on a grid and in physical units otherwise; a few by default.
-
-    Raises:
-        ValueError: Not an `Attention`, a part of it in training mode, shifts that do not fit, or what the layer
-            refuses.
+    about `MEASURED_IN_ALL` tokens together. Nothing is random, and the layer, in evaluation, stays as it is: a copy
+    computes. Tokens, shape (B, L, dim), places and mask are as in `Attention.forward`; shifts to try are in cells on a
+    grid and else in physical units, a few by default.
     """
     if not isinstance(layer, Attention):
         raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
@@ -105,7 +90,7 @@ def _describe(whole: Excerpt, part: Excerpt) -> str:
         return "measured on all of them"
     samples, num_tokens, _ = part.tokens.shape
     block = ""
-    if part.grid is not None and whole.grid is not None and part.grid != whole.grid:
+    if part.grid and whole.grid and part.grid != whole.grid:
         block = f", a block {part.grid.shape} of {whole.grid.shape}"
     return f"measured on {samples} of the samples and {num_tokens:,} of the tokens{block}"
 
@@ -161,6 +146,8 @@ def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Ex
     exact, mean = heads.rows(outputs), heads.rows(heads.attend(functional.Constant(), None, "auto"))
     scatter = (heads.rows(heads.value.double()) - mean).flatten(1).norm(dim=-1)
     variation = (exact - mean).flatten(1).norm(dim=-1) / scatter.clamp_min(torch.finfo(torch.float64).tiny)
+    kept = part.kept.double()
+    seen_keys = kept.cumsum(dim=1) if layer.causal else kept.sum(dim=1, keepdim=True).expand_as(kept)
     still, waves = _still_waves(relative, whole)
     return GroupFindings(
         name=group.name,
@@ -172,7 +159,7 @@ def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Ex
         size=_size_findings(heads, group, outputs),
         estimator=_estimator_findings(heads, kernel, relative, exact, mean),
         variation=tuple(variation.tolist()),
-        unevenness=tuple((variation * _seen_keys(part, is_causal=layer.causal) ** 0.5).tolist()),
+        unevenness=tuple((variation * float(seen_keys[part.kept].mean()) ** 0.5).tolist()),
         rounding=_rounding(layer, group, heads),
         query_norm=None if group.queries is None else heads.norms(heads.query),
         key_norm=heads.norms(heads.key) if kernel.uses_content else None,
@@ -182,7 +169,6 @@ def _group_findings(layer: Attention, group: HeadGroup, whole: Excerpt, part: Ex
 
 
 def _size_findings(heads: _Heads, group: HeadGroup, outputs: Tensor) -> SizeFindings:
-    """Sizes of outputs (B, H, L, d), which are the dense ones in float64."""
     outputs, values = (mask_features(one, heads.excerpt.key_mask) for one in (outputs, heads.value.double()))
     gains = heads.gains(group.kernel, group.relative)
     return SizeFindings(
@@ -242,26 +228,15 @@ def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, fl
     return {name: float((output - dense).norm() / size) for name, output in outputs.items()}
 
 
-def _positions(excerpt: Excerpt) -> Positions:
-    return Positions(excerpt.grid, excerpt.positions, num_prefix_tokens=excerpt.num_prefix_tokens)
-
-
 def _costs(group: HeadGroup, excerpt: Excerpt) -> dict[str, Cost]:
-    return group.costs_at(_positions(excerpt), *2 * (excerpt.tokens.shape[1],))
-
-
-def _seen_keys(excerpt: Excerpt, *, is_causal: bool) -> float:
-    """Mean number of keys that a kept query sees."""
-    kept = excerpt.kept.double()
-    seen = kept.cumsum(dim=1) if is_causal else kept.sum(dim=1, keepdim=True).expand_as(kept)
-    return float(seen[excerpt.kept].mean())
+    return group.costs_at(excerpt.sites, *2 * (excerpt.tokens.shape[1],))
 
 
 def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]:
     """How many waves a periodic grid rounds to frequency 0, and how many waves it rounds."""
     if not isinstance(relative, Fourier | Rotary) or excerpt.grid is None or not any(excerpt.grid.periodic):
         return 0, 0
-    rounded = relative.on(_positions(excerpt))
+    rounded = relative.on(excerpt.sites)
     assert isinstance(rounded, Fourier | Rotary)
     still = (rounded.frequency == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
     return int(still.sum()), still.numel()

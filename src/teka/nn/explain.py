@@ -74,19 +74,9 @@ def explain(
     """What each backend would cost for a layer on a grid, which of them computes it, and from how many tokens on.
 
     The cost is a count of multiply-adds and of bytes moved; "auto" takes the backend for which both together, at the
-    rates of each backend, are least.
-
-    Args:
-        layer: The layer.
-        grid: The grid of the tokens.
-        num_prefix_tokens: Number of first tokens without a position.
-        context_grid: The grid of the tokens that are attended to, the same by default.
-        num_tokens: Without a grid, the number of tokens; only for a layer without a relative kernel.
-        device_type: Device to weigh the costs for, "cpu" or "cuda" say, by default the one that the layer is on.
-
-    Raises:
-        ValueError: Not an `Attention`; both or neither of grid and number; sizes that are none; or a backend that
-            cannot compute the layer.
+    rates of each backend, are least. A backend that cannot compute the layer is a ValueError.
+    Grids and prefix are those of `Attention.forward`; without a relative kernel `num_tokens` may stand for a grid. The
+    costs are weighed for a device, "cpu" or "cuda" say, by default the one that the layer is on.
     """
     if not isinstance(layer, Attention):
         raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
@@ -115,23 +105,17 @@ def explain(
             costs = group.costs(_scaled(grid, factor), num_prefix_tokens=num_prefix_tokens, context_grid=longer)
             return choose_backend("auto", costs, device) == "dense"
 
+        backend = choose_backend(group.backend, costs, device)
+        sorted_costs = dict(sorted(costs.items(), key=lambda item: item[1].work(item[0], device)))
         longer = _crossover(dense_is_cheapest, grid) if len(costs) > 1 else None
-        groups.append(
-            GroupExplanation(
-                name=group.name,
-                num_heads=group.num_heads,
-                backend=choose_backend(group.backend, costs, device),
-                is_chosen=group.backend == "auto",
-                costs=dict(sorted(costs.items(), key=lambda item: item[1].work(item[0], device))),
-                crossover=None if longer is None else longer.num_tokens + num_prefix_tokens,
-            )
-        )
+        crossover = None if longer is None else longer.num_tokens + num_prefix_tokens
+        chosen = group.backend == "auto"
+        groups.append(GroupExplanation(group.name, group.num_heads, backend, chosen, sorted_costs, crossover))
     num_keys = (grid if context_grid is None else context_grid).num_tokens + num_prefix_tokens
     return Explanation(tuple(groups), grid.num_tokens + num_prefix_tokens, num_keys, device)
 
 
 def _scaled(grid: Grid, factor: float) -> Grid:
-    """The grid with every side longer by a factor, at least 1."""
     shape = tuple(max(1, round(side * factor)) for side in grid.shape)
     return Grid(shape, grid.spacing, grid.periodic, grid.origin)
 

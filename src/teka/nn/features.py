@@ -18,8 +18,7 @@ class RandomFeatures(nn.Module):
 
     Draw number n of a module comes from a generator seeded with (seed, n), and seed and n are buffers too: a module
     loaded from a state_dict computes the same and will redraw the same. Nothing is redrawn in `forward`; call
-    `redraw_projections(model)` on a schedule of your own. `teka train` does so every 1,000 steps, before the step
-    (Horn et al. 2021).
+    `redraw_projections(model)` on a schedule of your own, as `teka train` does every 1,000 steps (Horn et al. 2021).
 
     Args:
         kernel: A name of `teka.functional.kernel.RANDOM_KERNELS`.
@@ -27,9 +26,6 @@ class RandomFeatures(nn.Module):
         num_features: Number of draws m, ⌊d ln d⌋ by default.
         projection: A name of `teka.functional.PROJECTIONS`.
         generator: Source of the seed; torch's global one by default.
-
-    Raises:
-        ValueError: An unknown name, or a size below 1.
     """
 
     projection: Float[Tensor, "features dim"]
@@ -78,22 +74,16 @@ class RandomFeatures(nn.Module):
         return RANDOM_KERNELS[self.kernel](self.projection)
 
     def extra_repr(self) -> str:
-        """Sizes for repr."""
         return f"{self.kernel!r}, dim={self.dim}, num_features={self.num_features}, {self.projection_name}"
 
 
 def _mark_fresh(module: nn.Module, _: object) -> None:
-    """A loaded draw is a new one, which no layer has compared with the truth yet."""
     assert isinstance(module, RandomFeatures)
     module.is_fresh = True
 
 
 def redraw_projections(model: nn.Module) -> int:
-    """Redraw every projection of a model; returns how many there were.
-
-    Args:
-        model: Any module; every `RandomFeatures` within it is redrawn.
-    """
+    """Redraw every projection of a model, those of all `RandomFeatures` within it; returns how many there were."""
     modules = [module for module in model.modules() if isinstance(module, RandomFeatures)]
     for module in modules:
         module.redraw()
@@ -101,16 +91,7 @@ def redraw_projections(model: nn.Module) -> int:
 
 
 class LearnedFeatures(nn.Module):
-    """A kernel whose feature map is learned, one for each head, beginning as the identity (Zhang et al. 2024).
-
-    Args:
-        kernel: A name of `teka.functional.kernel.LEARNED_KERNELS`.
-        dim: Size d of queries and keys.
-        heads: Number of heads H that attend by content.
-
-    Raises:
-        ValueError: An unknown name, or a size below 1.
-    """
+    """A kernel with a feature map that is learned for each head, from the identity on (Zhang et al. 2024)."""
 
     head_parameters: ClassVar[tuple[str, ...]] = ("query_weight", "key_weight", "query_bias", "key_bias")
 
@@ -128,7 +109,6 @@ class LearnedFeatures(nn.Module):
         return LEARNED_KERNELS[self.kernel](*(getattr(self, name) for name in self.head_parameters))
 
     def extra_repr(self) -> str:
-        """Sizes for repr."""
         return f"{self.kernel!r}, dim={self.dim}, heads={self.heads}"
 
 

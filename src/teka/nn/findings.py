@@ -25,11 +25,7 @@ class EstimatorFindings:
 
 @dataclass(frozen=True)
 class SizeFindings:
-    """How large some heads' outputs are, in float64.
-
-    The gain of query i is Σ_j |w_ij| / D_i, its weights in absolute value over its denominator: its output is at most
-    so many times the largest value.
-    """
+    """How large outputs are, in float64. The gain of query i, which bounds its output, is Σ_j |w_ij| / D_i."""
 
     bound: float | None  # C with |out| ≤ C · max |v| whatever the tokens are, or None where the kernels promise none
     times_the_values: float  # largest |out| over the largest |v| of the same sample and head
@@ -51,11 +47,9 @@ class GroupFindings:
     size: SizeFindings  # how large their outputs are
     estimator: EstimatorFindings | None  # how well random features do, or None where there are none
     variation: tuple[float, ...]  # ‖output − mean of V‖ / ‖V − mean of V‖ of each head
-    # the same times the root of the mean number of keys a query sees: near the coefficient of variation of the
-    # weights, and 0 for heads whose output is the mean of the values
+    # the same times the root of the mean number of keys a query sees: about the weights' coefficient of variation
     unevenness: tuple[float, ...]
-    # for each backend but dense, ‖output − dense output‖ / ‖dense output‖ in the layer's dtype
-    rounding: dict[str, float]
+    rounding: dict[str, float]  # ‖output − dense output‖ / ‖dense output‖ of other backends in the layer's dtype
     query_norm: tuple[float, ...] | None  # mean ‖q‖ of each head, or None where queries are not looked at
     key_norm: tuple[float, ...] | None  # mean ‖k‖ likewise
     num_still_waves: int = 0  # waves that a periodic grid rounds to frequency 0
@@ -72,8 +66,7 @@ class ShiftFindings:
     """How much of the layer's output changes when everything moves."""
 
     how: str  # what moved
-    # relative error at each shift, in the layer's dtype; shifts are in cells on a grid, and else in physical
-    # units
+    # relative error at each shift, in cells on a grid and else in physical units, in the layer's dtype
     by_shift: dict[tuple[float, ...], float]
     noise_floor: float  # relative difference of two calls with the same input
     without_rounding: float  # relative error of the same layer in float64, at the worst shift
@@ -91,27 +84,16 @@ class ShiftFindings:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found about a layer on given tokens; `str` of it is a report.
+    """What was found about a layer on given tokens; `str` of it is a report."""
 
-    Args:
-        dtype: The layer's dtype.
-        num_samples: Samples that were given.
-        num_tokens: Tokens of each.
-        measured: What of them the findings about heads were measured on, in words.
-        groups: Findings about heads.
-        largest: The largest |number| of each tensor that the layer keeps in its dtype, in float64.
-        shift: Findings about shifts, or None where no shift is a symmetry.
-        advice: What to do, sentences; empty when all is well.
-    """
-
-    dtype: str
-    num_samples: int
-    num_tokens: int
-    measured: str
-    groups: tuple[GroupFindings, ...]
-    largest: dict[str, float]
-    shift: ShiftFindings | None
-    advice: tuple[str, ...]
+    dtype: str  # the layer's
+    num_samples: int  # that were given
+    num_tokens: int  # of each
+    measured: str  # what of them the findings about heads were measured on, in words
+    groups: tuple[GroupFindings, ...]  # findings about heads
+    largest: dict[str, float]  # the largest |number| of each tensor that the layer keeps in its dtype, in float64
+    shift: ShiftFindings | None  # findings about shifts, or None where no shift is a symmetry
+    advice: tuple[str, ...]  # what to do, sentences; empty when all is well
 
     @property
     def collapsed(self) -> bool:
@@ -145,7 +127,14 @@ class Diagnosis:
         largest = ", ".join(f"{name} {number:.3g}" for name, number in self.largest.items())
         lines += ["", f"largest numbers: {largest};"]
         lines += [f"  float16 has room for {self.float16_headroom:.3g} times as much"]
-        lines += ["", *_shift_lines(self.shift), "", "what to do"]
+        if self.shift is None:
+            lines += ["", "shifts: not measured, for none is a symmetry here"]
+        else:
+            worst = ", ".join(f"{step:g}" for step in self.shift.worst_shift)
+            changes = f"the output changes by {self.shift.maximum:.1e}, most at ({worst});"
+            lines += ["", f"shifts ({self.shift.how}): {changes}"]
+            lines += [f"  {self.shift.without_rounding:.1e} in float64; noise floor {self.shift.noise_floor:.1e}"]
+        lines += ["", "what to do"]
         for sentence in self.advice or ("Nothing: all is well.",):
             lines += wrap(sentence, LINE_LENGTH, initial_indent="  - ", subsequent_indent="    ")
         return "\n".join(lines)
@@ -179,18 +168,8 @@ def _group_lines(group: GroupFindings) -> list[str]:
     lines += [
         f"  outputs are up to {size.times_the_values:.3g} times as large as the largest value; {bound}",
         f"  gain, a query's weights in absolute value over its denominator: up to {size.largest_gain:.3g}, above 1 for "
-        f"{size.share_above_1:.0%} of the queries",
+        f"{100 * size.share_above_1:.0f} % of the queries",
     ]
     for name, difference in group.rounding.items():
         lines.append(f"  the {name} backend differs from the dense one by {difference:.1e}")
     return lines
-
-
-def _shift_lines(shift: ShiftFindings | None) -> list[str]:
-    if shift is None:
-        return ["shifts: not measured, for none is a symmetry here"]
-    worst = ", ".join(f"{step:g}" for step in shift.worst_shift)
-    return [
-        f"shifts ({shift.how}): the output changes by {shift.maximum:.1e}, most at ({worst});",
-        f"  {shift.without_rounding:.1e} in float64; noise floor {shift.noise_floor:.1e}",
-    ]

@@ -9,17 +9,18 @@ from torch import Tensor, nn
 from teka import functional
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
-from teka.functional import KERNELS, DecodingState, Kernel, Relative, decode
+from teka.functional import KERNELS, Kernel, Relative
 from teka.functional.backend import Cost
 from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 from teka.functional.plan import Workload, backend_costs
 from teka.functional.positions import Positions, make_positions
 from teka.functional.relative.rotation import NUM_FREQUENCIES
+from teka.functional.shapes import Keys, Outputs, Queries, Values
 from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.options import AttentionOptions
 from teka.nn.relative import ClippedFeatures, relative_class
-from teka.nn.tokens import Keys, Mixed, Queries, Scene, Values
+from teka.nn.tokens import AllKeys, AllQueries, AllValues, Scene, Tokens
 from teka.nn.waves import RelativeModule
 
 
@@ -53,16 +54,9 @@ class HeadGroup:
         return self.kernel.bound if self.relative is None else self.relative.bound_with(self.kernel)
 
     def part_of(
-        self,
-        query: Float[Tensor, "batch query_heads queries dim_head"] | None,
-        key: Float[Tensor, "batch key_heads keys dim_head"] | None,
-        value: Float[Tensor, "batch layer_heads keys dim_value"],
-        num_queries: int,
+        self, query: AllQueries | None, key: AllKeys | None, value: AllValues, num_queries: int
     ) -> tuple[Queries, Keys, Values]:
-        """Queries, keys and values of these heads, out of what `Attention.project` gave.
-
-        Where a head has no queries there are zeros, and where it has no keys the values or zeros: neither is looked at.
-        """
+        """Queries, keys and values of these heads, out of what `Attention.project` gave, or what stands in."""
         value = value[:, self.heads]
         other = value if key is None else key
         width = (other if query is None else query).shape[-1]
@@ -75,12 +69,10 @@ class HeadGroup:
             return query, key[:, self.keys], value
         return query, value if value.shape[-1] == width else nothing.expand(*value.shape[:3], width), value
 
-    def attend(self, query: Queries, key: Keys, value: Values, scene: Scene) -> Mixed:
+    def attend(self, query: Queries, key: Keys, value: Values, scene: Scene) -> Outputs:
         """What these heads give of the tokens of a scene."""
         return functional.attention(
-            query,
-            key,
-            value,
+            *(query, key, value),
             kernel=self.kernel,
             relative=self.relative,
             key_mask=scene.key_mask,
@@ -89,17 +81,6 @@ class HeadGroup:
             backend=self.backend,
             **({} if self.relative is None else scene.places),
         )
-
-    def step(
-        self,
-        query: Float[Tensor, "batch group_heads 1 dim_head"],
-        key: Float[Tensor, "batch group_heads 1 dim_head"],
-        value: Float[Tensor, "batch group_heads 1 dim_value"],
-        state: DecodingState | None,
-        position: Float[Tensor, "*batch axes"] | None,
-    ) -> tuple[Float[Tensor, "batch group_heads 1 dim_value"], DecodingState]:
-        """What these heads give for the next token, and the state after it."""
-        return decode(query, key, value, state, kernel=self.kernel, relative=self.relative, position=position)
 
     def costs(
         self, grid: Grid | None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None
@@ -110,9 +91,8 @@ class HeadGroup:
         positions = Positions(make_positions("", grid, None).grid, key=key, num_prefix_tokens=num_prefix_tokens)
         if self.relative is not None and grid is None:
             raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
-        return self.costs_at(
-            positions, *(num_prefix_tokens + (one.num_placed or 1) for one in (positions, positions.of_keys))
-        )
+        lengths = (num_prefix_tokens + (one.num_placed or 1) for one in (positions, positions.of_keys))
+        return self.costs_at(positions, *lengths)
 
     def costs_at(self, positions: Positions, num_queries: int, num_keys: int) -> dict[str, Cost]:
         """The same for tokens at any places."""
@@ -150,11 +130,6 @@ def count_position_heads(position_heads: int | None, relative: str | RelativeMod
     return position_heads
 
 
-def without_relative(backend: str) -> str:
-    """The backend to ask for in heads without a relative kernel: what computes one may not compute the others."""
-    return backend if backend in ("dense", "linear") else "auto"
-
-
 def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -> ContentKernel:
     """The content kernel of so many heads, or a new one of that name; a relative kernel may lengthen its vectors."""
     kernel, relative, num_features = options.kernel, options.relative, options.num_features
@@ -180,12 +155,7 @@ def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) ->
 def project_heads(
     linear: nn.Module, tokens: Float[Tensor, "batch tokens dim"], dim_head: int, *, heads_first: bool = False
 ) -> Float[Tensor, "batch heads tokens dim_head"]:
-    """Heads of a linear map of tokens.
-
-    With `heads_first` the same numbers lie in memory in the order (heads, dim_head, batch, tokens): one product,
-    W · tokensᵀ, as large as the other; what works on one head at a time then finds it in one piece. A module that is
-    not a plain `nn.Linear` is called as it is.
-    """
+    """Heads of a linear map of tokens; with `heads_first` in memory as (heads, dim_head, batch, tokens)."""
     plain = type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
     if not heads_first or not plain:
         return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
@@ -199,9 +169,7 @@ def project_heads(
     return mapped.view(mapped.shape[0] // dim_head, dim_head, batch, num_tokens).permute(2, 0, 3, 1)
 
 
-def join_heads(
-    linear: nn.Module, heads: Float[Tensor, "batch heads tokens dim_head"]
-) -> Float[Tensor, "batch tokens dim"]:
+def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
     """A linear map of tokens whose numbers are those of all heads; in whatever order they lie in memory."""
     batch, _, num_tokens, _ = heads.shape
     rows = heads.permute(1, 3, 0, 2)

@@ -12,6 +12,7 @@ from torch import Tensor
 from teka.audit.equivariance import equivariance_error
 from teka.audit.function import relative_difference
 from teka.errors import wrong_value
+from teka.functional.positions import Positions
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.findings import ShiftFindings
@@ -42,13 +43,13 @@ class Excerpt:
             return torch.ones(self.tokens.shape[:2], dtype=torch.bool, device=self.tokens.device)
         return self.key_mask
 
-    def at_most(self, max_tokens: int, max_samples: int) -> "Excerpt":
-        """The first samples, and of their tokens the prefix and a block of the grid, or the first ones.
+    @property
+    def sites(self) -> Positions:
+        """Where the tokens are."""
+        return Positions(self.grid, self.positions, num_prefix_tokens=self.num_prefix_tokens)
 
-        The block has the grid's bounds where it is cut, so none of its cut axes is periodic. It is taken about the
-        middle one of the first sample's kept cells, so that some of them are in it; samples of which none is are left
-        out.
-        """
+    def at_most(self, max_tokens: int, max_samples: int) -> "Excerpt":
+        """The first samples with a kept token, of these the prefix and the first tokens, or a block with kept cells."""
         first = self.num_prefix_tokens
         cells, grid = torch.arange(self.num_placed, device=self.tokens.device), self.grid
         if self.num_placed > max_tokens:
@@ -90,9 +91,8 @@ class Excerpt:
 def shift_findings(layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift] | None) -> ShiftFindings | None:
     """Move the tokens and compare the outputs, in the layer's dtype and, at the worst shift, in float64.
 
-    Along a periodic axis the tokens roll. Along a bounded one a roll is no symmetry: there they are put on a longer
-    axis, among tokens that no query attends to, and move within that. Bare positions get the shift added. None where
-    there is no place or no symmetry: none is of a causal layer along a periodic axis.
+    Along a periodic axis the tokens roll; along a bounded one they move within a longer axis, among tokens that no
+    query attends to; bare positions get it added. None where no shift is a symmetry, as of a causal layer on a torus.
     """
     positions, grid = scene.positions, scene.grid
     if positions is not None:

@@ -11,14 +11,12 @@ from teka.functional import Relative
 from teka.functional.attention import estimator_report
 from teka.functional.kernel.base import mask_features
 from teka.functional.positions import Positions
+from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup
-from teka.nn.tokens import KeyMask, Keys, Mixed, Queries, Values
 
-# Tokens of one sample on which an estimator is compared with the truth, once.
-CHECKED_TOKENS = 256
-# Outputs so many times as large as the largest value are warned of.
-LARGE_OUTPUT = 1e3
+CHECKED_TOKENS = 256  # tokens of one sample on which an estimator is compared with the truth, once
+LARGE_OUTPUT = 1e3  # outputs so many times as large as the largest value are warned of
 STACK_LEVEL = 5  # past the layer's forward and torch's two frames of a call
 
 
@@ -38,15 +36,9 @@ def warn_of_collapse(
     *,
     relative: Relative | None,
     sites: Positions,
-    key_mask: KeyMask | None,
+    key_mask: Kept,
 ) -> None:
-    """Compare a new draw of random features with the truth, on the first kept tokens of one sample; warn of a collapse.
-
-    A draw that has been compared is not compared again. Nothing is compared where there are no numbers to look at, as
-    in a compiled graph, a CUDA graph or a transform of `torch.func`; the draw then stays to be compared. `relative` is
-    a relative kernel that goes through the random features, or None, and `sites` where the last tokens are for it:
-    tokens before them have no position.
-    """
+    """Compare a new draw of random features with the truth, once there are numbers, and warn of a collapse."""
     if not has_numbers(query) or not random_features.is_fresh:
         return
     random_features.is_fresh = False
@@ -72,20 +64,16 @@ def warn_of_collapse(
     )
     if report.collapsed:
         warnings.warn(
-            f"{random_features!r} has collapsed: its output varies about the mean of the values by {report.spread:.1%} "
-            f"of what softmax attention's does; take more features, smaller queries and keys, or another kernel "
-            "(teka.diagnose tells more)",
+            f"{random_features!r} has collapsed: its output varies about the mean of the values by "
+            f"{100 * report.spread:.1f} % of what softmax attention's does; take more features, smaller queries and "
+            "keys, or another kernel (teka.diagnose tells more)",
             CollapseWarning,
             stacklevel=STACK_LEVEL,
         )
 
 
-def warn_of_large_output(group: HeadGroup, output: Mixed, value: Values, *, key_mask: KeyMask | None) -> bool:
-    """Warn of outputs over `LARGE_OUTPUT` times the largest kept value of the same sample and head; whether it did.
-
-    Nothing is looked at where `warn_of_collapse` looks at nothing. Elsewhere a number is read, for which a GPU is
-    waited for: to be asked only of heads without a bound.
-    """
+def warn_of_large_output(group: HeadGroup, output: Outputs, value: Values, *, key_mask: Kept) -> bool:
+    """Warn of outputs over `LARGE_OUTPUT` times the largest kept value of the same sample and head; whether it did."""
     if not has_numbers(output):
         return False
     times = times_the_values(output.detach(), mask_features(value.detach(), key_mask))
@@ -102,7 +90,7 @@ def warn_of_large_output(group: HeadGroup, output: Mixed, value: Values, *, key_
     return True
 
 
-def times_the_values(output: Mixed, value: Values) -> Float[Tensor, "batch heads"]:
+def times_the_values(output: Outputs, value: Values) -> Float[Tensor, "batch heads"]:
     """Largest |out| over the largest |v| of every sample and head; values are 0 where a key is dropped."""
     precise = torch.promote_types(value.dtype, torch.float32)
     largest, of_values = (torch.linalg.vector_norm(one, torch.inf, dim=(-2, -1)).to(precise) for one in (output, value))

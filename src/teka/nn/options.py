@@ -55,10 +55,8 @@ class AttentionOptions:
 
     Args:
         dim_head: Size of a head, dim / heads by default.
-        kernel: Content kernel, a name of `teka.functional.KERNELS`, an instance, a `RandomFeatures` or a
-            `LearnedFeatures`.
-        relative: Relative kernel, a name of `teka.functional.RELATIVES`, a module such as `teka.nn.Rotation`, or None
-            for attention by content alone.
+        kernel: Content kernel, a name of `teka.functional.KERNELS`, an instance, `RandomFeatures` or `LearnedFeatures`.
+        relative: Relative kernel, a name of `teka.functional.RELATIVES`, a module such as `teka.nn.Rotation`, or None.
         num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
         causal: Whether no token sees a later one, by their order.
         context_dim: Size of the tokens that are attended to where they are others (`context`), dim by default.
@@ -71,17 +69,12 @@ class AttentionOptions:
         num_waves: Number of waves F of relative="fourier".
         rotary_normalizer: What the denominator of relative="rotary" is made of, "mixed" by default; see
             `teka.functional.Rotary` for the others and their bounds. Not for the softmax kernel, which has its own.
-        query_key: What is done to queries and keys: "plain", "normalized" (over their root mean square, times a learned
-            gain) or "centred" (keys less their mean).
+        query_key: Queries and keys "plain", "normalized" (RMS, with a learned gain) or "centred" (keys less the mean).
         gate: Whether the heads' output is multiplied by a sigmoid of a linear map of the token; see `Gate`.
-        value_convolution: Side in cells of a depthwise convolution of the values over the grid, which is added to the
-            heads' output; None for no convolution. See `ValueConvolution`.
+        value_convolution: Side in cells of a convolution of values that is added (see `ValueConvolution`), or None.
         values: What the heads take means of: "projected" (a linear map of the tokens for each head) or "tokens" (the
             tokens themselves, whole, in every head, so that the output map has a matrix of context_dim × dim a head; a
             map of the values before it would be merged into it: Cordonnier et al. 2020, eq. 11).
-
-    Raises:
-        ValueError: A size below 1, an unknown name, a flag that is none, or no probability.
     """
 
     dim_head: int | None = None
@@ -120,11 +113,13 @@ class AttentionOptions:
             raise wrong_value("query_key", self.query_key, expected)
 
 
-def takes(keywords: Any) -> Callable[[F], F]:
-    """Declare that the `**` of a constructor are these keywords of `AttentionOptions`, and refuse others.
+def without_relative(backend: str) -> str:
+    """The backend to ask for in heads without a relative kernel: what computes one may not compute the others."""
+    return backend if backend in ("dense", "linear") else "auto"
 
-    They stand in its signature with their types and defaults, for `help`, completion and what reads signatures.
-    """
+
+def takes(keywords: Any) -> Callable[[F], F]:
+    """Declare that the `**` of a constructor are these keywords, which then stand in its signature."""
     defaults = {one.name: one.default for one in fields(AttentionOptions)}
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)

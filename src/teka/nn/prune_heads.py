@@ -14,37 +14,28 @@ from teka.functional import Constant, Hedgehog
 from teka.nn.additions import PlainQueryKey
 from teka.nn.attention import Attention
 from teka.nn.features import LearnedFeatures
-from teka.nn.heads import without_relative
+from teka.nn.options import without_relative
 from teka.nn.relative import RELATIVE_MODULES
 from teka.nn.waves import RelativeModule
 
 
 def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
-    """A layer without some of the heads of another, which stays as it is.
-
-        pruned(x) = Σ_{h kept} O_h attention_h(x) + b
+    """A layer without some heads of another, which stays as it is: pruned(x) = Σ_{h kept} O_h attention_h(x) + b.
 
     It has the weights of the heads that are kept and no others, so that it costs as much less; the bias b of the output
     stays. Heads that attend by position alone (`position_heads`) stay such heads: without them the layer has no
     relative kernel, and without all others its content kernel is the constant one. A parameter that the layer shared
-    with other layers is the new layer's own.
+    with other layers is the new layer's own. The heads to remove are numbers from 0 to heads − 1; a head that is not
+    there, all heads, or a relative kernel whose parameters are not known are a ValueError.
 
     Source: Michel, Levy & Neubig 2019 (Are sixteen heads really better than one?); Cordonnier et al. 2020, A.1.
-
-    Args:
-        attention: The layer.
-        heads: Which heads to remove, from 0 to heads − 1; none leaves a copy.
-
-    Raises:
-        ValueError: A head that is not there, all heads, or a relative kernel whose parameters are not known.
     """
     if not isinstance(attention, Attention):
         raise wrong_type("attention", attention, "a teka.nn.Attention")
     kept = _kept_heads(attention, heads)
     pruned = copy.deepcopy(attention)
-    queries, keys = _rows(attention, "queries", kept), _rows(attention, "keys", kept)
-    pruned.query = _without_rows(pruned.query, queries, attention.dim_head)
-    pruned.key = _without_rows(pruned.key, keys, attention.dim_head)
+    pruned.query = _without_rows(pruned.query, _rows(attention, "queries", kept), attention.dim_head)
+    pruned.key = _without_rows(pruned.key, _rows(attention, "keys", kept), attention.dim_head)
     pruned.value = _without_rows(pruned.value, kept, attention.dim_head)
     pruned.output.weight = _take(pruned.output.weight, kept, attention.heads, axis=1)
     pruned.output.in_features = len(kept) * attention.dim_value
@@ -133,7 +124,6 @@ def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], heads:
 
 
 def _prune_content(pruned: Attention, content: Sequence[int], heads: int) -> None:
-    """The content kernel and what is done to queries and keys, for the heads that attend by content."""
     if not content:
         del pruned.kernel  # a module gives its place to nothing but modules
         pruned.kernel = Constant()

@@ -21,17 +21,9 @@ MAX_OFFSET = 7  # a window of 15 cells along every axis
 
 
 class Clipped(RelativeModule):
-    """`teka.functional.Clipped` with learned embeddings, in half of the heads, by position alone.
+    """`teka.functional.Clipped` with learned embeddings, in half of the heads, by position alone (Horn et al. 2021).
 
-    The embeddings are shared by the heads of a layer and begin at 0 (Horn et al. 2021).
-
-    Args:
-        dim_head: Size d of a query.
-        max_distance: The last ring k.
-        ring_width: Distance between neighbouring rings in physical units.
-
-    Raises:
-        ValueError: A distance below 1, or a width that is not positive.
+    The embeddings, one a ring up to `max_distance`, are shared by the heads of a layer and begin at 0.
     """
 
     has_own_heads = True
@@ -47,22 +39,11 @@ class Clipped(RelativeModule):
         self.ring_width = ring_width
 
     def forward(self) -> kernels.Clipped:
-        """The kernel with the present parameters."""
         return kernels.Clipped(self.distance_embedding, self.ring_width)
 
 
 class ClippedFeatures(Clipped):
-    """`teka.functional.ClippedFeatures` with learned embeddings; its projection is redrawn with the others.
-
-    Args:
-        dim_head: Size d of a query.
-        max_distance: The last ring k.
-        ring_width: Distance between neighbouring rings in physical units.
-        num_features: Number of random features m, ⌊d ln d⌋ by default.
-
-    Raises:
-        ValueError: A distance or size below 1, or a width that is not positive.
-    """
+    """`teka.functional.ClippedFeatures` with what `Clipped` learns, of ⌊d ln d⌋ random features by default."""
 
     head_parameters = ()
 
@@ -78,23 +59,12 @@ class ClippedFeatures(Clipped):
         self.random_features = RandomFeatures("positive", dim_head, num_features=num_features)
 
     def forward(self) -> kernels.ClippedFeatures:
-        """The kernel with the present parameters."""
         projection = self.random_features.projection
         return kernels.ClippedFeatures(self.distance_embedding, self.ring_width, projection)
 
 
 class Quadratic(RelativeModule):
-    """`teka.functional.Quadratic` with learned Δ_h ~ N(0, 2²) and α = softplus(`raw_precision`) = 1 at first.
-
-    The initial values are those of Cordonnier et al. 2020.
-
-    Args:
-        num_axes: Number of axes n of the grid.
-        heads: Number of heads.
-
-    Raises:
-        ValueError: A size below 1.
-    """
+    """`teka.functional.Quadratic`, Δ_h ~ N(0, 2²), α = softplus(`raw_precision`) = 1 (Cordonnier et al. 2020)."""
 
     head_parameters = ("center", "raw_precision")
 
@@ -105,7 +75,6 @@ class Quadratic(RelativeModule):
         self.raw_precision = Parameter(inverse_softplus(torch.ones(heads)))
 
     def forward(self) -> kernels.Quadratic:
-        """The kernel with the present parameters."""
         return kernels.Quadratic(self.center, softplus(self.raw_precision))
 
 
@@ -113,13 +82,6 @@ class GeneralizedQuadratic(RelativeModule):
     """`teka.functional.GeneralizedQuadratic` with learned Δ_h ~ N(0, 2²) and L, the identity at first.
 
     Σ⁻¹ = LᵀL is positive semi-definite for any L (Cordonnier et al. 2020).
-
-    Args:
-        num_axes: Number of axes n of the grid.
-        heads: Number of heads.
-
-    Raises:
-        ValueError: A size below 1.
     """
 
     head_parameters = ("center", "precision_factor")
@@ -131,21 +93,11 @@ class GeneralizedQuadratic(RelativeModule):
         self.precision_factor = Parameter(torch.eye(num_axes).repeat(heads, 1, 1))
 
     def forward(self) -> kernels.GeneralizedQuadratic:
-        """The kernel with the present parameters."""
         return kernels.GeneralizedQuadratic(self.center, self.precision_factor)
 
 
 class Table(RelativeModule):
-    """`teka.functional.Table` with learned entries, 0 at first, so that attention begins without position.
-
-    Args:
-        num_axes: Number of axes n of the grid.
-        heads: Number of heads.
-        max_offset: The last offset in cells that has an entry of its own.
-
-    Raises:
-        ValueError: A size below 1.
-    """
+    """`teka.functional.Table` with learned entries, 0 at first, for offsets of up to `max_offset` cells."""
 
     head_parameters = ("tables",)
 
@@ -155,27 +107,17 @@ class Table(RelativeModule):
         self.tables = Parameter(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
     def forward(self) -> kernels.Table:
-        """The kernel with the present parameters."""
         return kernels.Table(self.tables)
 
 
 class EmbeddedTable(RelativeModule):
     """`teka.functional.Table` with t_axis[Δ] = v_axisᵀ r_axis[Δ]: an embedding of every offset, and a vector a head.
 
-    The embeddings r, which the heads share, begin as N(0, 1), and the heads' vectors v as PyTorch's linear maps, so
-    that an entry begins with variance 1/3 and the heads begin unlike one another. What can be learned is what `Table`
-    can learn, but steps of one size move an entry about D_p times as far.
+    The embeddings r, of size D_p = `embedding_dim`, which the heads share, begin as N(0, 1), and the heads' vectors v
+    as PyTorch's linear maps, so that an entry begins with variance 1/3 and the heads begin unlike one another. What can
+    be learned is what `Table` can learn, but steps of one size move an entry about D_p times as far.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with D_p = 400.
-
-    Args:
-        num_axes: Number of axes n of the grid.
-        heads: Number of heads.
-        max_offset: The last offset in cells that has an embedding of its own.
-        embedding_dim: Size D_p of an embedding.
-
-    Raises:
-        ValueError: A size below 1.
     """
 
     head_parameters = ("head_vectors",)
@@ -188,7 +130,6 @@ class EmbeddedTable(RelativeModule):
         self.head_vectors = nn.ModuleList(nn.Linear(embedding_dim, heads, bias=False) for _ in range(num_axes))
 
     def forward(self) -> kernels.Table:
-        """The kernel with the present parameters."""
         axes = zip(self.head_vectors, self.embeddings, strict=True)
         return kernels.Table(torch.stack([vectors(embedding.weight).T for vectors, embedding in axes], dim=1))
 
@@ -217,33 +158,25 @@ def relative_class(relative: str | RelativeModule | None) -> type[RelativeModule
     return RELATIVE_MODULES[relative]
 
 
-def make_relative_module(
-    options: AttentionOptions, heads: int, dim_head: int, kernel_features: int
-) -> RelativeModule | None:
-    """The relative kernel, or a new one of that name for so many heads; an option of another kernel is a ValueError.
-
-    `kernel_features` is the number of features of the content kernel, `dim_head` for one without a feature map:
-    "rotary" turns all pairs of them.
-    """
+def make_relative_module(options: AttentionOptions, heads: int, dim_head: int, features: int) -> RelativeModule | None:
+    """The relative kernel, or a new one of that name for so many heads; an option of another kernel is a ValueError."""
     relative, rotary_normalizer = options.relative, options.rotary_normalizer
     kind = relative_class(relative)
-    for argument, given, name in (
-        ("num_waves", options.num_waves, "fourier"),
-        ("rotary_normalizer", rotary_normalizer, "rotary"),
-    ):
+    for argument, name in (("num_waves", "fourier"), ("rotary_normalizer", "rotary")):
+        given = getattr(options, argument)
         if given is not None and relative != name:
             raise wrong_value(argument, given, f"None with relative={relative!r}; {name!r} by name takes it")
     if kind is None:
         return None
     if isinstance(relative, RelativeModule):
         return relative
-    if relative == "rotary" and kernel_features < 2:
+    if relative == "rotary" and features < 2:
         expected = "at least 2 with relative='rotary', which turns pairs of them"
-        raise wrong_value("the number of features of kernel", kernel_features, expected)
+        raise wrong_value("the number of features of kernel", features, expected)
     if rotary_normalizer is not None:
         check_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)
     known: dict[str, Any] = {"num_axes": options.num_axes, "heads": heads, "dim_head": dim_head}
     known |= {"num_features": options.num_features, "num_waves": options.num_waves}
-    known |= {"normalizer": rotary_normalizer, "num_pairs": kernel_features // 2}
+    known |= {"normalizer": rotary_normalizer, "num_pairs": features // 2}
     taken = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in known.items() if name in taken and value is not None})

@@ -13,23 +13,22 @@ from teka.checks import WHOLE, check_flags, check_kind, check_sizes, check_tenso
 from teka.errors import wrong_shape, wrong_value
 from teka.functional import length_mask
 from teka.functional.positions import Positions, check_mask, make_positions
+from teka.functional.shapes import Asked, Kept
 from teka.grid import Grid
 
-# Shapes of queries, keys and values, and where a key is kept.
-Queries = Float[Tensor, "batch heads queries dim_head"]
-Keys = Float[Tensor, "batch heads keys dim_head"]
-Values = Float[Tensor, "batch heads keys dim_value"]
-Mixed = Float[Tensor, "batch heads queries dim_value"]
-KeyMask = Bool[Tensor, "batch keys"]
+# Queries, keys and values of all heads of a layer, of which some have no queries or keys.
+AllQueries = Float[Tensor, "batch query_heads queries dim_head"]
+AllKeys = Float[Tensor, "batch key_heads keys dim_head"]
+AllValues = Float[Tensor, "batch layer_heads keys dim_value"]
+# Tokens that attend, and those that are attended to.
+Tokens = Float[Tensor, "batch queries dim"]
+Context = Float[Tensor, "batch keys context_dim"]
 
 
 def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Module) -> None:
-    """Check that tokens, or images, have a shape, and the dtype of the weights of `first` that they are to meet.
-
-    A map that is not torch's own may take any dtype, and so may any map in mixed precision, where torch casts.
-    """
+    """Check the shape of tokens, or images, and that they have the dtype of `first`, unless torch casts."""
     check_tensor(argument, tokens, *sizes)
-    if type(first) not in (nn.Linear, nn.Conv2d) or torch.compiler.is_compiling():
+    if type(first) not in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d) or torch.compiler.is_compiling():
         return
     assert isinstance(first.weight, Tensor)
     dtypes = (tokens.dtype, first.weight.dtype)
@@ -42,10 +41,10 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Mod
 class Scene:
     """Tokens that attend and those that are attended to; in the latter what is dropped is 0."""
 
-    tokens: Float[Tensor, "batch queries dim"]  # tokens that attend
-    context: Float[Tensor, "batch keys context_dim"]  # tokens that are attended to
-    key_mask: Bool[Tensor, "batch keys"] | None  # true where one of these is kept, None for all
-    query_mask: Bool[Tensor, "batch queries"] | None  # true where a token that attends is real, None for all
+    tokens: Tokens  # tokens that attend
+    context: Context  # tokens that are attended to
+    key_mask: Kept  # true where one of these is kept, None for all
+    query_mask: Asked  # true where a token that attends is real, None for all
     places: dict[str, Any]  # where they are, as arguments of `teka.functional.attention`
     has_context: bool  # whether the two are not the same tokens
 
@@ -58,7 +57,7 @@ class Scene:
 def make_scene(
     tokens: Float[Tensor, "batch tokens dim"],
     grid: Grid | None,
-    key_mask: Bool[Tensor, "batch keys"] | None,
+    key_mask: Kept,
     num_prefix_tokens: int,
     num_queries: int | None,
     positions: Float[Tensor, "*batch placed axes"] | None,
@@ -71,11 +70,7 @@ def make_scene(
     first: nn.Module,
     needs_places: bool,
 ) -> Scene:
-    """Check the arguments of `Attention.forward`, for a layer with tokens of these sizes, and put them in order.
-
-    `first` is one of its linear maps, and `needs_places` says whether it has a relative kernel.
-    """
-    check_tokens("tokens", tokens, "batch", "tokens", dims[0], first=first)
+    """Check the arguments of `Attention.forward` but for its tokens, of these sizes, and put them in order."""
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     places = {"grid": grid, "positions": positions, "num_prefix_tokens": num_prefix_tokens}
     sites = make_positions("", grid, positions)
@@ -111,19 +106,11 @@ def make_scene(
 
 
 class AbsolutePosition(nn.Module):
-    """Tokens plus [sin ω_f x_a, cos ω_f x_a] for every axis a, dim / n numbers an axis.
+    """Tokens plus [sin ω_f x_a, cos ω_f x_a] for every axis a, dim / n numbers an axis: dim is a multiple of 2n.
 
-    ω_f = 10000^(−2f / (dim / n)) at first, learned, and shared by the axes. The sum knows where a token is, so that
-    nothing after it is equivariant to shifts.
+    ω_f = 10000^(−2f / (dim / n)) at first, learned, shared by n = `num_axes` axes. Nothing after it is equivariant.
 
     Source: Vaswani et al. 2017, §3.5; Horn et al. 2021 (learnable frequencies, dim/2 per axis).
-
-    Args:
-        dim: Size of a token, a multiple of 2 · num_axes.
-        num_axes: Number of axes n of the grid.
-
-    Raises:
-        ValueError: A size that is not such a multiple.
     """
 
     equivariance: ClassVar[dict[str, str]] = {}
@@ -149,21 +136,12 @@ class AbsolutePosition(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Tokens to a fixed number of vectors: softmax attention whose queries are parameters.
+    """Tokens to `num_queries` vectors: softmax attention whose queries are parameters.
 
-    out = W_o · concat_h softmax(q_h Kᵀ / √d) V. The queries do not depend on the tokens, so that permuting the tokens
-    changes nothing, and the cost is O(L).
+    out = W_o · concat_h softmax(q_h Kᵀ / √d) V. Permuting the tokens changes nothing, and the cost is O(L). `heads`
+    divide `dim`; values may have a bias (`qkv_bias`), one of keys would cancel in the softmax.
 
     Source: attention with a learned query; Lee et al. 2019 (Set Transformer), §3.2.
-
-    Args:
-        dim: Size of a token.
-        heads: Number of heads, a divisor of dim.
-        num_queries: Number of vectors to pool to.
-        qkv_bias: Whether values have a bias; a bias of keys would cancel in the softmax.
-
-    Raises:
-        ValueError: Sizes that do not fit.
     """
 
     equivariance: ClassVar[dict[str, str]] = {"permutation": "exact"}
@@ -181,9 +159,7 @@ class AttentionPool(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def forward(
-        self,
-        tokens: Float[Tensor, "batch tokens dim"],
-        key_mask: Bool[Tensor, "batch tokens"] | None = None,
+        self, tokens: Float[Tensor, "batch tokens dim"], key_mask: Bool[Tensor, "batch tokens"] | None = None
     ) -> Float[Tensor, "batch queries dim"]:
         """Pool the tokens that the mask keeps; a ValueError for shapes that do not fit or a mask that keeps nothing."""
         check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
@@ -191,33 +167,21 @@ class AttentionPool(nn.Module):
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
             tokens = tokens.masked_fill(~key_mask[..., None], 0.0)
         query = self.query.expand(tokens.shape[0], -1, -1)
-        query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in (query, self.key(tokens), self.value(tokens))
-        )
+        parts = (query, self.key(tokens), self.value(tokens))
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         mixed = functional.attention(query.to(key.dtype), key, value, kernel="softmax", key_mask=key_mask)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 
 class InvertibleDownsampling(nn.Module):
-    """Every block of f × … × f cells becomes one cell that holds all of their channels.
+    """Every block of f × … × f cells becomes one cell that holds all of their channels, with f = `factor`.
 
         y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
 
-    Also called space to depth. Nothing is lost: `inverse` gives the same numbers back, bit for bit. With two axes it is
-    `torch.nn.PixelUnshuffle`, and its inverse `torch.nn.PixelShuffle`. It has no parameters.
+    Also called space to depth; on n = 2 axes `torch.nn.PixelUnshuffle`. Nothing is lost: `inverse` gives the same
+    numbers back, bit for bit. A shift by f cells is one by a cell of what comes out; other shifts mix the channels.
 
-    A shift by f cells is one by a cell of what comes out; other shifts mix the channels.
-
-    Source: Jacobsen et al. 2018 (i-RevNet), §3.1, there after Shi et al. 2016; before the network in Cordonnier et al.
-    2020, §4.1, with f = 2.
-
-    Args:
-        factor: Side f of a block in cells.
-        num_axes: Number of axes n of the maps.
-
-    Raises:
-        ValueError: A size below 1.
+    Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020, §4.1, with f = 2.
     """
 
     def __init__(self, factor: int = 2, num_axes: int = 2) -> None:

@@ -1,5 +1,7 @@
 """A pre-norm transformer block."""
 
+from collections.abc import Callable
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import Unpack
@@ -13,37 +15,37 @@ from teka.nn.options import BlockKeywords, takes
 from teka.nn.tokens import check_tokens
 
 
-class TransformerBlock(nn.Module):
-    """x + Attention(norm(x)), then x + MLP(norm(x)) with a GELU.
+def hidden_size(dim: int, mlp_ratio: float, whole: Callable[[float], int] = int) -> int:
+    """The width of an MLP's hidden layer."""
+    hidden = whole(dim * mlp_ratio) if is_number(mlp_ratio) else 0
+    if not 1 <= hidden <= LARGEST:
+        raise wrong_value("mlp_ratio", mlp_ratio, f"at least 1 / dim = 1 / {dim}, and a width up to {LARGEST}")
+    return hidden
 
-    Dropout acts after the attention, the GELU and the MLP.
+
+def make_mlp(dim: int, hidden: int, dropout: float) -> nn.Sequential:
+    """A hidden layer with a GELU; dropout acts after both linear maps."""
+    first, last = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+    return nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), last, nn.Dropout(dropout))
+
+
+class TransformerBlock(nn.Module):
+    """x + Attention(norm(x)), then x + MLP(norm(x)) with a GELU; dropout after the attention, the GELU and the MLP.
+
+    The MLP's hidden layer has `mlp_ratio` · dim numbers; options are of `AttentionOptions`, but context_dim and values.
 
     Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
-
-    Args:
-        dim: Size of a token.
-        heads: Number of heads.
-        mlp_ratio: Width of the MLP's hidden layer over dim.
-        options: Keywords of `AttentionOptions`, all but context_dim and values.
-
-    Raises:
-        ValueError: As `Attention`, or an MLP without width.
     """
 
     @takes(BlockKeywords)
     def __init__(self, dim: int, heads: int, *, mlp_ratio: float = 4.0, **options: Unpack[BlockKeywords]) -> None:
         super().__init__()
         check_sizes({"dim": dim})
-        hidden = int(dim * mlp_ratio) if is_number(mlp_ratio) else 0
-        if not 1 <= hidden <= LARGEST:
-            raise wrong_value("mlp_ratio", mlp_ratio, f"at least 1 / dim = 1 / {dim}, and a width up to {LARGEST}")
+        hidden = hidden_size(dim, mlp_ratio)
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads, **options)
-        dropout = self.attention.dropout.p
         self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
-        )
+        self.mlp = make_mlp(dim, hidden, self.attention.dropout.p)
 
     def forward(
         self,
@@ -64,11 +66,7 @@ class TransformerBlock(nn.Module):
         if lengths is not None:
             check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
             tokens = tokens.masked_fill(~length_mask(lengths, tokens.shape[1])[..., None], 0.0)
-        attended = self.attention(
-            self.attention_norm(tokens),
-            *(grid, key_mask, num_prefix_tokens, num_queries),
-            positions=positions,
-            lengths=lengths,
-        )
+        places = {"positions": positions, "lengths": lengths}
+        attended = self.attention(self.attention_norm(tokens), grid, key_mask, num_prefix_tokens, num_queries, **places)
         tokens = tokens[:, :num_queries] + attended
         return tokens + self.mlp(self.mlp_norm(tokens))

@@ -23,19 +23,13 @@ LONGEST_WAVE = 64.0
 
 
 class RelativeModule(nn.Module):
-    """A relative kernel with learned parameters, and what it declares to the layers that use it.
+    """A relative kernel with learned parameters, and what it declares to the layers that use it."""
 
-    `has_own_heads`: whether a layer of several heads, unless told otherwise, gives it half of them by position alone,
-    and not every head as a factor of the content kernel. `needs_content`: whether it acts inside the content kernel,
-    and so has no heads by position alone. `uses_query`: whether it looks at the query. `turns`: whether it turns keys,
-    so that a bias of theirs does not cancel in the softmax. `head_parameters`: its parameters whose first axis is that
-    of the heads, which every class says for itself, None if not known.
-    """
-
-    has_own_heads: ClassVar[bool] = False
-    needs_content: ClassVar[bool] = False
-    uses_query: ClassVar[bool] = False
-    turns: ClassVar[bool] = False
+    has_own_heads: ClassVar[bool] = False  # whether half of several heads attend by it alone, unless told otherwise
+    needs_content: ClassVar[bool] = False  # whether it acts inside the content kernel, and so has no heads of its own
+    uses_query: ClassVar[bool] = False  # whether it looks at the query
+    turns: ClassVar[bool] = False  # whether it turns keys, so that a bias of theirs does not cancel in the softmax
+    # The parameters whose first axis is that of the heads, which every class says for itself, None if not known.
     head_parameters: ClassVar[tuple[str, ...] | None] = None
 
     @property
@@ -51,8 +45,7 @@ class RelativeModule(nn.Module):
 class Rotation(RelativeModule):
     """`teka.functional.Rotation` with learned ω, α and β.
 
-    α, β ~ N(0, σ²) for every head, axis and scale, σ = 1 by default; ω = 8^(−s/2), shared by axes and heads, and by
-    layers that are given the same parameter (Horn et al. 2021).
+    α, β ~ N(0, σ²) for every head, axis and scale; ω = 8^(−s/2), shared by axes and heads (Horn et al. 2021).
 
     Args:
         num_axes: Number of axes n of the grid.
@@ -60,14 +53,11 @@ class Rotation(RelativeModule):
         dim_head: Size of queries and keys, which sets the scale 1/√(d + 2 · axes · scales).
         num_frequencies: Number of scales.
         frequency: A parameter to share, shape (scales,), instead of one of its own.
-        weight_scale: Standard deviation σ of α and β at first; with 0 attention begins without position. With
-            three of six kernels 8 learnt better than 1 beyond noise (see "Which kernel?").
-
-    Raises:
-        ValueError: A size below 1, a shared parameter that is not a vector, or a deviation that cannot be.
+        weight_scale: σ ≥ 0; with 0 attention begins without position; 8 learnt better than 1 with three of six kernels.
     """
 
     head_parameters = ("cosine_weight", "sine_weight")
+    kernel: ClassVar[type[kernels.Rotation]] = kernels.Rotation
 
     def __init__(
         self,
@@ -96,26 +86,18 @@ class Rotation(RelativeModule):
         self.scale = rotation_scale(dim_head, num_axes, self.frequency.shape[0])
 
     def forward(self) -> kernels.Rotation:
-        """The kernel with the present parameters."""
-        return kernels.Rotation(self.frequency, self.cosine_weight, self.sine_weight, self.scale)
+        return self.kernel(self.frequency, self.cosine_weight, self.sine_weight, self.scale)
 
 
 class RotationJoint(Rotation):
-    """`teka.functional.RotationJoint` with learned ω, α and β: equivariant in expectation only.
-
-    Arguments and initial values are those of `Rotation`.
-    """
+    """`teka.functional.RotationJoint` with what `Rotation` learns: equivariant in expectation only."""
 
     needs_content = True
     head_parameters = Rotation.head_parameters
-
-    def forward(self) -> kernels.RotationJoint:
-        """The kernel with the present parameters."""
-        return kernels.RotationJoint(self.frequency, self.cosine_weight, self.sine_weight, self.scale)
+    kernel = kernels.RotationJoint
 
     @property
     def num_position_features(self) -> int:
-        """Length 2 · axes · scales of the positions' features, which the projection must have room for."""
         return 2 * self.cosine_weight.shape[1] * self.cosine_weight.shape[2]
 
 
@@ -130,11 +112,8 @@ class Fourier(RelativeModule):
         heads: Number of heads.
         num_waves: Number of waves F.
         longest_wave: The longest wave at first, in physical units.
-        shortest_wave: The shortest wave at first, in physical units.
+        shortest_wave: The shortest.
         wave_weight: A > 0, the waves' weight Σ_f a_f at first over the constant a_0: how sharply c peaks.
-
-    Raises:
-        ValueError: A size below 1, waves whose lengths cannot be, or a weight that is not positive.
     """
 
     head_parameters = ("frequency", "phase", "raw_constant_weight", "raw_amplitude")
@@ -164,7 +143,6 @@ class Fourier(RelativeModule):
         self.raw_amplitude = Parameter(inverse_softplus(torch.full((heads, num_waves), wave_weight / num_waves)))
 
     def forward(self) -> kernels.Fourier:
-        """The kernel with the present parameters."""
         constant_weight, amplitude = softplus(self.raw_constant_weight), softplus(self.raw_amplitude)
         return kernels.Fourier(constant_weight, amplitude, self.frequency, self.phase)
 
@@ -172,20 +150,14 @@ class Fourier(RelativeModule):
 class Rotary(RelativeModule):
     """`teka.functional.Rotary` with learned ω, of lengths base^(−p / pairs) in random directions at first.
 
-    The base of Heo et al. 2024 for images is 10, waves of 6 to 63 units of length; that of Su et al. 2021 for text is
-    10,000.
-
     Args:
         num_axes: Number of axes n of the grid.
         heads: Number of heads.
         num_pairs: Number of pairs of features that are turned, at most half of the content kernel's features.
-        base: Ratio of the longest wave to the shortest, nearly.
+        base: Ratio of the longest wave to the shortest, nearly: 10 in Heo et al. 2024, 10,000 in Su et al. 2021 (text).
         normalizer: What the denominator of a kernel with features is made of, "mixed", "nonnegative", "lengths" or
             "features"; see `teka.functional.Rotary`. No parameter depends on it.
         length_share: λ of "mixed": outputs are at most 1/λ times the largest value.
-
-    Raises:
-        ValueError: A size below 1, a base that is not positive, an unknown name, or a share out of range.
     """
 
     needs_content = True
@@ -212,7 +184,6 @@ class Rotary(RelativeModule):
         self.frequency = Parameter(length[:, None] * _directions(heads, num_pairs, num_axes))
 
     def forward(self) -> kernels.Rotary:
-        """The kernel with the present parameters."""
         return kernels.Rotary(self.frequency, self.normalizer, self.length_share)
 
 

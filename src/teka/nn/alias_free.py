@@ -1,0 +1,87 @@
+"""Low passes before sampling and around activations, against the frequencies that a coarser grid cannot hold."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import gelu, pad
+
+from teka.checks import is_whole
+from teka.errors import wrong_value
+from teka.nn.additions import CONVOLUTIONS
+
+
+class OversampledGELU(nn.Module):
+    """GELU between two ideal resamplings: on a grid twice as fine, and what the coarse one cannot hold is left out.
+
+    A GELU makes frequencies above Nyquist, which fold down and move otherwise than the content does. Here most of them
+    fall into the doubled band and are cut. Whole shifts stay exact, fractional ones nearly so. Periodic axes only.
+
+    Source: Karras et al. 2021 (StyleGAN3); Michaeli et al. 2023; Michaeli & Soudry 2025 (arXiv 2510.22673).
+    """
+
+    def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *sides"]:
+        """The activations."""
+        axes, sides = tuple(range(2, inputs.ndim)), inputs.shape[2:]
+        fine = tuple(2 * side for side in sides)
+        spectrum = torch.fft.fftn(at_least_float32(inputs), dim=axes)
+        wide = spectrum.new_zeros(*inputs.shape[:2], *fine)
+        # Numbers of the frequencies below Nyquist, negative for those from the end of a spectrum.
+        below = [torch.arange(-((side - 1) // 2), (side + 1) // 2, device=inputs.device) for side in sides]
+        kept = torch.meshgrid(*below, indexing="ij")
+        wide[(..., *kept)] = spectrum[(..., *kept)]
+        activated = gelu(torch.fft.ifftn(wide, dim=axes).real * 2 ** len(axes))
+        result = torch.fft.fftn(activated, dim=axes)
+        narrow = torch.zeros_like(spectrum)
+        narrow[(..., *kept)] = result[(..., *kept)]
+        return (torch.fft.ifftn(narrow, dim=axes).real / 2 ** len(axes)).to(inputs.dtype)
+
+
+def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
+    """The blur, if it is one."""
+    if blur is None or (is_whole(blur) and blur >= 1 and blur % 2 == 1):
+        return blur
+    if not isinstance(blur, str) or blur != "ideal" or not periodic:
+        expected = "None, an odd number of cells, or on periodic axes 'ideal'"
+        raise wrong_value("blur", blur, expected)
+    return blur
+
+
+def blurred(
+    inputs: Float[Tensor, "batch channels *sides"], blur: int | str | None, stride: Sequence[int], periodic: bool
+) -> Float[Tensor, "batch channels *sides"]:
+    """Inputs after a low pass: a binomial filter (Zhang 2019), or what the Nyquist frequency to come leaves."""
+    if blur is None:
+        return inputs
+    if blur == "ideal":
+        return _low_pass(inputs, stride)
+    assert isinstance(blur, int)
+    weights = [math.comb(blur - 1, place) / 2 ** (blur - 1) for place in range(blur)]
+    kernel = torch.tensor(weights, dtype=inputs.dtype, device=inputs.device)
+    axes, channels, margin = inputs.ndim - 2, inputs.shape[1], blur // 2
+    for axis, step in enumerate(stride):
+        if step == 1:
+            continue
+        around = [0, 0] * (axes - 1 - axis) + [margin, margin] + [0, 0] * axis
+        padded = pad(inputs, around, mode="circular" if periodic else "constant")
+        weight = kernel.view(1, 1, *(blur if one == axis else 1 for one in range(axes)))
+        inputs = CONVOLUTIONS[axes](padded, weight.expand(channels, *weight.shape[1:]), groups=channels)
+    return inputs
+
+
+def _low_pass(inputs: Tensor, stride: Sequence[int]) -> Tensor:
+    axes = tuple(range(2, inputs.ndim))
+    spectrum = torch.fft.rfftn(at_least_float32(inputs), dim=axes)
+    for axis, step in enumerate(stride):
+        side = inputs.shape[2 + axis]
+        frequency = torch.fft.fftfreq(side, 1 / side, device=inputs.device)[: spectrum.shape[2 + axis]].abs()
+        kept = (frequency < side / step / 2).to(spectrum.dtype)
+        spectrum = spectrum * kept.view(-1, *(1,) * (len(axes) - 1 - axis))
+    return torch.fft.irfftn(spectrum, s=inputs.shape[2:], dim=axes).to(inputs.dtype)
+
+
+def at_least_float32(inputs: Tensor) -> Tensor:
+    """The inputs in a precision that Fourier transforms and sums take."""
+    return inputs if inputs.dtype == torch.float64 else inputs.float()

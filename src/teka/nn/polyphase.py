@@ -1,0 +1,292 @@
+"""Sampling that moves with the content: polyphase, blurred and alias-free."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.functional import gumbel_softmax, pad
+
+from teka.checks import check_flags, check_name, check_sizes, check_tensor, is_whole
+from teka.errors import wrong_shape, wrong_value
+from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
+from teka.nn.alias_free import at_least_float32, blurred, check_blur
+
+SELECTIONS = ("norm", "learned", "fixed")
+LEARNED_WIDTH = 16  # hidden channels of a learned score
+COUNT_BITS = 62  # of the whole numbers in which norms are summed
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class PolyphaseDownsample(nn.Module):
+    """y[n] = x[s·n + ĉ]: every s-th cell of each axis, from an offset ĉ that the content chooses.
+
+    The cosets x_c[n] = x[s·n + c], c ∈ {0 … s−1}ⁿ, of a shifted input are those of the input, each rolled, in another
+    order. With "norm" ĉ = argmax_c ‖x_c‖², with "learned" the argmax of the mean of a small convolutional network over
+    x_c: both are the same for a rolled coset, so that y(T_τ x) = T_τ' y(x) with τ' = (τ + c − c')/s whole. That is
+    exact where every axis is periodic and s divides its side. At the edges of a bounded canvas content comes and goes,
+    and another offset may win; "fixed" is an ordinary stride, which keeps shifts by multiples of s alone.
+
+    Norms are summed in whole numbers, so that no order of summation breaks a tie. A tie falls to the coset with the
+    largest Σ_n e[n]² Σ_t w_t e[n + t], with e = Σ x² over channels and weights w_t of which no two are the same, which
+    tells a picture from its mirror image. For an input that is the same after a shift no rule can move with the
+    content; there the cosets are equal up to a roll.
+    The gradient goes to the chosen cells; the scores of "learned" are trained through straight-through Gumbel softmax.
+
+    Source: Chaman & Dokmanić 2021 ("norm"); Rojas-Gomez et al. 2022 ("learned"); Zhang 2019 (blur; with "fixed" it is
+    blur pooling); Michaeli et al. 2023 (blur="ideal"). Proof: docs/maths/polyphase.md.
+
+    Args:
+        stride: s of each axis, or one number for all.
+        num_axes: Axes of the inputs, 1, 2 or 3.
+        select: "norm", "learned" or "fixed".
+        channels: Channels of the inputs, for "learned".
+        blur: Before sampling: None, a binomial filter of an odd number of cells, or "ideal", below the new Nyquist.
+        periodic: Whether filters go on at the other side, or meet zeros at the edge.
+
+    >>> import torch
+    >>> from teka.nn import PolyphaseDownsample
+    >>> picture = torch.randn(1, 3, 8, 8)
+    >>> sample = PolyphaseDownsample(2)
+    >>> bool(sample(picture).sum() == sample(picture.roll((5, 3), (2, 3))).sum())
+    True
+    """
+
+    def __init__(
+        self,
+        stride: int | Sequence[int],
+        *,
+        num_axes: int = 2,
+        select: str = "norm",
+        channels: int | None = None,
+        blur: int | str | None = None,
+        periodic: bool = True,
+    ) -> None:
+        super().__init__()
+        check_name("select", select, SELECTIONS)
+        check_flags({"periodic": periodic})
+        self.stride = _check_stride(stride, num_axes)
+        self.select, self.blur, self.periodic = select, check_blur(blur, periodic), periodic
+        if (channels is None) == (select == "learned"):
+            raise wrong_value("channels", channels, "the inputs' channels with select='learned', else None")
+        self.score = None if channels is None else _Score(channels, num_axes)
+
+    def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *coarse"]:
+        """The chosen coset."""
+        return self.sample(inputs)[0]
+
+    def sample(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
+        """The coset and its number, for `PolyphaseUpsample`; a ValueError for sides it does not divide."""
+        self.check(inputs)
+        inputs = blurred(inputs, self.blur, self.stride, self.periodic)
+        if self.select == "fixed":
+            return _take(inputs, offset := inputs.new_zeros(len(inputs), dtype=torch.long), self.stride), offset
+        if self.score is None:
+            offset = _largest(inputs.detach(), self.stride)
+        else:
+            cosets = split_cosets(inputs, self.stride)
+            scores = self.score(cosets)
+            if self.training:
+                hard = gumbel_softmax(scores, hard=True)
+                return torch.einsum("bk,bk...->b...", hard, cosets), hard.argmax(1)
+            offset = scores.argmax(1)
+        return _take(inputs, offset, self.stride), offset
+
+    def check(self, inputs: Tensor) -> None:
+        """Check that inputs have as many axes as the stride, which divides them."""
+        check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
+        if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
+            raise wrong_shape("inputs", inputs.shape, f"sides that are multiples of stride = {self.stride}")
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}, select={self.select!r}, blur={self.blur!r}, periodic={self.periodic}"
+
+
+class PolyphaseUpsample(nn.Module):
+    """x[s·n + ĉ] = y[n], and 0 elsewhere: cells go back to where `PolyphaseDownsample` took them.
+
+    With it what is computed on the coarse grid is exactly equivariant to every whole shift of the fine one:
+    up(f(y(T_τ x)), ĉ(T_τ x)) = T_τ up(f(y(x)), ĉ(x)) for every f that is equivariant on the coarse grid.
+
+    Source: Chaman & Dokmanić 2021 (arXiv 2105.04040).
+
+    Args:
+        stride: As of the `PolyphaseDownsample`.
+        num_axes: Axes of the inputs, 1, 2 or 3.
+        blur: A filter that spreads the cells, as in `PolyphaseDownsample`; None leaves zeros between them.
+        periodic: Whether the filter goes on at the other side.
+    """
+
+    def __init__(
+        self, stride: int | Sequence[int], *, num_axes: int = 2, blur: int | str | None = None, periodic: bool = True
+    ) -> None:
+        super().__init__()
+        self.stride = _check_stride(stride, num_axes)
+        self.blur, self.periodic = check_blur(blur, periodic), periodic
+
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *coarse"], offset: Int[Tensor, "batch"]
+    ) -> Float[Tensor, "batch channels *sides"]:
+        """The cells of the coset of each sample's number; a ValueError for another number of axes or of samples."""
+        check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
+        check_tensor("offset", offset, len(inputs), dtypes=(torch.long,))
+        cells = cast(Tensor, _Coset.apply(inputs, offset, self.stride, True))
+        if self.blur is None:
+            return cells
+        return math.prod(self.stride) * blurred(cells, self.blur, self.stride, self.periodic)
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}, blur={self.blur!r}, periodic={self.periodic}"
+
+
+class PolyphasePatchEmbedding(nn.Module):
+    """z[n] = W x[p·n + ĉ + {0 … p − 1}ⁿ] + b: patches of side p, from an offset ĉ that the content chooses.
+
+    W x is computed at every cell, pⁿ times the work of patches from one offset, and `PolyphaseDownsample` of stride p
+    keeps one coset of it. So the tokens move with the content by every whole shift of a torus, not by multiples of p
+    alone.
+
+    Source: Rojas-Gomez et al. 2023 (arXiv 2305.16316), adaptive tokenization and patch merging.
+
+    Args:
+        in_channels: Channels of the inputs.
+        dim: Size of a token.
+        patch_size: p, cells along each axis.
+        num_axes: Axes of the inputs, 1, 2 or 3.
+        select: "norm" or "learned", as of `PolyphaseDownsample`.
+        blur: The low pass before the choice, as of `PolyphaseDownsample`.
+        periodic: Whether a patch goes on at the other side, or meets zeros at the edge.
+
+    >>> import torch
+    >>> from teka.nn import PolyphasePatchEmbedding
+    >>> embed, picture = PolyphasePatchEmbedding(3, 16, 4), torch.randn(1, 3, 8, 8)
+    >>> tokens, moved = embed(picture).flatten(2), embed(picture.roll(1, 3)).flatten(2)
+    >>> tuple(tokens.shape), torch.allclose(tokens.mean(2), moved.mean(2), atol=1e-6)
+    ((1, 16, 4), True)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        dim: int,
+        patch_size: int,
+        *,
+        num_axes: int = 2,
+        select: str = "norm",
+        blur: int | str | None = None,
+        periodic: bool = True,
+    ) -> None:
+        super().__init__()
+        check_sizes({"in_channels": in_channels, "dim": dim, "patch_size": patch_size})
+        check_name("select", select, ("norm", "learned"))
+        channels = dim if select == "learned" else None
+        self.sampling = PolyphaseDownsample(
+            patch_size, num_axes=num_axes, select=select, channels=channels, blur=blur, periodic=periodic
+        )
+        self.project = CONVOLUTION_MODULES[num_axes](in_channels, dim, patch_size)
+
+    def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch dim *coarse"]:
+        """The tokens on their grid; a ValueError as of `PolyphaseDownsample.sample`."""
+        return self.sample(inputs)[0]
+
+    def sample(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> tuple[Float[Tensor, "batch dim *coarse"], Int[Tensor, "batch"]]:
+        """The tokens, and the number of the offset at which their patches begin."""
+        self.sampling.check(inputs)
+        around = (0, self.project.kernel_size[0] - 1) * (inputs.ndim - 2)
+        mode = "circular" if self.sampling.periodic else "constant"
+        return self.sampling.sample(self.project(pad(inputs, around, mode=mode)))
+
+
+def split_cosets(
+    inputs: Float[Tensor, "batch channels *sides"], stride: Sequence[int]
+) -> Float[Tensor, "batch cosets channels *coarse"]:
+    """x_c[n] = x[s·n + c] for all c in row-major order, a view as long as memory allows."""
+    axes = len(stride)
+    order = [0, *(3 + 2 * axis for axis in range(axes)), 1, *(2 + 2 * axis for axis in range(axes))]
+    return _by_axis(inputs, stride).permute(order).flatten(1, axes)
+
+
+class _Coset(Function):
+    """The cells of one coset of each sample; transposed, and so in the backward pass, these put back among zeros."""
+
+    @staticmethod
+    def forward(ctx, cells, offset, stride, transposed):
+        ctx.save_for_backward(offset)
+        ctx.stride, ctx.transposed = stride, transposed
+        if not transposed:
+            return _by_axis(cells, stride)[_coset(offset, stride)].contiguous()
+        result = cells.new_zeros(*cells.shape[:2], *(s * step for s, step in zip(cells.shape[2:], stride, strict=True)))
+        _by_axis(result, stride)[_coset(offset, stride)] = cells
+        return result
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return _Coset.apply(*grad_outputs, *ctx.saved_tensors, ctx.stride, not ctx.transposed), None, None, None
+
+
+def _take(inputs: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tensor:
+    return cast(Tensor, _Coset.apply(inputs, offset, stride, False))
+
+
+def _by_axis(inputs: Tensor, stride: Sequence[int]) -> Tensor:
+    sizes = [size for side, step in zip(inputs.shape[2:], stride, strict=True) for size in (side // step, step)]
+    return inputs.reshape(*inputs.shape[:2], *sizes)
+
+
+def _coset(offset: Tensor, stride: Sequence[int]) -> tuple[Any, ...]:
+    """The index into `_by_axis` of the cells of each sample's coset."""
+    everything = slice(None)
+    index: list[Any] = [torch.arange(len(offset), device=offset.device), everything]
+    for place in torch.unravel_index(offset, tuple(stride)):
+        index += [everything, place]
+    return tuple(index)
+
+
+def _largest(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
+    """Number of the coset with the largest norm of each sample, the same whatever the order of cosets and cells."""
+    energy = at_least_float32(inputs).square().sum(1).double()
+    most = energy.flatten(1).amax(1).clamp_min(torch.finfo(torch.float64).tiny)
+    energy = energy / most.view(-1, *(1,) * len(stride))
+    # Σ_t w_t e[n + t] over all cells of the torus, by lags of 1, 2, 4 …: no two weights are the same.
+    around, share = energy, 0.5
+    for axis, side in enumerate(inputs.shape[2:], 1):
+        for step in range((side - 1).bit_length()):
+            around = (1 - share) * around + share * around.roll(-(2**step), axis)
+            share *= GOLDEN
+    scores = split_cosets(torch.stack([energy, energy.square() * around], 1), stride).flatten(3)
+    # No sum of so many whole numbers is too large for 64 bits, whatever the order in which they are added.
+    unit = 2.0 ** (COUNT_BITS - math.ceil(math.log2(scores.shape[3])))
+    norm, skew = (scores * unit).round().long().sum(3).unbind(2)
+    return skew.masked_fill(norm < norm.amax(1, keepdim=True), -1).argmax(1)
+
+
+class _Score(nn.Module):
+    """One number of each coset: the mean over its cells of a network of two small convolutions."""
+
+    def __init__(self, channels: int, num_axes: int) -> None:
+        super().__init__()
+        convolution = CONVOLUTION_MODULES[num_axes]
+        self.layers = nn.Sequential(
+            convolution(channels, LEARNED_WIDTH, 3, padding=1, padding_mode="circular"),
+            nn.ReLU(),
+            convolution(LEARNED_WIDTH, 1, 1),
+        )
+
+    def forward(self, cosets: Float[Tensor, "batch cosets channels *coarse"]) -> Float[Tensor, "batch cosets"]:
+        return self.layers(cosets.flatten(0, 1)).flatten(1).mean(1).view(cosets.shape[:2])
+
+
+def _check_stride(stride: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+    if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
+        raise wrong_value("num_axes", num_axes, "1, 2 or 3")
+    steps = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
+    if len(steps) != num_axes or not all(is_whole(step) and step >= 1 for step in steps):
+        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
+    return steps

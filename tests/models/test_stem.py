@@ -1,0 +1,79 @@
+"""Polyphase stems, stages and dense outputs of a Performer."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from teka.models import Performer
+
+SIZES = {"signals": ((24,), (5,)), "images": ((16, 24), (5, -3)), "volumes": ((8, 8, 16), (1, 2, 3))}
+SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "stem": "polyphase", "patch_size": 4, "pool": "mean"}
+EXACT: dict[str, dict[str, Any]] = {
+    "a polyphase stem": SMALL,
+    "patches from a chosen offset": SMALL | {"stem": "polyphase_patch"},
+    "blur, residual blocks and a class token": SMALL | {"blur": 5, "stem_depth": (0, 1, 2), "pool": "class"},
+    "learned offsets and two stages": SMALL
+    | {"dim": (8, 16), "depth": (1, 2), "patch_size": 2, "select": "learned", "pool": "attention"},
+    "a dense head over two stages": SMALL | {"dim": (8, 16), "patch_size": 2, "pool": "class", "head": "dense"},
+    "stages of single pixels": SMALL
+    | {"dim": (8, 16, 12), "stem": "patch", "patch_size": 1, "pool": "class", "head": "dense"},
+}
+
+
+def change(model: Performer, inputs: Tensor, shift: tuple[int, ...]) -> float:
+    axes = tuple(range(2, inputs.ndim))
+    before, after = model(inputs), model(inputs.roll(shift, axes))
+    return (after - (before if before.ndim == 2 else before.roll(shift, axes))).abs().max().item()
+
+
+def build(size: tuple[int, ...], **options: Any) -> Performer:
+    torch.manual_seed(0)
+    return Performer(size, 3, 5, periodic=True, **options)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_whole_shift_changes_nothing(kind: str):
+    size, shift = SIZES[kind]
+    inputs = torch.randn(2, 3, *size, dtype=torch.float64)
+    for name, options in EXACT.items():
+        model = build(size, **options).double().eval()
+        assert change(model, inputs, shift) < 1e-12, name
+        if options.get("head") == "dense":
+            assert model(inputs).shape == (2, 5, *size), name
+
+
+def test_an_ordinary_stride_is_changed_by_it():
+    size, shift = SIZES["images"]
+    model = build(size, **SMALL | {"stem": "strided"}).double().eval()
+    assert change(model, torch.randn(2, 3, *size, dtype=torch.float64), shift) > 1e-3
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_every_parameter_has_a_gradient(name: str):
+    model = build((16, 8), **EXACT[name])
+    model(torch.randn(3, 3, 16, 8)).square().sum().backward()
+    assert not [one for one, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"patch_size": 3}, "patch_size is 3, expected a power of 2 with stem='polyphase'"),
+        ({"select": "first"}, "select is 'first', expected one of 'learned', 'norm'"),
+        ({"select": "learned", "stem": "strided"}, "select is 'learned', expected 'norm' with stem='strided'"),
+        ({"blur": 3, "stem": "patch"}, "blur is 3, expected its default without a halving"),
+        ({"stem_depth": (1, 1)}, "stem_depth is \\(1, 1\\), expected one number, or one for each of 3 levels"),
+        ({"stem_depth": 1, "stem": "convolution"}, "stem_depth is 1, expected 0 but with stem='polyphase'"),
+        ({"blur": 2}, "blur is 2, expected None, an odd number"),
+        ({"dim": (8, 16), "depth": (1, 1, 1)}, "dim is \\(8, 16\\), expected one number, or one for each of 3 stages"),
+        ({"dim": (8, 16), "pool": "class"}, "pool is 'class', expected 'mean' or 'attention' with several stages"),
+        ({"dim": (8, 16, 32)}, "image_size is .* multiples of patch_size = 4 × 4 for 3 stages"),
+        ({"head": "dense"}, "pool is 'mean', expected to be left out with head='dense'"),
+        ({"head": "dense", "pool": "class", "stem": "patch"}, "patch_size is 4, expected 1 with head='dense'"),
+    ],
+)  # fmt: skip
+def test_a_bad_option_is_an_error_that_names_it(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        build((24, 24), **SMALL | options)
