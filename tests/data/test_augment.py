@@ -50,14 +50,14 @@ def shifted(image: Tensor, down: int, right: int, mode: str, background: float) 
     return moved
 
 
-@pytest.mark.parametrize("mode", ["zero", "circular"])
-@pytest.mark.parametrize(("most_down", "most_right"), [(0, 0), (1, 2), (2, 0), (5, 7)])
-def test_every_image_is_moved_by_one_of_the_shifts(mode: str, most_down: int, most_right: int):
-    images = make_images()
-    moved = RandomShift((most_down, most_right), mode, BACKGROUND)(images, seeded())
-    shifts = [(y, x) for y in range(-most_down, most_down + 1) for x in range(-most_right, most_right + 1)]
-    for image, found in zip(images, moved, strict=True):
-        assert any(torch.equal(found, shifted(image, *shift, mode, BACKGROUND)) for shift in shifts)
+def test_every_image_is_moved_by_one_of_the_shifts():
+    for mode in ["zero", "circular"]:
+        for most_down, most_right in [(0, 0), (1, 2), (2, 0), (5, 7)]:
+            images = make_images()
+            moved = RandomShift((most_down, most_right), mode, BACKGROUND)(images, seeded())
+            shifts = [(y, x) for y in range(-most_down, most_down + 1) for x in range(-most_right, most_right + 1)]
+            for image, found in zip(images, moved, strict=True):
+                assert any(torch.equal(found, shifted(image, *shift, mode, BACKGROUND)) for shift in shifts)
 
 
 def test_all_shifts_come_up_about_equally_often():
@@ -88,53 +88,52 @@ def test_mirrored_images_are_flipped_and_the_others_are_not():
     assert abs(int(mirrored.sum()) - 1000) < 140
 
 
-@pytest.mark.parametrize(("probability", "mirrored"), [(0.0, False), (1.0, True)])
-def test_a_certain_flip_is_certain(probability: float, mirrored: bool):
-    images = make_images()
-    expected = images.flip(3) if mirrored else images
-    assert torch.equal(HorizontalFlip(probability)(images, seeded()), expected)
+def test_a_certain_flip_is_certain():
+    for probability, mirrored in [(0.0, False), (1.0, True)]:
+        images = make_images()
+        expected = images.flip(3) if mirrored else images
+        assert torch.equal(HorizontalFlip(probability)(images, seeded()), expected)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_the_same_seed_gives_the_same_and_the_next_draw_another(transform):
-    images, generator = make_images(), seeded(3)
-    first, second = transform(images, generator), transform(images, generator)
-    assert torch.equal(first, transform(images, seeded(3)))
-    assert not torch.equal(first, second)
+def test_the_same_seed_gives_the_same_and_the_next_draw_another():
+    for transform in TRANSFORMS:
+        images, generator = make_images(), seeded(3)
+        first, second = transform(images, generator), transform(images, generator)
+        assert torch.equal(first, transform(images, seeded(3)))
+        assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_images_of_a_batch_are_drawn_each_for_itself(transform):
-    images = make_images(num_images=1).expand(50, -1, -1, -1)
-    assert len(torch.unique(transform(images, seeded()), dim=0)) > 1
+def test_images_of_a_batch_are_drawn_each_for_itself():
+    for transform in TRANSFORMS:
+        images = make_images(num_images=1).expand(50, -1, -1, -1)
+        assert len(torch.unique(transform(images, seeded()), dim=0)) > 1
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_torchs_own_generator_and_the_argument_are_left_alone(transform):
-    images = make_images()
-    before, state = images.clone(), torch.get_rng_state()
-    transform(images, seeded())
-    assert torch.equal(images, before)
-    assert torch.equal(torch.get_rng_state(), state)
+def test_torchs_own_generator_and_the_argument_are_left_alone():
+    for transform in TRANSFORMS:
+        images = make_images()
+        before, state = images.clone(), torch.get_rng_state()
+        transform(images, seeded())
+        assert torch.equal(images, before)
+        assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
-def test_the_type_stays_and_no_images_stay_no_images(transform, dtype: torch.dtype):
-    images = make_images().clamp(max=1).to(dtype)
-    assert transform(images, seeded()).dtype == dtype
-    assert len(transform(images[:0], seeded())) == 0
+def test_the_type_stays_and_no_images_stay_no_images():
+    for transform in TRANSFORMS:
+        for dtype in [torch.uint8, torch.bfloat16]:
+            images = make_images().clamp(max=1).to(dtype)
+            assert transform(images, seeded()).dtype == dtype
+            assert len(transform(images[:0], seeded())) == 0
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_images_of_another_rank_are_an_error(transform):
-    with pytest.raises(ValueError, match=r"images has shape \(2, 5, 7\)"):
-        transform(make_images()[0], seeded())
+def test_images_of_another_rank_are_an_error():
+    for transform in TRANSFORMS:
+        with pytest.raises(ValueError, match=r"images has shape \(2, 5, 7\)"):
+            transform(make_images()[0], seeded())
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_arguments_out_of_range_are_an_error(as_users_run_it):
+    for make, message in [
         (lambda: RandomShift(-1), "max_shift is -1"),
         (lambda: RandomShift((1, -2)), r"max_shift is \(1, -2\)"),
         (lambda: RandomShift(1, "circlar"), "did you mean 'circular'"),
@@ -142,11 +141,9 @@ def test_images_of_another_rank_are_an_error(transform):
         (lambda: RandomCrop(3, padding=-1), "padding is -1"),
         (lambda: HorizontalFlip(1.5), r"probability is 1\.5"),
         (lambda: HorizontalFlip(float("nan")), "probability is nan"),
-    ],
-)
-def test_arguments_out_of_range_are_an_error(make, message: str, as_users_run_it):
-    with pytest.raises(ValueError, match=message):
-        make()
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make()
 
 
 def test_a_shift_or_a_window_beyond_the_images_is_an_error():
@@ -183,19 +180,16 @@ def test_the_type_and_the_argument_stay():
     assert torch.equal(images, before)
 
 
-@pytest.mark.parametrize(
-    ("mean", "deviation", "message"),
-    [
+def test_malformed_numbers_are_an_error():
+    for mean, deviation, message in [
         ((0.0, 0.0), (1.0,), "deviation is"),
         ((), (), "deviation is"),
         ((0.0,), (0.0,), "deviation is"),
         ((0.0,), (float("inf"),), "deviation is"),
         ((float("nan"),), (1.0,), "mean is"),
-    ],
-)
-def test_malformed_numbers_are_an_error(mean: tuple, deviation: tuple, message: str):
-    with pytest.raises(ValueError, match=message):
-        Normalize(mean, deviation)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Normalize(mean, deviation)
 
 
 def test_malformed_images_are_an_error():
@@ -251,25 +245,25 @@ def test_an_image_without_content_is_blank_from_both_sides():
     assert (left.item(), right.item()) == (6, 6)
 
 
-@pytest.mark.parametrize(("name", "of_class", "selected"), COUNTS)
-def test_the_selection_has_the_papers_counts(name: str, of_class: int, selected: int):
-    images, labels = published_images(name)
-    assert len(labels) == 10_000
-    assert (labels == 1).sum() == of_class
-    mask = lossless_selection(images, labels)
-    assert mask.sum() == selected
-    assert (labels[mask] == 1).all()
+def test_the_selection_has_the_papers_counts():
+    for name, of_class, selected in COUNTS:
+        images, labels = published_images(name)
+        assert len(labels) == 10_000
+        assert (labels == 1).sum() == of_class
+        mask = lossless_selection(images, labels)
+        assert mask.sum() == selected
+        assert (labels[mask] == 1).all()
 
 
-@pytest.mark.parametrize(("name", "of_class", "selected"), COUNTS)
-def test_only_zeros_wrap_when_a_selected_image_is_rolled(name: str, of_class: int, selected: int):
-    images, labels = published_images(name)
-    chosen = images[lossless_selection(images, labels)]
-    grid = Grid(tuple(chosen.shape[2:]))
-    for shift in range(-8, 9):
-        rolled = grid.roll(chosen, shift)
-        entered = rolled[..., :shift] if shift > 0 else rolled[..., 32 + shift :]
-        assert not entered.any()
+def test_only_zeros_wrap_when_a_selected_image_is_rolled():
+    for name, *_ in COUNTS:
+        images, labels = published_images(name)
+        chosen = images[lossless_selection(images, labels)]
+        grid = Grid(tuple(chosen.shape[2:]))
+        for shift in range(-8, 9):
+            rolled = grid.roll(chosen, shift)
+            entered = rolled[..., :shift] if shift > 0 else rolled[..., 32 + shift :]
+            assert not entered.any()
 
 
 def test_all_classes_together_are_the_classes_one_by_one():
@@ -278,13 +272,13 @@ def test_all_classes_together_are_the_classes_one_by_one():
     assert torch.equal(one_by_one.any(dim=0), lossless_selection(images, labels, class_index=None, margin=3))
 
 
-@pytest.mark.parametrize("margin", [0, 1, 5, 9])
-def test_a_margin_is_met_exactly_or_not_at_all(margin: int):
-    first = torch.tensor([margin, margin + 1, margin + 1])
-    last = 22 - torch.tensor([margin + 1, margin + 1, margin])
-    mask = lossless_selection(images_from_columns(first, last, 23), torch.ones(3, dtype=torch.long), margin=margin)
-    # A margin of 0 asks for no shift, which every image survives.
-    assert mask.tolist() == ([True] * 3 if margin == 0 else [False, True, False])
+def test_a_margin_is_met_exactly_or_not_at_all():
+    for margin in [0, 1, 5, 9]:
+        first = torch.tensor([margin, margin + 1, margin + 1])
+        last = 22 - torch.tensor([margin + 1, margin + 1, margin])
+        mask = lossless_selection(images_from_columns(first, last, 23), torch.ones(3, dtype=torch.long), margin=margin)
+        # A margin of 0 asks for no shift, which every image survives.
+        assert mask.tolist() == ([True] * 3 if margin == 0 else [False, True, False])
 
 
 def test_malformed_arguments_of_a_selection_are_errors():

@@ -26,9 +26,8 @@ def test_splits_and_datasets_cannot_be_changed():
         make_dataset().name = "other"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "message"),
-    [
+def test_a_malformed_split_is_an_error():
+    for images, labels, message in [
         (torch.zeros(5, 3, 7), torch.arange(5), r"images has shape \(5, 3, 7\), expected \(images, channels"),
         (torch.zeros(5, 2, 3, 7), torch.arange(4), r"labels has shape \(4,\), expected \(5,\)"),
         (torch.zeros(5, 2, 3, 7), torch.zeros(5, 1).long(), r"labels has shape \(5, 1\)"),
@@ -38,26 +37,24 @@ def test_splits_and_datasets_cannot_be_changed():
         (torch.full((5, 2, 3, 7), 1.5), torch.arange(5), "intensities from 0 to 1"),
         (torch.full((5, 2, 3, 7), -0.5), torch.arange(5), "intensities from 0 to 1"),
         (torch.full((5, 2, 3, 7), torch.nan), torch.arange(5), "intensities from 0 to 1"),
-    ],
-)
-def test_a_malformed_split_is_an_error(images: torch.Tensor, labels: torch.Tensor, message: str):
-    with pytest.raises(ValueError, match=message):
-        Split(images, labels)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Split(images, labels)
 
 
-@pytest.mark.parametrize("part", ["train", "validation", "test"])
-def test_a_part_of_another_size_is_an_error_that_names_it(part: str):
-    for other in (make_split(channels=3), make_split(height=7, width=3), make_split(0, width=8)):
-        with pytest.raises(ValueError, match=rf"{part}\.images has shape .* expected \(images, 2, 3, 7\)"):
-            make_dataset(**{part: other})
+def test_a_part_of_another_size_is_an_error_that_names_it():
+    for part in ["train", "validation", "test"]:
+        for other in (make_split(channels=3), make_split(height=7, width=3), make_split(0, width=8)):
+            with pytest.raises(ValueError, match=rf"{part}\.images has shape .* expected \(images, 2, 3, 7\)"):
+                make_dataset(**{part: other})
 
 
-@pytest.mark.parametrize("part", ["train", "validation", "test"])
-@pytest.mark.parametrize("label", [-1, 5])
-def test_a_label_that_is_no_class_is_an_error_that_names_the_part(part: str, label: int):
-    split = Split(torch.zeros(2, 2, 3, 7), torch.tensor([0, label]))
-    with pytest.raises(ValueError, match=rf"{part}\.labels is .*{label}.*classes from 0 to 4"):
-        make_dataset(**{part: split})
+def test_a_label_that_is_no_class_is_an_error_that_names_the_part():
+    for part in ["train", "validation", "test"]:
+        for label in [-1, 5]:
+            split = Split(torch.zeros(2, 2, 3, 7), torch.tensor([0, label]))
+            with pytest.raises(ValueError, match=rf"{part}\.labels is .*{label}.*classes from 0 to 4"):
+                make_dataset(**{part: split})
 
 
 def test_taking_keeps_images_with_their_labels_in_the_order_asked_for():
@@ -78,11 +75,11 @@ def test_intensities_are_levels_over_the_highest_in_memory_of_their_own():
     assert torch.equal(LEVELS.images, before)
 
 
-@pytest.mark.parametrize("num_images", [5, 9, 23])
-def test_the_last_fifth_of_an_order_that_stays_is_held_out(num_images: int):
-    train, test = hold_out_test(num_images)
-    assert len(test) == num_images // 5
-    assert [*train.tolist(), *test.tolist()] == np.random.default_rng(0).permutation(num_images).tolist()
+def test_the_last_fifth_of_an_order_that_stays_is_held_out():
+    for num_images in [5, 9, 23]:
+        train, test = hold_out_test(num_images)
+        assert len(test) == num_images // 5
+        assert [*train.tolist(), *test.tolist()] == np.random.default_rng(0).permutation(num_images).tolist()
 
 
 def test_too_few_images_are_an_error():

@@ -166,6 +166,13 @@ def test_another_file_than_the_published_one_is_never_placed(server, file: Publi
     assert names(tmp_path) == []
 
 
+def test_a_download_of_another_packing_is_an_error_that_says_so_and_leaves_nothing(server, file, tmp_path: Path):
+    server.files["images.gz"] = b"PK\x03\x04" + CONTENT
+    with pytest.raises(ConnectionError, match=r"images\.gz: damaged gzip data: Not a gzipped file \(b'PK'\)"):
+        FETCHER.fetch(file, tmp_path)
+    assert names(tmp_path) == []
+
+
 def test_a_server_that_declares_the_packing_changes_nothing(server, file: PublishedFile, tmp_path: Path):
     server.encoding = "gzip"
     assert FETCHER.fetch(file, tmp_path).read_bytes() == CONTENT
@@ -192,18 +199,15 @@ def test_without_pooch_the_error_says_how_to_get_it(file: PublishedFile, tmp_pat
         FETCHER.fetch(file, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_patience_out_of_range_is_an_error():
+    for options, message in [
         ({"timeout": 0.0}, r"timeout is 0\.0"),
         ({"timeout": float("nan")}, "timeout is nan"),
         ({"attempts": 0}, "attempts is 0"),
         ({"wait": -1.0}, r"wait is -1\.0"),
-    ],
-)
-def test_patience_out_of_range_is_an_error(options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        Fetcher(**options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Fetcher(**options)
 
 
 def test_a_second_call_asks_for_nothing(server, file: PublishedFile, tmp_path: Path):

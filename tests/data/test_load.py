@@ -92,17 +92,19 @@ def test_an_unknown_name_is_an_error_that_offers_the_nearest():
         load("mnits")
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_missing_files_are_an_error_that_says_what_to_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(PUBLISHED_DATASETS, name, replace(PUBLISHED_DATASETS[name], system_folder=tmp_path / "system"))
-    with pytest.raises(ValueError, match=f"the files of {name} were not found") as caught:
-        load(name, data_dir=tmp_path)
-    for part in (
-        str(tmp_path / name),
-        f"{tmp_path} (no train-images-idx3-ubyte",
-        f"Run `teka download {name} --data-dir {tmp_path}`",
-    ):
-        assert part in str(caught.value)
+def test_missing_files_are_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ["mnist", "fashion-mnist"]:
+        monkeypatch.setitem(
+            PUBLISHED_DATASETS, name, replace(PUBLISHED_DATASETS[name], system_folder=tmp_path / "system")
+        )
+        with pytest.raises(ValueError, match=f"the files of {name} were not found") as caught:
+            load(name, data_dir=tmp_path)
+        for part in (
+            str(tmp_path / name),
+            f"{tmp_path} (no train-images-idx3-ubyte",
+            f"Run `teka download {name} --data-dir {tmp_path}`",
+        ):
+            assert part in str(caught.value)
 
 
 def test_missing_files_of_cifar10_are_an_error_that_says_what_to_do(tmp_path: Path):
@@ -149,9 +151,8 @@ def test_files_that_are_not_the_published_ones_are_an_error(synthetic, tmp_path:
             load(name, data_dir=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_a_size_that_does_not_fit_is_an_error():
+    for options, message in [
         ({"image_size": 7}, "image_size is 7, .*each at least 8 pixels"),
         ({"image_size": (16, 7)}, r"image_size is \(16, 7\), .*each at least 8 pixels"),
         ({"image_size": (16, 16, 16)}, r"image_size is \(16, 16, 16\)"),
@@ -161,11 +162,9 @@ def test_files_that_are_not_the_published_ones_are_an_error(synthetic, tmp_path:
         ({"train_size": 1301}, "train_size is 1301, expected a whole number up to 1300"),
         ({"train_size": 1001, "validation_size": 437}, "train_size is 1001, expected a whole number up to 1000"),
         ({"seed": -1}, "seed is -1, expected at least 0"),
-    ],
-)
-def test_a_size_that_does_not_fit_is_an_error(options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        load("digits", **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            load("digits", **options)
 
 
 def test_an_image_size_of_nothing_is_an_error(synthetic_mnist):

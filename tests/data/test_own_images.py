@@ -23,20 +23,20 @@ def read(images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.T
     return read_arrays(images, labels, **options)
 
 
-@pytest.mark.parametrize("axes", OF_AXES)
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "told by the shape"])
-@pytest.mark.parametrize("as_tensor", [True, False], ids=["tensors", "arrays"])
-def test_axes_are_put_in_order(axes: str, declared: bool, as_tensor: bool):
-    images = OF_AXES[axes]
-    given = (torch.from_numpy(images.copy()), torch.from_numpy(LABELS)) if as_tensor else (images, LABELS)
-    train, test, num_classes = read(*given, axes=axes if declared else None)
-    expected = torch.from_numpy(BYTES[:, :1] if axes == "NHW" else BYTES)
-    assert num_classes == 4
-    for part, indices in zip((train, test), hold_out_test(23), strict=True):
-        assert isinstance(part, Levels)
-        assert part.highest == 255
-        assert torch.equal(part.images, expected[indices])
-        assert torch.equal(part.labels, torch.from_numpy(LABELS)[indices])
+def test_axes_are_put_in_order():
+    for axes in OF_AXES:
+        for declared in [True, False]:
+            for as_tensor in [True, False]:
+                images = OF_AXES[axes]
+                given = (torch.from_numpy(images.copy()), torch.from_numpy(LABELS)) if as_tensor else (images, LABELS)
+                train, test, num_classes = read(*given, axes=axes if declared else None)
+                expected = torch.from_numpy(BYTES[:, :1] if axes == "NHW" else BYTES)
+                assert num_classes == 4
+                for part, indices in zip((train, test), hold_out_test(23), strict=True):
+                    assert isinstance(part, Levels)
+                    assert part.highest == 255
+                    assert torch.equal(part.images, expected[indices])
+                    assert torch.equal(part.labels, torch.from_numpy(LABELS)[indices])
 
 
 def test_test_images_that_are_given_are_all_used_in_their_order():
@@ -47,46 +47,47 @@ def test_test_images_that_are_given_are_all_used_in_their_order():
     assert num_classes == 5
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
-def test_floating_point_is_intensities(dtype: str):
-    images = (BYTES / 255).astype(dtype)
-    train, test, _ = read(images)
-    for part, indices in zip((train, test), hold_out_test(23), strict=True):
-        assert isinstance(part, Split)
-        assert part.images.dtype == torch.float32
-        assert torch.equal(part.images, torch.from_numpy(images.astype(np.float32))[indices])
+def test_floating_point_is_intensities():
+    for dtype in ["float16", "float32", "float64", ">f4"]:
+        images = (BYTES / 255).astype(dtype)
+        train, test, _ = read(images)
+        for part, indices in zip((train, test), hold_out_test(23), strict=True):
+            assert isinstance(part, Split)
+            assert part.images.dtype == torch.float32
+            assert torch.equal(part.images, torch.from_numpy(images.astype(np.float32))[indices])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", ">i8", "uint64"])
-def test_labels_of_any_whole_number_type_will_do(dtype: str):
-    train, _, _ = read(labels=LABELS.astype(dtype))
-    assert train.labels.dtype == torch.int64
-    assert torch.equal(train.labels, torch.from_numpy(LABELS)[hold_out_test(23)[0]])
+def test_labels_of_any_whole_number_type_will_do():
+    for dtype in ["int8", "uint16", "int32", ">i8", "uint64"]:
+        train, _, _ = read(labels=LABELS.astype(dtype))
+        assert train.labels.dtype == torch.int64
+        assert torch.equal(train.labels, torch.from_numpy(LABELS)[hold_out_test(23)[0]])
 
 
-@pytest.mark.parametrize("factor", [1, 1 / 255], ids=["bytes", "floats"])
-def test_later_changes_of_the_arrays_do_not_matter(factor: float):
-    images, labels = (BYTES if factor == 1 else (BYTES * factor).astype(np.float32)).copy(), LABELS.copy()
-    train, test, _ = read(images, labels)
-    before = train.images.clone(), train.labels.clone(), test.images.clone()
-    images[:], labels[:] = 0, 0
-    for tensor, expected in zip((train.images, train.labels, test.images), before, strict=True):
-        assert torch.equal(tensor, expected)
+def test_later_changes_of_the_arrays_do_not_matter():
+    for factor in [1, 1 / 255]:
+        images, labels = (BYTES if factor == 1 else (BYTES * factor).astype(np.float32)).copy(), LABELS.copy()
+        train, test, _ = read(images, labels)
+        before = train.images.clone(), train.labels.clone(), test.images.clone()
+        images[:], labels[:] = 0, 0
+        for tensor, expected in zip((train.images, train.labels, test.images), before, strict=True):
+            assert torch.equal(tensor, expected)
 
 
-@pytest.mark.parametrize("shape", [(23, 3, 5, 3), (23, 1, 5, 1), (23, 4, 5, 7), (23, 1, 5, 3)])
-def test_axes_that_the_shape_does_not_tell_must_be_declared(shape: tuple[int, ...]):
-    images = np.zeros(shape, dtype=np.uint8)
-    with pytest.raises(ValueError, match=r"axes is None, expected 'NHWC' or 'NCHW': the shape of images, .* not tell"):
-        read(images)
-    for axes in ("NHWC", "NCHW"):
-        train, _, _ = read(images, axes=axes)
-        assert tuple(train.images.shape[1:]) == (shape[1:] if axes == "NCHW" else (shape[3], *shape[1:3]))
+def test_axes_that_the_shape_does_not_tell_must_be_declared():
+    for shape in [(23, 3, 5, 3), (23, 1, 5, 1), (23, 4, 5, 7), (23, 1, 5, 3)]:
+        images = np.zeros(shape, dtype=np.uint8)
+        with pytest.raises(
+            ValueError, match=r"axes is None, expected 'NHWC' or 'NCHW': the shape of images, .* not tell"
+        ):
+            read(images)
+        for axes in ("NHWC", "NCHW"):
+            train, _, _ = read(images, axes=axes)
+            assert tuple(train.images.shape[1:]) == (shape[1:] if axes == "NCHW" else (shape[3], *shape[1:3]))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_malformed_arrays_are_an_error_that_names_them():
+    for options, message in [
         ({"images": BYTES[0, 0]}, r"images has shape \(5, 7\), expected \(N, H, W\)"),
         ({"axes": "NHW"}, r"images has shape \(23, 3, 5, 7\), expected \(N, H, W\)"),
         ({"axes": "NWH"}, "axes is 'NWH', expected one of .*did you mean 'NHW'"),
@@ -104,11 +105,9 @@ def test_axes_that_the_shape_does_not_tell_must_be_declared(shape: tuple[int, ..
         ({"test_labels": TEST_LABELS}, "test_labels is 'given', expected given just when test_images are"),
         ({"test_images": TEST_BYTES, "test_labels": LABELS}, r"test_labels has shape \(23,\), expected \(6,\)"),
         ({"images": BYTES[:4], "labels": LABELS[:4]}, "images is '4 in all', expected at least 5"),
-    ],
-)
-def test_malformed_arrays_are_an_error_that_names_them(options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        read(**options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            read(**options)
 
 
 def test_from_arrays_parts_as_load_does():
@@ -147,17 +146,17 @@ def test_test_images_of_another_size_are_an_error():
         from_arrays(BYTES, LABELS, test_images=TEST_BYTES[..., :6], test_labels=TEST_LABELS)
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_file_holds_the_arguments(tmp_path: Path, save):
-    path = tmp_path / "arrays.npz"
-    save(path, images=OF_AXES["NHWC"], labels=LABELS, test_images=TEST_BYTES.transpose(0, 2, 3, 1),
-         test_labels=TEST_LABELS, axes="NHWC")  # fmt: skip
-    found = read_npz(path)
-    expected = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
-    assert found[2] == expected[2]
-    for part, expected_part in zip(found[:2], expected[:2], strict=True):
-        assert torch.equal(part.images, expected_part.images)
-        assert torch.equal(part.labels, expected_part.labels)
+def test_a_file_holds_the_arguments(tmp_path: Path):
+    for save in [np.savez, np.savez_compressed]:
+        path = tmp_path / "arrays.npz"
+        save(path, images=OF_AXES["NHWC"], labels=LABELS, test_images=TEST_BYTES.transpose(0, 2, 3, 1),
+             test_labels=TEST_LABELS, axes="NHWC")  # fmt: skip
+        found = read_npz(path)
+        expected = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
+        assert found[2] == expected[2]
+        for part, expected_part in zip(found[:2], expected[:2], strict=True):
+            assert torch.equal(part.images, expected_part.images)
+            assert torch.equal(part.labels, expected_part.labels)
 
 
 def test_a_file_is_loaded_by_its_path(tmp_path: Path):
@@ -201,29 +200,29 @@ def test_a_file_of_anything_else_is_an_error_that_names_it(tmp_path: Path, write
         read_npz(path)
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path: Path, save):
-    path = tmp_path / "arrays.npz"
-    save(path, images=BYTES, labels=LABELS)
-    content = path.read_bytes()
-    for kept in range(0, len(content), 1 + len(content) // 40):
-        path.write_bytes(content[:kept])
-        with pytest.raises(ValueError, match=str(path)):
-            read_npz(path)
+def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path: Path):
+    for save in [np.savez, np.savez_compressed]:
+        path = tmp_path / "arrays.npz"
+        save(path, images=BYTES, labels=LABELS)
+        content = path.read_bytes()
+        for kept in range(0, len(content), 1 + len(content) // 40):
+            path.write_bytes(content[:kept])
+            with pytest.raises(ValueError, match=str(path)):
+                read_npz(path)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_file_with_a_changed_byte_is_an_error_or_unchanged(tmp_path: Path, seed: int):
-    path = tmp_path / "arrays.npz"
-    np.savez_compressed(path, images=BYTES, labels=LABELS)
-    content = bytearray(path.read_bytes())
-    content[int(np.random.default_rng(seed).integers(len(content)))] ^= 255
-    path.write_bytes(bytes(content))
-    try:
-        found = read_npz(path)[0].images
-    except ValueError as error:
-        found = str(error)
-    assert str(path) in found if isinstance(found, str) else torch.equal(found, read()[0].images)
+def test_a_file_with_a_changed_byte_is_an_error_or_unchanged(tmp_path: Path):
+    for seed in range(4):
+        path = tmp_path / "arrays.npz"
+        np.savez_compressed(path, images=BYTES, labels=LABELS)
+        content = bytearray(path.read_bytes())
+        content[int(np.random.default_rng(seed).integers(len(content)))] ^= 255
+        path.write_bytes(bytes(content))
+        try:
+            found = read_npz(path)[0].images
+        except ValueError as error:
+            found = str(error)
+        assert str(path) in found if isinstance(found, str) else torch.equal(found, read()[0].images)
 
 
 def pixels(seed: int, channels: int = 1, height: int = HEIGHT, width: int = WIDTH) -> torch.Tensor:

@@ -163,10 +163,10 @@ def test_the_same_size_changes_nothing_one_number_is_a_square_and_no_images_stay
     assert resize_bilinear(images[:0], (13, 17)).shape == (0, 1, 13, 17)
 
 
-@pytest.mark.parametrize("image_size", [0, -1, (5, 0), (5,), (5, 5, 5)])
-def test_a_size_that_is_none_is_an_error(image_size: int | tuple[int, ...]):
-    with pytest.raises(ValueError, match="image_size is"):
-        resize_bilinear(make_images(7, 11), image_size)
+def test_a_size_that_is_none_is_an_error():
+    for image_size in [0, -1, (5, 0), (5,), (5, 5, 5)]:
+        with pytest.raises(ValueError, match="image_size is"):
+            resize_bilinear(make_images(7, 11), image_size)
 
 
 def test_images_of_another_rank_or_type_are_an_error():

@@ -21,6 +21,14 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def dropping(tmp_path_factory):
+    """The folder of a run with dropout and redrawn projections, so that a number more or less drawn would show."""
+    folder = tmp_path_factory.mktemp("dropping") / "run"
+    train(TINY.replace(epochs=3, dropout=0.2, redraw_every=4), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def trained_on_canvas(tmp_path_factory):
     """A run whose images have a margin, so that they can be shifted without loss."""
     folder = tmp_path_factory.mktemp("canvas") / "run"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from teka.training import Run, restore, train
-from teka.training.checkpoint import load_weights, read_weights
+from teka.training.checkpoint import PARTS, find_checkpoint, load_weights, read_weights
 
 
 def model(**options):
@@ -39,13 +39,13 @@ def test_a_missing_checkpoint_is_an_error(tmp_path):
         read_weights(tmp_path / "none.ckpt")
 
 
-@pytest.mark.parametrize("keep", [0, 10, 1000])
-def test_a_truncated_checkpoint_is_an_error(tmp_path, keep):
+def test_a_truncated_checkpoint_is_an_error(tmp_path):
     save(model(), tmp_path / "it.ckpt")
     content = (tmp_path / "it.ckpt").read_bytes()
-    (tmp_path / "it.ckpt").write_bytes(content[:keep])
-    with pytest.raises(ValueError, match="checkpoint"):
-        read_weights(tmp_path / "it.ckpt")
+    for keep in (0, 10, 1000):
+        (tmp_path / "it.ckpt").write_bytes(content[:keep])
+        with pytest.raises(ValueError, match="checkpoint"):
+            read_weights(tmp_path / "it.ckpt")
 
 
 class Malicious:
@@ -72,12 +72,13 @@ def unfinished(trained, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("part", ["state_dict", "loops", "optimizer_states", "lr_schedulers", "epoch", "callbacks"])
-def test_a_checkpoint_without_a_part_is_an_error_that_names_the_file(unfinished, tiny, part):
+def test_a_checkpoint_without_a_part_is_an_error_that_names_the_file(unfinished, tiny):
     path = unfinished / "checkpoints" / "last.ckpt"
-    content = torch.load(path, weights_only=True)
-    del content[part]
-    torch.save(content, path)
+    whole = torch.load(path, weights_only=True)
+    for part in PARTS:
+        torch.save({name: value for name, value in whole.items() if name != part}, path)
+        with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt"):
+            find_checkpoint(unfinished, tiny)
     with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt"):
         train(tiny, unfinished, resume=True)
 
@@ -107,13 +108,13 @@ def test_an_edited_run_is_refused_with_what_differs(trained, unfinished, tiny):
         restore(unfinished)
 
 
-@pytest.mark.parametrize("content", [{}, {"parameters": "many"}, {"parameters": 3, "epochs": None, "seconds": 1}])
-def test_a_result_that_no_training_wrote_is_an_error(unfinished, tiny, content):
-    (unfinished / "result.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
-        train(tiny, unfinished, resume=True)
-    with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
-        restore(unfinished)
+def test_a_result_that_no_training_wrote_is_an_error(unfinished, tiny):
+    for content in ({}, {"parameters": "many"}, {"parameters": 3, "epochs": None, "seconds": 1}):
+        (unfinished / "result.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
+            train(tiny, unfinished, resume=True)
+        with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
+            restore(unfinished)
 
 
 def test_a_run_of_an_older_teka_is_read_and_not_gone_on_with(trained, unfinished, tiny):

@@ -1,12 +1,15 @@
 import csv
 import subprocess
 import sys
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
+from teka.nn import TransformerBlock
 from teka.training import Execution, train
 from teka.training.checkpoint import read_weights
 from teka.training.execution import Processes
@@ -100,18 +103,20 @@ def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(run, who
     assert losses(tmp_path / "run") != losses(whole)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accelerator": "tpu"}, "accelerator"),
-        ({"devices": 0}, "devices is 0, expected at least 1"),
-        ({"num_nodes": 1.5}, "num_nodes is 1.5"),
-        ({"accumulate": True}, "accumulate is True"),
-    ],
-)
-def test_a_wrong_option_is_an_error_that_names_it(options, message, as_users_run_it):
-    with pytest.raises(ValueError, match=message):
-        Execution(**options)
+def test_a_wrong_option_is_an_error_that_names_it(as_users_run_it):
+    for option, value in {"accelerator": "tpu", "devices": 0, "num_nodes": 1.5, "accumulate": True}.items():
+        wrong: dict[str, Any] = {option: value}
+        with pytest.raises(ValueError, match=f"{option} is {value!r}, expected"):
+            Execution(**wrong)
+
+
+def test_a_block_is_called_again_in_the_backward_pass_where_it_is_to_keep_its_input_alone():
+    for again, calls in ((False, 1), (True, 2)):
+        block, called = TransformerBlock(8, 2, relative=None), Mock(return_value=None)
+        block.attention.register_forward_hook(called)
+        Execution(activation_checkpointing=again).prepare(block)
+        block(torch.randn(1, 5, 8, requires_grad=True)).sum().backward()
+        assert called.call_count == calls
 
 
 def test_a_model_without_blocks_has_none_to_compute_again():

@@ -1,12 +1,11 @@
 """A run that was killed, moved or damaged goes on to what an uninterrupted one gives, bit for bit."""
 
 import itertools
-import os
+import multiprocessing
 import random
-import signal
+import shutil
 import struct
-import subprocess
-import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -15,17 +14,9 @@ import pytest
 import torch
 
 from teka.files import read_json
-from teka.training import Run, checkpoint, train
+from teka.training import Execution, Run, checkpoint, train
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from teka.training import Run, train
-torch.set_num_threads(1)  # other numbers of threads add in another order
-if __name__ == "__main__":
-    train(Run.load(Path(sys.argv[1])), sys.argv[2], resume=True, throughput=False)
-"""
+CPU = Execution(accelerator="cpu")
 
 
 class Killed(BaseException):
@@ -46,11 +37,11 @@ def whole(stopping, tmp_path_factory):
 
 
 def trained(run: Run, folder: Path, *, resume: bool = False) -> Path:
-    """The folder of a run that was trained by one thread: others add in another order."""
+    """The folder of a run that was trained by one thread of a CPU: others add in another order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        train(run, folder, resume=resume, progress_bar=False, throughput=False)
+        train(run, folder, resume=resume, execution=CPU, progress_bar=False, throughput=False)
     finally:
         torch.set_num_threads(threads)
     return folder
@@ -81,21 +72,19 @@ def test_the_run_of_these_tests_stops_early_after_its_best_epoch(whole):
 WRITES = 7
 
 
-@pytest.fixture
-def killed_at(stopping, monkeypatch):
-    """Train the run of these tests until a write of a checkpoint, which is still done or not."""
+@pytest.fixture(scope="module")
+def killed_after(stopping):
+    """Train the run of these tests until a write of a checkpoint."""
 
-    def train_until(number: int, when: str, folder: Path) -> Path:
+    def train_until(number: int, folder: Path) -> Path:
         write, writes = checkpoint.write_bytes, itertools.count(1)
 
         def write_or_die(*arguments, **options):
-            is_last = next(writes) == number
-            if not is_last or when == "after":
-                write(*arguments, **options)
-            if is_last:
+            write(*arguments, **options)
+            if next(writes) == number:
                 raise Killed
 
-        with monkeypatch.context() as patched:
+        with pytest.MonkeyPatch.context() as patched:
             patched.setattr(checkpoint, "write_bytes", write_or_die)
             with pytest.raises(Killed):
                 trained(stopping, folder)
@@ -105,24 +94,31 @@ def killed_at(stopping, monkeypatch):
     return train_until
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("number", [2, 4, 5, WRITES])
-def test_killed_at_a_write_and_moved_it_resumes_to_the_same_two_checkpoints(
-    stopping, whole, tmp_path, killed_at, number, when
+# After a best one alone, the last one too, a last one that is not the best, a best one that is newer, and the end.
+@pytest.mark.parametrize("number", [1, 2, 3, 4, WRITES])
+def test_killed_after_a_write_and_moved_it_resumes_to_the_same_two_checkpoints(
+    stopping, whole, tmp_path, killed_after, number
 ):
-    moved = killed_at(number, when, tmp_path / "killed").rename(tmp_path / "moved")
+    moved = killed_after(number, tmp_path / "killed").rename(tmp_path / "moved")
     assert_same(whole, trained(stopping, moved, resume=True))
 
 
 def test_killed_before_its_result_it_does_not_train_on(stopping, whole, tmp_path):
-    folder = trained(stopping, tmp_path / "run")
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
     (folder / "result.json").unlink()
     assert_same(whole, trained(stopping, folder, resume=True))
 
 
+@pytest.fixture(scope="module")
+def killed_at_its_end(killed_after, tmp_path_factory):
+    return killed_after(WRITES, tmp_path_factory.mktemp("killed") / "run")
+
+
 @pytest.mark.parametrize("damage", ["cut off", "one bit", "missing"])
-def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before_it(stopping, whole, tmp_path, killed_at, damage):
-    folder = killed_at(WRITES, "after", tmp_path / "run")
+def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before_it(
+    stopping, whole, tmp_path, killed_at_its_end, damage
+):
+    folder = Path(shutil.copytree(killed_at_its_end, tmp_path / "run"))
     last = folder / "checkpoints" / "last.ckpt"
     content = bytearray(last.read_bytes())
     content[middle_of_largest_record(last)] ^= 1
@@ -142,7 +138,7 @@ def middle_of_largest_record(path: Path) -> int:
 
 
 def test_of_two_damaged_checkpoints_the_error_names_the_file(stopping, whole, tmp_path):
-    folder = trained(stopping, tmp_path / "run")
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
     (folder / "result.json").unlink()
     (folder / "checkpoints" / "last.ckpt").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt', expected a whole checkpoint"):
@@ -152,22 +148,16 @@ def test_of_two_damaged_checkpoints_the_error_names_the_file(stopping, whole, tm
 SHARED_MEMORY = Path("/dev/shm")  # another file system, where there is one
 
 
-@pytest.mark.parametrize("temporary", ["same", "other"] if SHARED_MEMORY.is_dir() else ["same"])
-def test_killed_at_any_moment_it_resumes_to_the_numbers_of_an_uninterrupted_one(stopping, whole, tmp_path, temporary):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
+def test_killed_at_any_moment_it_resumes_to_the_numbers_of_an_uninterrupted_one(stopping, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(SHARED_MEMORY if SHARED_MEMORY.is_dir() else tmp_path))
     folder = tmp_path / "killed"
-    elsewhere = tmp_path if temporary == "same" else SHARED_MEMORY
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(whole), str(folder)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(elsewhere)},
-    )
+    process = multiprocessing.get_context("fork").Process(target=trained, args=(stopping, folder))
+    process.start()
     limit = time.monotonic() + 120
     while not (folder / "checkpoints" / "last.ckpt").is_file() and time.monotonic() < limit:
         time.sleep(0.005)
-    time.sleep(random.Random(temporary).uniform(0, 0.3))
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    time.sleep(random.Random(0).uniform(0, 0.3))
+    process.kill()
+    process.join()
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
     assert_same(whole, trained(stopping, folder, resume=True))

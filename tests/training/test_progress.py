@@ -58,16 +58,8 @@ def test_without_a_progress_bar_nothing_is_printed(tiny, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(2.30259, "2.302"), (45.678, "45.67"), (123456.7, "123457"), (0.000123, "1.2e-4"), (0.0, "0.000")],
-)
-def test_numbers_fit_their_columns(value, shown):
-    assert _number(value) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (3599.0, "59:59"), (35999.0, "9:59:59"), (90000.0, "25 h")]
-)
-def test_times_fit_their_columns(seconds, shown):
-    assert _time(seconds) == shown
+def test_numbers_and_times_fit_their_columns():
+    numbers = {2.30259: "2.302", 45.678: "45.67", 123456.7: "123457", 0.000123: "1.2e-4", 0.0: "0.000"}
+    assert {number: _number(number) for number in numbers} == numbers
+    times = {0.4: "0:00", 59.6: "1:00", 3599.0: "59:59", 35999.0: "9:59:59", 90000.0: "25 h"}
+    assert {seconds: _time(seconds) for seconds in times} == times

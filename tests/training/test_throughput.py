@@ -35,16 +35,13 @@ def column(folder, name):
 
 
 @pytest.fixture(scope="module")
-def run(tiny):
-    """Dropout and redrawn projections, so that a number more or less drawn would show."""
-    return tiny.replace(epochs=3, dropout=0.2, redraw_every=4)
+def run(dropping):
+    return Run.load(dropping)
 
 
 @pytest.fixture(scope="module")
-def measured(run, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("measured") / "run"
-    train(run, folder)
-    return folder
+def measured(dropping):
+    return dropping
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +94,7 @@ def test_a_training_that_ends_before_the_warmup_does_has_no_numbers(tiny, tmp_pa
     assert result["flop_utilisation"] is None
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_every_image_after_the_warmup_is_counted_whatever_parts_a_step_has(run, tmp_path, monkeypatch, accumulate):
+def test_every_image_after_the_warmup_is_counted_whatever_parts_a_step_has(run, tmp_path, monkeypatch):
     counted = []
     plain = Throughput.on_train_epoch_end
 
@@ -108,20 +104,20 @@ def test_every_image_after_the_warmup_is_counted_whatever_parts_a_step_has(run, 
 
     monkeypatch.setattr(Throughput, "on_train_epoch_end", watched)
     run = run.replace(batch_size=20, epochs=2, train_size=96)  # steps of 20, 20, 20, 20 and 16
-    train(run, tmp_path / "run", execution=Execution(accumulate=accumulate))
+    train(run, tmp_path / "run", execution=Execution(accumulate=3))
     assert counted == [36, 96]
 
 
-# A VGG-16's 134 million parameters take seconds; it is made of what AlexNet is made of.
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "vgg16"])
-def test_operations_are_counted_on_a_copy_of_any_model(name):
-    torch.manual_seed(0)
-    model = Run.of(model=name).make_model(image_size=(32, 32), in_channels=1, num_classes=10)
-    before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    assert training_flops_per_image(model, torch.zeros(2, 1, 32, 32)) > 0
-    assert torch.equal(torch.get_rng_state(), random_state)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
+def test_operations_are_counted_on_a_copy_of_any_model():
+    # A VGG-16's 134 million parameters take seconds; it is made of what AlexNet is made of.
+    for kind in MODELS.keys() - {"vgg16"}:
+        torch.manual_seed(0)
+        model = Run.of(model=kind).make_model(image_size=(32, 32), in_channels=1, num_classes=10)
+        before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+        assert training_flops_per_image(model, torch.zeros(2, 1, 32, 32)) > 0, kind
+        assert torch.equal(torch.get_rng_state(), random_state), kind
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), kind
+        assert all(parameter.grad is None for parameter in model.parameters()), kind
 
 
 def test_operations_of_a_linear_map_are_those_of_its_three_products():

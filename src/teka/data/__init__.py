@@ -1,4 +1,7 @@
-"""Images and labels: published data sets, downloaded and checked; folders of pictures, and arrays; and augmentation."""
+"""Images and labels: published data sets, downloaded and checked; folders of pictures, and arrays; and augmentation.
+
+Shapes, types, names and numbers other than a docstring says are a ValueError that names the argument.
+"""
 
 from teka.data.augment import HorizontalFlip, Normalize, RandomCrop, RandomShift, lossless_selection
 from teka.data.dataset import Dataset, Split

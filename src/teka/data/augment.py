@@ -18,18 +18,10 @@ SHIFT_MODES = ("zero", "circular")
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Move each image by whole pixels, drawn evenly from −max_shift … max_shift along each axis.
+    """Move each image by whole pixels, drawn evenly from −max_shift … max_shift along each axis as by `Grid.roll`.
 
-    A shift by t moves what is at index i to i + t, as `teka.Grid.roll` has it.
-
-    Args:
-        max_shift: Largest shift in pixels, one number or (along the height, along the width).
-        mode: "zero": what leaves is lost, and background enters; "circular": what leaves at one side enters at the
-            other.
-        background: Value that enters in mode "zero".
-
-    Raises:
-        ValueError: An unknown mode, or shifts that are not one or two whole numbers from 0.
+    The largest shift is one number or (along the height, along the width). In mode "zero" what leaves is lost, and
+    background enters; in "circular" it enters at the other side.
     """
 
     max_shift: int | tuple[int, int]
@@ -48,24 +40,14 @@ class RandomShift:
             raise wrong_value("max_shift", self.max_shift, f"at most the images' size, {height} × {width}")
         down = _draw(-most_down, most_down, images, generator)
         right = _draw(-most_right, most_right, images, generator)
-        rows = torch.arange(height, device=images.device) - down[:, None]
-        columns = torch.arange(width, device=images.device) - right[:, None]
-        if self.mode == "circular":
-            return _pick(images, rows % height, columns % width)
-        return _pick_or_background(images, rows, columns, self.background)
+        return _cut(images, -down, -right, (height, width), self.background if self.mode == "zero" else None)
 
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Surround each image with background and cut a window out of it, at a place drawn evenly.
+    """Cut a window of `size` pixels out of each image and `padding` pixels around it, at a place drawn evenly.
 
-    Args:
-        size: Size of the window in pixels, one side or (height, width).
-        padding: Width of the background on each side, in pixels.
-        background: Its value.
-
-    Raises:
-        ValueError: A size that is not one or two whole numbers from 1, or a padding that is not one from 0.
+    The size is one side or (height, width); the padding has the value of the background.
     """
 
     size: int | tuple[int, int]
@@ -78,29 +60,18 @@ class RandomCrop:
 
     def __call__(self, images: Tensor, generator: Generator) -> Shaped[Tensor, "images channels new_height new_width"]:
         """A window of each image, of any type and shape (N, C, H, W); one larger than image and padding is an error."""
-        height, width = _check(images)
+        height, width = (side + 2 * self.padding for side in _check(images))
         new_height, new_width = height_and_width("size", self.size)
-        spare_rows, spare_columns = height + 2 * self.padding - new_height, width + 2 * self.padding - new_width
-        if spare_rows < 0 or spare_columns < 0:
-            expected = f"at most {height + 2 * self.padding} × {width + 2 * self.padding}, the images and their padding"
-            raise wrong_value("size", self.size, expected)
-        top = _draw(-self.padding, spare_rows - self.padding, images, generator)
-        left = _draw(-self.padding, spare_columns - self.padding, images, generator)
-        rows = torch.arange(new_height, device=images.device) + top[:, None]
-        columns = torch.arange(new_width, device=images.device) + left[:, None]
-        return _pick_or_background(images, rows, columns, self.background)
+        if new_height > height or new_width > width:
+            raise wrong_value("size", self.size, f"at most {height} × {width}, the images and their padding")
+        top = _draw(-self.padding, height - new_height - self.padding, images, generator)
+        left = _draw(-self.padding, width - new_width - self.padding, images, generator)
+        return _cut(images, top, left, (new_height, new_width), self.background)
 
 
 @dataclass(frozen=True)
 class HorizontalFlip:
-    """Mirror images left to right; not for data where that changes the class, such as digits.
-
-    Args:
-        probability: Probability for each image.
-
-    Raises:
-        ValueError: A probability outside [0, 1].
-    """
+    """Mirror images left to right with a probability; not for data where that changes the class, such as digits."""
 
     probability: float = 0.5
 
@@ -126,44 +97,27 @@ def _draw(lowest: int, highest: int, images: Tensor, generator: Generator) -> In
     return drawn.to(images.device)
 
 
-def _pick(
-    images: Tensor, rows: Int[Tensor, "images new_height"], columns: Int[Tensor, "images new_width"]
-) -> Shaped[Tensor, "images channels new_height new_width"]:
+def _cut(
+    images: Tensor, top: Int[Tensor, " n"], left: Int[Tensor, " n"], size: Sequence[int], background: float | None
+) -> Shaped[Tensor, "n channels new_height new_width"]:
+    """A window of each image from a row and a column of its own; without a background the image goes on around it."""
+    height, width = images.shape[2:]
+    rows = (top[:, None] + torch.arange(size[0], device=images.device))[:, None, :, None]
+    columns = (left[:, None] + torch.arange(size[1], device=images.device))[:, None, None, :]
     index = torch.arange(len(images), device=images.device)[:, None, None, None]
     channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
-    return images[index, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
-def _pick_or_background(
-    images: Tensor,
-    rows: Int[Tensor, "images new_height"],
-    columns: Int[Tensor, "images new_width"],
-    background: float,
-) -> Shaped[Tensor, "images channels new_height new_width"]:
-    height, width = images.shape[2:]
-    outside: Bool[Tensor, "images 1 new_height new_width"] = ((rows < 0) | (rows >= height))[:, None, :, None] | (
-        (columns < 0) | (columns >= width)
-    )[:, None, None, :]
-    picked = _pick(images, rows.clamp(0, height - 1), columns.clamp(0, width - 1))
-    return picked.masked_fill(outside, background)
+    picked = images[index, channel, rows % height, columns % width]
+    if background is None:
+        return picked
+    return picked.masked_fill((rows < 0) | (rows >= height) | (columns < 0) | (columns >= width), background)
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """Subtract a mean from each channel and divide by a standard deviation.
-
-        x ↦ (x − mean_c) / deviation_c
+    """x ↦ (x − mean_c) / deviation_c for each channel c, deviations being positive.
 
     Take both from the training images, `Normalize.of(dataset.train.images)`, and apply them to every part. A shift
     fills with background, which is 0 before this and −mean_c / deviation_c after it: shift first.
-
-    Args:
-        mean: One number for each channel.
-        deviation: One positive number for each channel.
-
-    Raises:
-        ValueError: Not one number of each kind for each channel, one that is not finite, or a deviation that is not
-            positive.
     """
 
     mean: tuple[float, ...]
@@ -181,12 +135,12 @@ class Normalize:
     def of(cls, images: Tensor) -> "Normalize":
         """The one after which these images, shape (N, C, H, W), have mean 0 and mean square 1 in each channel.
 
-        Raises:
-            ValueError: Another rank, not floating point, or a channel that is the same in every pixel.
+        A channel that is the same in every pixel is a ValueError.
         """
+        _check(images)
         if not images.numel():
             raise wrong_shape("images", images.shape, "(images, channels, height, width), none of them 0")
-        _check_floating(images, images.shape[1] if images.ndim == 4 else "channels")
+        _check_floating(images, images.shape[1])
         deviation, mean = torch.std_mean(images.double(), dim=(0, 2, 3), correction=0)
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 
@@ -197,7 +151,7 @@ class Normalize:
         return (images - mean) / deviation
 
 
-def _check_floating(images: Tensor, channels: int | str) -> None:
+def _check_floating(images: Tensor, channels: int) -> None:
     if images.ndim != 4 or images.shape[1] != channels:
         raise wrong_shape("images", images.shape, f"(images, {channels}, height, width)")
     if not images.is_floating_point():
@@ -205,23 +159,11 @@ def _check_floating(images: Tensor, channels: int | str) -> None:
 
 
 def blank_columns(images: Tensor) -> tuple[Int[Tensor, " images"], Int[Tensor, " images"]]:
-    """Blank columns left of the first non-zero column and right of the last, each minus one and at least 0.
-
-    With first and last the indices of the outermost columns that hold a value other than 0 in any row and channel:
-
-        left = max(first − 1, 0),   right = max(W − 1 − last − 1, 0)
-
-    The column subtracted stays blank between the object and the edge after a shift by that many columns. An image
-    with no such column is W blank ones from either side. For rows, pass `images.transpose(2, 3)`.
-
-    Source: Horn et al. 2021, figure 1.
-    """
-    if images.ndim != 4:
-        raise wrong_shape("images", images.shape, "(images, channels, height, width)")
+    """Blank columns left of the first non-zero column and right of the last, each minus one, at least 0."""
+    _check(images)
     filled = (images != 0).any(dim=2).any(dim=1)
     # A running sum is 0 for as long as nothing has been met, which counts the blank columns from that side.
-    left = (filled.cumsum(dim=1) == 0).sum(dim=1)
-    right = (filled.flip(1).cumsum(dim=1) == 0).sum(dim=1)
+    left, right = ((one.cumsum(dim=1) == 0).sum(dim=1) for one in (filled, filled.flip(1)))
     return (left - 1).clamp(min=0), (right - 1).clamp(min=0)
 
 
@@ -230,19 +172,9 @@ def lossless_selection(
 ) -> Bool[Tensor, " images"]:
     """Mark the images of one class that can be rolled by −margin … margin columns with only zeros wrapping.
 
-    On the test images at 32×32 the defaults keep 854 of MNIST's 1,135 ones and 791 of Fashion-MNIST's 1,000
-    trousers. The shift itself is `teka.Grid.roll`.
-
-    Args:
-        images: Intensities with background 0, shape (N, C, H, W).
-        labels: Class index of each image, shape (N,).
-        class_index: The class to keep; None keeps all classes, to be shown beside it.
-        margin: Columns that must be blank on both sides, less the one that stays blank.
-
-    Raises:
-        ValueError: Images of another rank, labels that are not one for each image, or a negative class or margin.
-
-    Source: Horn et al. 2021, figure 1.
+    On the test images at 32×32 the defaults keep 854 of MNIST's 1,135 ones and 791 of Fashion-MNIST's 1,000 trousers;
+    with None all classes are kept, to be shown beside it. One blank column more stays on both sides. The images are
+    intensities with background 0, (N, C, H, W), and the shift is `teka.Grid.roll`. Source: Horn et al. 2021, figure 1.
     """
     if tuple(labels.shape) != (len(images),):
         raise wrong_shape("labels", labels.shape, f"({len(images)},), one label for each image")

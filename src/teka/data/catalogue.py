@@ -58,9 +58,8 @@ FASHION_MNIST = IdxDataset(
     addresses=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     system_folder=Path("/usr/share/datasets/fashion-mnist"),
 )
-# 50,000 training and 10,000 test photographs. Read from the published "binary version"; the pickles of the "Python
-# version" would run what they hold, and are never read. Its authors give an MD5 of the packed archive alone: a download
-# is checked by it, and files that are there already by size and labels only.
+# 50,000 training and 10,000 test photographs, in the published "binary version": pickles are never read. Its authors
+# give an MD5 of the archive alone: a download is checked by it, files that are there by size and labels only.
 CIFAR10 = RecordDataset(
     name="cifar10",
     class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -86,10 +85,6 @@ def read_digits(canvas_size: int | Sequence[int] = 16) -> tuple[Levels, Levels]:
 
     The first 1,437 of `numpy.random.default_rng(0).permutation(1797)` are for training, the other 360 for test,
     whatever the canvas. Each lies in its middle; where the margin is odd, its smaller half is above and to the left.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
-        ValueError: A canvas smaller than the images.
     """
     height, width = height_and_width("canvas_size", canvas_size, smallest=_DIGIT_SIDE)
     pixels, classes = require("sklearn.datasets", "digits need", "teka[train]").load_digits(return_X_y=True)

@@ -1,7 +1,9 @@
 """What a data set is once loaded, and the way there: whole levels as published are parted and become intensities."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,21 +15,16 @@ from teka.data.pictures import resize_bilinear, to_intensities
 from teka.errors import wrong_shape, wrong_value
 from teka.memory import check_memory
 
+Side: TypeAlias = int | Sequence[int]  # of square images, or (height, width)
 VALIDATION_SHARE, TEST_SHARE = 10, 5
 TEST_SEED = 0
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their labels: one part of a data set; it may be empty.
+    """One part of a data set, maybe empty: intensities in [0, 1], shape (N, C, H, W), and the classes' indices (N,).
 
-    Args:
-        images: Floating point intensities in [0, 1], shape (N, C, H, W); a background, where there is one, is 0.
-        labels: Class index of each image, whole numbers of shape (N,).
-
-    Raises:
-        ValueError: A wrong shape, images that are not floating point, values outside [0, 1], or labels that are
-            not whole numbers.
+    A background, where there is one, is 0.
     """
 
     images: Tensor
@@ -55,7 +52,7 @@ class Split:
         """The images at these indices, in this order."""
         return Split(self.images[indices], self.labels[indices])
 
-    def to_split(self, image_size: int | Sequence[int] | None = None) -> "Split":
+    def to_split(self, image_size: Side | None = None) -> "Split":
         """Itself: intensities are not resized, `Levels` are."""
         if image_size is not None:
             raise wrong_value("image_size", image_size, "None: images of floating point are not resized")
@@ -64,11 +61,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Levels:
-    """Labelled images in whole levels 0 … highest, of which `highest` becomes intensity 1.
-
-    Everything that selects, places or resizes works on these, a quarter of the memory of float32, and rounds as the
-    published files do; only what is used becomes a `Split`.
-    """
+    """Labelled images in whole levels 0 … highest, of which `highest` becomes intensity 1, in less memory."""
 
     images: UInt8[Tensor, "images channels height width"]
     labels: Int[Tensor, " images"]
@@ -81,7 +74,7 @@ class Levels:
         """The images at these indices, in this order."""
         return Levels(self.images[indices], self.labels[indices], self.highest)
 
-    def to_split(self, image_size: int | Sequence[int] | None = None) -> Split:
+    def to_split(self, image_size: Side | None = None) -> Split:
         """Intensities, of another size if one is given."""
         images = self.images if image_size is None else resize_bilinear(self.images, image_size)
         return Split(to_intensities(images, self.highest), self.labels)
@@ -96,12 +89,9 @@ class Dataset:
         train: Images to learn from.
         validation: Images to stop and choose by; may be empty.
         test: Images to report on.
-        num_classes: Number of classes; labels are 0 … num_classes − 1.
+        num_classes: Labels are 0 … num_classes − 1.
         image_size: (height, width) in pixels, the same for every image.
         in_channels: Number of colour channels.
-
-    Raises:
-        ValueError: A split of another image size or number of channels, or a label that is not a class.
     """
 
     name: str
@@ -124,13 +114,14 @@ class Dataset:
                 came = f"from {split.labels.min().item()} to {split.labels.max().item()}"
                 raise wrong_value(f"{part}.labels", came, f"classes from 0 to {self.num_classes - 1}")
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a model of its images is made with: image_size, in_channels and num_classes."""
+        return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
+
 
 def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
-    """Indices for training and for test, the last fifth of `numpy.random.default_rng(0).permutation(N)`, rounded down.
-
-    The seed is that of this split alone: no option of a run changes it. With another number of images, which must be at
-    least five, it is another split.
-    """
+    """Indices for training and for test, a fifth of `numpy.random.default_rng(0).permutation(N)` at its end."""
     if num_images < TEST_SHARE:
         raise wrong_value("images", f"{num_images} in all", f"at least {TEST_SHARE}, a fifth of them for test")
     order = torch.from_numpy(np.random.default_rng(TEST_SEED).permutation(num_images))
@@ -138,33 +129,29 @@ def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, "
     return order[:num_train], order[num_train:]
 
 
+Parts: TypeAlias = tuple[Levels | Split, Levels | Split, int]  # for training, for test, and the number of classes
+
+
 def assemble(
-    name: str,
-    train: Levels | Split,
-    test: Levels | Split,
-    num_classes: int,
-    *,
-    image_size: int | Sequence[int] | None,
-    validation_size: int | None,
-    train_size: int | None,
-    seed: int,
+    name: str, parts: Parts, image_size: Side | None, validation_size: int | None, train_size: int | None, seed: int
 ) -> Dataset:
     """Part training images into training and validation, and make intensities of them; every test image is kept.
 
     In the order `numpy.random.default_rng(seed).permutation(N)` the last `validation_size` are for validation, by
     default a tenth, and the first `train_size` of the others for training, by default all.
     """
+    train, test, num_classes = parts
     validation_size = len(train) // VALIDATION_SHARE if validation_size is None else validation_size
     check_sizes({"seed": seed}, 0)
     check_sizes({"validation_size": validation_size}, 0, len(train) - 1)
     rest = len(train) - validation_size
     check_sizes({"train_size": train_size}, most=rest, or_none=True)
     if image_size is not None:
-        height, width = height_and_width("image_size", image_size)
-        num_bytes = 4 * (len(train) + len(test)) * train.images.shape[1] * height * width
+        image_size = height_and_width("image_size", image_size)
+        num_bytes = 4 * (len(train) + len(test)) * train.images.shape[1] * math.prod(image_size)
         check_memory("image_size", image_size, num_bytes, "images")
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(train)))
-    parts = (train.take(order[: rest if train_size is None else train_size]), train.take(order[rest:]), test)
-    learned, validation, held_out = (part.to_split(image_size) for part in parts)
+    chosen = (train.take(order[: rest if train_size is None else train_size]), train.take(order[rest:]), test)
+    learned, validation, held_out = (part.to_split(image_size) for part in chosen)
     channels, height, width = learned.images.shape[1:]
     return Dataset(name, learned, validation, held_out, num_classes, (height, width), channels)

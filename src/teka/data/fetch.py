@@ -19,8 +19,7 @@ from teka.errors import require, wrong_value
 
 CHUNK_BYTES = 2**13
 _RANGE_NOT_SATISFIABLE = 416
-# Request timeout, too early, too many requests: the same request may be answered later.
-_PASSING = (408, 425, 429)
+_PASSING = (408, 425, 429)  # request timeout, too early, too many requests: the same request may be answered later
 _logger = logging.getLogger(__name__)
 
 
@@ -30,10 +29,7 @@ class RefusedError(ConnectionError):
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file on the web: the name it is kept under, and where it lies, in the order in which addresses are tried.
-
-    `known_hash` is that of what is kept, "sha256:…" or "md5:…"; `is_packed`, whether gzip is undone before.
-    """
+    """A file on the web: the name it is kept under, and where it lies, in the order in which addresses are tried."""
 
     name: str
     addresses: tuple[str, ...]
@@ -49,9 +45,6 @@ class Fetcher:
         timeout: Seconds without a byte after which a connection counts as stalled.
         attempts: Failures in a row, each without a byte more than before, after which an address is given up.
         wait: Seconds before the second attempt; twice as many before each further one.
-
-    Raises:
-        ValueError: A value out of range.
     """
 
     timeout: float = 30.0
@@ -69,11 +62,7 @@ class Fetcher:
         """Put a file into a folder, made if it is missing; one that is there with the right hash is left alone.
 
         What has arrived of it lies in a hidden file beside it, one for each address, and a later call resumes there.
-        The file itself appears under its name whole and checked, or not at all.
-
-        Raises:
-            ImportError: pooch is not installed.
-            ConnectionError: No address gave the file; the message has what each one did.
+        The file appears whole and checked, or not at all: a ConnectionError has what every address did.
         """
         problems = []
         for address in file.addresses:

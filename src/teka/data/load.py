@@ -1,6 +1,5 @@
 """Data sets by name or path."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from teka.checks import check_name, check_sizes, height_and_width
 from teka.data.catalogue import DIGIT_NAMES, PUBLISHED_DATASETS, read_digits
-from teka.data.dataset import Dataset, assemble
+from teka.data.dataset import Dataset, Side, assemble
 from teka.data.fetch import Fetcher
 from teka.data.own_images import find_classes, read_arrays, read_image_folder, read_npz
 from teka.data.published import PublishedDataset
@@ -22,70 +21,50 @@ def load(
     name: str,
     *,
     data_dir: str | Path | None = None,
-    image_size: int | Sequence[int] | None = None,
+    image_size: Side | None = None,
     validation_size: int | None = None,
     train_size: int | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Load a data set and part its training images into training and validation.
 
-    The training images are put in the order `numpy.random.default_rng(seed).permutation(N)`; the last
-    `validation_size` of them are for validation, the first `train_size` of the others for training, so that a smaller
-    training set is part of a larger one. The test images are the published ones, in their order, and all of them; of
-    one's own images without a test part a fifth is held out, the same whatever the seed.
+    In the order `numpy.random.default_rng(seed).permutation(N)` of the training images the last `validation_size` are
+    for validation, the first `train_size` of the others for training. For test are all published test images in their
+    order; of one's own images without a test part it is a fifth, the same whatever the seed.
 
     Args:
         name: "digits" (needs scikit-learn and no files), "mnist", "fashion-mnist" or "cifar10"; or the path of a folder
             with a sub-folder of pictures for each class, maybe within `train` and `test`, or of an .npz file with the
             arrays of `teka.data.from_arrays`. A folder that has the name of a data set is meant by `./mnist`.
         data_dir: Folder with the published files, or with a folder of the data set's name that has them (for CIFAR-10
-            also `cifar-10-batches-bin`, as its archive unpacks); digits need none, and Fashion-MNIST is found without
-            it where Debian's package dataset-fashion-mnist is installed. A path that is not absolute is looked for in
-            it first.
-        image_size: One side or (height, width) in pixels. For digits the canvas that the 8×8 images lie in the
-            middle of, 16 by default; for the others the size to which they are resized bilinearly, by default as
-            published, untouched: 28, and 32 of CIFAR-10.
-        validation_size: Number of validation images, 0 for none; by default 137 of digits, 5,000 of the other
-            published ones and a tenth of one's own training images.
+            also `cifar-10-batches-bin`, as its archive unpacks); Fashion-MNIST is found without it where Debian's
+            package dataset-fashion-mnist is installed. A path that is not absolute is looked for in it first.
+        image_size: One side or (height, width) in pixels. For digits the canvas that the 8×8 images lie in the middle
+            of, 16 by default; for the others the size to which they are resized bilinearly, by default as published.
+        validation_size: Validation images; by default 137 of digits, 5,000 of others published, a tenth of one's own.
         train_size: Number of training images; by default all that are not for validation.
-        seed: Seed of this split alone. Leave it as it is when the seed of a run changes, so that runs are compared
-            on the same split.
+        seed: Seed of this split alone. Leave it when the seed of a run changes: runs are compared on the same split.
 
     Raises:
         ImportError: digits without scikit-learn, or a folder of pictures or a resizing without Pillow.
-        ValueError: An unknown name, a size that does not fit, or files that are missing, damaged, or not the
-            published ones.
+        ValueError: An unknown name, a size that does not fit, or files that are missing, damaged or others.
     """
     if image_size is not None:
         image_size = height_and_width("image_size", image_size, smallest=8 if name == "digits" else 1)
     check_sizes({"seed": seed}, 0)
-    default_validation_size = None
     if name == "digits":
-        train, test = read_digits(16 if image_size is None else image_size)
-        num_classes, default_validation_size = len(DIGIT_NAMES), 137
-        image_size = None
+        parts, image_size = (*read_digits(16 if image_size is None else image_size), len(DIGIT_NAMES)), None
+        validation_size = 137 if validation_size is None else validation_size
     elif name in PUBLISHED_DATASETS:
-        train, test = PUBLISHED_DATASETS[name].read(data_dir)
-        num_classes, default_validation_size = len(PUBLISHED_DATASETS[name].class_names), 5000
+        parts = (*PUBLISHED_DATASETS[name].read(data_dir), len(PUBLISHED_DATASETS[name].class_names))
+        validation_size = 5000 if validation_size is None else validation_size
     else:
         path = find_path(name, data_dir)
         if path is None:
             looked = " or ".join(dict.fromkeys(map(str, _places(name, data_dir))))
             raise ValueError(f"{unknown_name('name', name, NAMES)}; no folder of images or .npz file is at {looked}")
-        if path.is_dir():
-            train, test, num_classes = read_image_folder(path, image_size=image_size)
-        else:
-            train, test, num_classes = read_npz(path)
-    return assemble(
-        name,
-        train,
-        test,
-        num_classes,
-        image_size=image_size,
-        validation_size=default_validation_size if validation_size is None else validation_size,
-        train_size=train_size,
-        seed=seed,
-    )
+        parts = read_image_folder(path, image_size=image_size) if path.is_dir() else read_npz(path)
+    return assemble(name, parts, image_size, validation_size, train_size, seed)
 
 
 def from_arrays(
@@ -96,65 +75,43 @@ def from_arrays(
     test_labels: np.ndarray | Tensor | None = None,
     axes: str | None = None,
     name: str = "arrays",
-    image_size: int | Sequence[int] | None = None,
+    image_size: Side | None = None,
     validation_size: int | None = None,
     train_size: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """A data set from arrays or tensors, parted as `load` does it; they are copied.
+    """A data set of arrays or tensors, which are copied; the sizes and the seed part them as those of `load` do.
 
     Args:
         images: Bytes, levels 0 … 255, or floating point intensities in [0, 1]; background, where there is one, is 0.
         labels: Class of each image, whole numbers from 0, shape (N,).
         test_images: Images for test, in the same axes; by default a fifth of `images`, the same whatever the seed.
         test_labels: Their labels.
-        axes: Order of the axes: "NHW" (grey), "NHWC" or "NCHW". It may be left out for three axes, and for four if
-            just one of the second and the last has size 1 or 3.
+        axes: "NHW" (grey), "NHWC" or "NCHW"; needed if both or neither of the second and the last has size 1 or 3.
         name: What to call the data set.
-        image_size: One side or (height, width) in pixels to which bytes are resized bilinearly; None for floating
-            point, which is left as it is.
-        validation_size: Number of validation images, 0 for none; by default a tenth of the training images.
-        train_size: Number of training images; by default all that are not for validation.
-        seed: Seed of the split into training and validation.
-
-    Raises:
-        ValueError: A wrong shape or type, a value out of range, axes that are unknown or cannot be told, test images
-            without labels, or a size that does not fit.
+        image_size: As for `load`, for bytes; None for floating point, which is left as it is.
+        validation_size: As for `load`, a tenth of the training images by default.
+        train_size: As for `load`.
+        seed: As for `load`.
     """
-    if image_size is not None:
-        image_size = height_and_width("image_size", image_size)
-    train, test, num_classes = read_arrays(images, labels, test_images=test_images, test_labels=test_labels, axes=axes)
-    return assemble(
-        name,
-        train,
-        test,
-        num_classes,
-        image_size=image_size,
-        validation_size=validation_size,
-        train_size=train_size,
-        seed=seed,
-    )
+    parts = read_arrays(images, labels, test_images=test_images, test_labels=test_labels, axes=axes)
+    return assemble(name, parts, image_size, validation_size, train_size, seed)
 
 
 def download(name: str, data_dir: str | Path = "data", *, fetcher: Fetcher | None = None) -> Path:
     """Make sure that a folder holds the files of a data set; `load(name, data_dir=data_dir)` then reads them.
 
-    Whole files that are there are left alone, and damaged ones replaced. A file arrives under a hidden name, is
-    unpacked, checked and only then put under its own; a call that was cut off is resumed by the next one. The
-    IDX files are checked by the SHA-256 of their unpacked content; CIFAR-10 by the MD5 of its archive, which is all
-    that its authors publish, and of a copy that is there already, only sizes and labels.
+    Whole files that are there are left alone, and damaged ones replaced. A call that was cut off is resumed by the next
+    one. The IDX files are checked by the SHA-256 of their unpacked content; CIFAR-10 by the MD5 of its archive, which
+    is all that its authors publish, and of a copy that is there already, only sizes and labels.
 
     Args:
         name: "mnist", "fashion-mnist" or "cifar10".
         data_dir: The folder, made if it is missing; the files go into one of the data set's name within.
         fetcher: How patient to be with servers.
 
-    Returns:
-        The folder that holds the files.
-
     Raises:
         ImportError: Something is to be fetched, and pooch is not installed.
-        ValueError: An unknown name, a folder that cannot be made, or an archive without the files.
         ConnectionError: No address gave a file; what has arrived stays for the next call.
     """
     dataset = published_dataset(name)
@@ -171,10 +128,7 @@ def published_dataset(name: str) -> PublishedDataset:
 
 
 def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, ...] | None:
-    """A name for each class of what `load` takes, in the order of its labels; None for arrays, which have numbers only.
-
-    Those of a folder of pictures are its sub-folders.
-    """
+    """A name for each class of what `load` takes, in the order of its labels; None for arrays, which have none."""
     if name == "digits":
         return DIGIT_NAMES
     if name in PUBLISHED_DATASETS:

@@ -9,11 +9,12 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from teka.checks import LARGEST, check_name, height_and_width
-from teka.data.dataset import Levels, Split, hold_out_test
+from teka.data.dataset import Levels, Parts, Side, Split, hold_out_test
 from teka.data.pictures import open_picture, resize_bilinear
 from teka.errors import wrong_shape, wrong_value
 from teka.memory import check_memory
 
+Array = np.ndarray | Tensor
 PARTS = ("train", "test")
 AXES = ("NHW", "NHWC", "NCHW")
 KEYS = ("images", "labels", "test_images", "test_labels", "axes")
@@ -22,11 +23,7 @@ _BYTES = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
 
 
 def find_classes(folder: Path) -> tuple[list[Path], list[str]]:
-    """The folders of a folder's parts, `train` and `test` or itself alone, and the sorted names of its classes.
-
-    With exactly the two sub-folders `train` and `test`, each of them has the classes' sub-folders. Hidden files, and
-    files beside the classes' sub-folders, are not looked at.
-    """
+    """The folders of a folder's parts, `train` and `test` or itself alone, and the sorted names of its classes."""
     names = [path.name for path in _visible(folder) if path.is_dir()]
     if not set(PARTS) <= set(names):
         return [folder], names
@@ -36,13 +33,7 @@ def find_classes(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def find_pictures(folder: Path) -> tuple[list[list[tuple[Path, int]]], list[str]]:
-    """The picture files of each part of a folder (`find_classes`) with the indices of their classes, and the classes.
-
-    A class is the place of its name among the sorted names, so that "10" comes before "2".
-
-    Raises:
-        ValueError: Fewer than two classes, a class without pictures, a folder within one, or a class in `test` alone.
-    """
+    """The picture files of each part of a folder with the indices of their classes, and the classes' names."""
     tops, classes = find_classes(folder)
     if len(classes) < 2:
         came = f"{len(classes)} ({', '.join(classes)})" if classes else "none"
@@ -62,20 +53,11 @@ def find_pictures(folder: Path) -> tuple[list[list[tuple[Path, int]]], list[str]
     return parts, classes
 
 
-def read_image_folder(folder: Path, *, image_size: int | Sequence[int] | None = None) -> tuple[Levels, Levels, int]:
-    """Training and test images of a folder that has a sub-folder for each class, with the pictures in it.
+def read_image_folder(folder: Path, *, image_size: Side | None = None) -> tuple[Levels, Levels, int]:
+    """Training and test images of a folder that has a sub-folder for each class, and the number of classes.
 
-    Without the parts of `find_classes` a fifth of the images is for test (`hold_out_test`). Any format that Pillow
-    reads with 8 bits a channel will do. The images are grey if every file is stored as grey, else RGB; a palette counts
-    as colour. Without an `image_size`, to which every image is resized whatever its shape, all must be of one size.
-
-    Returns:
-        Training and test images with levels 0 … 255, shapes (N, C, H, W), and the number of classes.
-
-    Raises:
-        ImportError: Pillow is not installed.
-        ValueError: What `find_pictures` raises, a file that is no picture or is damaged, one with transparency or with
-            more than 8 bits a channel, or one of another size than the first; the message names it.
+    Without parts a fifth is for test (`hold_out_test`). The images are grey if every file is stored as grey, else RGB;
+    a palette counts as colour. Without an `image_size`, to which all are resized, all must be of one size.
     """
     parts, classes = find_pictures(folder)
     pictures = [one for part in parts for one in part]
@@ -91,7 +73,7 @@ def _visible(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
 
 
-def _read_all(paths: list[Path], image_size: int | Sequence[int] | None) -> UInt8[Tensor, "images channels h w"]:
+def _read_all(paths: list[Path], image_size: Side | None) -> UInt8[Tensor, "images channels h w"]:
     images = []
     for path in paths:
         image = _read(path)
@@ -122,38 +104,28 @@ def _read(path: Path) -> UInt8[Tensor, "channels h w"]:
 
 
 def read_arrays(
-    images: np.ndarray | Tensor,
-    labels: np.ndarray | Tensor,
+    images: Array,
+    labels: Array,
     *,
-    test_images: np.ndarray | Tensor | None = None,
-    test_labels: np.ndarray | Tensor | None = None,
+    test_images: Array | None = None,
+    test_labels: Array | None = None,
     axes: str | None = None,
-) -> tuple[Levels | Split, Levels | Split, int]:
-    """Training and test images from the arrays that `teka.data.from_arrays` takes, and the number of classes.
-
-    Raises:
-        ValueError: A wrong shape or type, a value out of range, axes that are unknown or cannot be told, or test
-            images without labels.
-    """
+) -> Parts:
+    """Training and test images from the arrays that `teka.data.from_arrays` takes, and the number of classes."""
     if (test_images is None) != (test_labels is None):
         raise wrong_value("test_labels", None if test_labels is None else "given", "given just when test_images are")
     known = _axes(np.shape(images)) if axes is None else axes
     check_name("axes", known, AXES)
-    train = _part("images", images, "labels", labels, known)
+    train = _part("images", images, labels, known)
     if test_images is None or test_labels is None:
         train, test = (train.take(indices) for indices in hold_out_test(len(train)))
     else:
-        test = _part("test_images", test_images, "test_labels", test_labels, known)
+        test = _part("test_images", test_images, test_labels, known)
     return train, test, 1 + max(int(part.labels.max()) if len(part) else 0 for part in (train, test))
 
 
-def read_npz(path: Path) -> tuple[Levels | Split, Levels | Split, int]:
-    """Training and test images from an .npz file with the arguments of `read_arrays` as its keys; never unpickled.
-
-    Raises:
-        ValueError: Not an .npz file, a damaged one, a key that is missing or unknown, an array of objects, or arrays
-            that `read_arrays` does not take; the message names the file.
-    """
+def read_npz(path: Path) -> Parts:
+    """Training and test images from an .npz file with the arguments of `read_arrays` as its keys; never unpickled."""
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
@@ -182,18 +154,13 @@ def _axes(shape: Sequence[int]) -> str:
     raise wrong_shape("images", shape, "(N, H, W), (N, H, W, C) or (N, C, H, W)")
 
 
-def _part(
-    images_argument: str,
-    images: np.ndarray | Tensor,
-    labels_argument: str,
-    labels: np.ndarray | Tensor,
-    axes: str,
-) -> Levels | Split:
+def _part(argument: str, images: Array, labels: Array, axes: str) -> Levels | Split:
+    labels_argument = argument.replace("images", "labels")
     images, labels = (
         given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given) for given in (images, labels)
     )
     if images.ndim != len(axes):
-        raise wrong_shape(images_argument, images.shape, f"({', '.join(axes)})")
+        raise wrong_shape(argument, images.shape, f"({', '.join(axes)})")
     if labels.shape != images.shape[:1]:
         raise wrong_shape(labels_argument, labels.shape, f"({len(images)},), one label for each image")
     if labels.dtype.kind not in "iu":
@@ -202,7 +169,7 @@ def _part(
         raise wrong_value(labels_argument, f"from {labels.min()} to {labels.max()}", f"classes from 0 to {LARGEST}")
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         expected = "uint8 for levels 0 … 255, or floating point for intensities from 0 to 1"
-        raise wrong_value(f"{images_argument}.dtype", str(images.dtype), expected)
+        raise wrong_value(f"{argument}.dtype", str(images.dtype), expected)
     ordered = images[:, None] if axes == "NHW" else images.transpose([axes.index(axis) for axis in "NCHW"])
     # Copies, so that neither later changes of the arrays nor their strides or byte order matter.
     classes = torch.from_numpy(labels.astype(np.int64))
@@ -211,5 +178,5 @@ def _part(
     intensities = np.array(ordered, dtype=np.float32, order="C")
     lowest, highest = (intensities.min(), intensities.max()) if intensities.size else (0, 0)
     if not (lowest >= 0 and highest <= 1):
-        raise wrong_value(images_argument, f"from {lowest} to {highest}", "intensities from 0 to 1, or uint8 levels")
+        raise wrong_value(argument, f"from {lowest} to {highest}", "intensities from 0 to 1, or uint8 levels")
     return Split(torch.from_numpy(intensities), classes)

@@ -23,12 +23,7 @@ _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 
 
 def open_picture(path: str | Path) -> "Image":
-    """The pixels of a picture, upright as its camera noted it; of several frames the first.
-
-    Raises:
-        ImportError: Pillow is not installed.
-        ValueError: No such file, one that is no picture or is damaged, or one of more than 50 million pixels.
-    """
+    """The pixels of a picture, upright as its camera noted it; of several frames the first."""
     require("PIL", "pictures need", "teka[train]")
     from PIL import Image, ImageOps
 
@@ -48,16 +43,9 @@ def open_picture(path: str | Path) -> "Image":
 
 
 def read_picture(path: str | Path, *, in_channels: int = 1, ground: str = "auto") -> UInt8[Tensor, "channels h w"]:
-    """Levels 0 … 255 of a picture file of any kind, in grey or RGB.
+    """Levels 0 … 255 of a picture file of any kind, in grey (Pillow's luminance) or RGB; deeper levels are rounded.
 
-    Colour becomes grey by Pillow's luminance, and grey becomes colour by equal channels. Deeper levels than 8 bits are
-    rounded. What is transparent shows the ground: black if it is "dark", white if it is "light"; with "auto" the one
-    that the visible part is farther from.
-
-    Raises:
-        ImportError: Pillow is not installed.
-        ValueError: What `open_picture` raises, levels that are neither from 0 to 1 nor from 0 to 255, pixels that
-            Pillow turns into no grey or RGB, another number of channels, or an unknown ground.
+    What is transparent shows the ground: "dark", "light", or with "auto" the one that the rest is farther from.
     """
     check_name("ground", ground, GROUNDS)
     if in_channels not in _CHANNELS:
@@ -96,9 +84,7 @@ def _over_ground(picture: "Image", ground: str) -> "Image":
     return Image.alpha_composite(under, picture).convert("RGB")
 
 
-def resize_bilinear(
-    images: Tensor, image_size: int | Sequence[int]
-) -> UInt8[Tensor, "images channels new_height new_width"]:
+def resize_bilinear(images: Tensor, image_size: int | Sequence[int]) -> UInt8[Tensor, "images channels rows columns"]:
     """Resize images bilinearly in whole levels by Pillow's `Image.resize(..., Resampling.BILINEAR)`, the width first.
 
     Along one axis of S pixels, new pixel i of S' is a weighted mean with the triangle filter, which widens with the
@@ -106,17 +92,9 @@ def resize_bilinear(
 
         w_ij ∝ max(1 − |j + ½ − (i + ½) S / S'| / r, 0),   Σ_j w_ij = 1
 
-    Levels are rounded after the width and again after the height. Pillow itself takes the height first where it shrinks
-    more than the width, which moves some pixels by one level; enlarging is the same. torchvision's `Resize` of a PIL
-    image is this function of Pillow; `torch.nn.functional.interpolate` on bytes is not (off by up to 2 levels).
-
-    Args:
-        images: Levels 0 … 255, shape (N, C, H, W).
-        image_size: New size in pixels, one side or (height, width).
-
-    Raises:
-        ImportError: Pillow is not installed.
-        ValueError: Images of another rank or not of bytes, or a size that is not one or two whole numbers from 1.
+    Levels 0 … 255, of images (N, C, H, W), are rounded after the width and again after the height. Pillow itself takes
+    the height first where it shrinks more than the width, which moves some pixels by one level. torchvision's `Resize`
+    of a PIL image is this function; `torch.nn.functional.interpolate` on bytes is not (off by up to 2 levels).
 
     Source: Horn et al. 2021, section 3 (images resized to 32×32); Pillow, src/libImaging/Resample.c.
     """

@@ -7,7 +7,7 @@ import shlex
 import tarfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -27,10 +27,7 @@ _UNSIGNED_BYTE = 0x08
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDataset(ABC):
-    """A data set with files on the web; `remedy` tells the user how to get them without `teka download`.
-
-    `system_folder` is where a system package puts them, if there is one.
-    """
+    """A data set with files on the web; `remedy` tells the user how to get them without `teka download`."""
 
     name: str
     class_names: tuple[str, ...]
@@ -41,16 +38,16 @@ class PublishedDataset(ABC):
 
     @property
     @abstractmethod
-    def files(self) -> Sequence[str]:
-        """Names of the files."""
+    def files(self) -> tuple[str, ...]:
+        """Names of the files, those for training first."""
 
     def folders(self, data_dir: Path) -> list[Path]:
         """Where the files may lie, the folder that they are downloaded to first."""
         return [data_dir / self.name, data_dir]
 
     @abstractmethod
-    def is_whole(self, file: str, path: Path) -> bool:
-        """Whether a file is the published one, as far as that can be told."""
+    def read_file(self, file: str, path: Path) -> UInt8[Tensor, "..."]:
+        """What a file holds; a ValueError if it is not the published one, as far as that can be told."""
 
     @abstractmethod
     def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
@@ -63,15 +60,11 @@ class PublishedDataset(ABC):
     def read(self, data_dir: str | Path | None = None) -> tuple[Levels, Levels]:
         """Training and test images with levels 0 … 255, shapes (N, C, H, W), from the first folder that has all files.
 
-        Raises:
-            ValueError: No folder has all files (the message names every folder, what it lacks and what to do), or a
-                file is damaged or is not the published one.
+        The ValueError, if none has, names every folder, what it lacks and what to do.
         """
         folders = [] if data_dir is None else self.folders(Path(data_dir).expanduser())
         looked = []
-        if self.system_folder is not None:
-            folders.append(self.system_folder)
-        for folder in folders:
+        for folder in [*folders, *([] if self.system_folder is None else [self.system_folder])]:
             found = self._find(folder)
             absent = [file for file in self.files if file not in found]
             if not absent:
@@ -95,8 +88,13 @@ class PublishedDataset(ABC):
 
     def lacking(self, folder: Path) -> list[str]:
         """The files that are not in a folder, or are damaged as they would be read."""
-        found = self._find(folder)
-        return [file for file in self.files if file not in found or not self.is_whole(file, found[file])]
+        found, lacking = self._find(folder), []
+        for file in self.files:
+            try:
+                self.read_file(file, found[file])
+            except (KeyError, ValueError):
+                lacking.append(file)
+        return lacking
 
     def _find(self, folder: Path) -> dict[str, Path]:
         paths = [(file, folder / f"{file}{ending}") for file in self.files for ending in reversed(self.endings)]
@@ -105,11 +103,7 @@ class PublishedDataset(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class IdxDataset(PublishedDataset):
-    """Grey images published as four IDX files: images and labels for training, images and labels for test.
-
-    `hashes` has the SHA-256 of each file's *unpacked* content, by its name without `.gz`; `addresses` the web folders,
-    each with a trailing slash, that have them packed.
-    """
+    """Grey images published as four IDX files: images and labels for training, images and labels for test."""
 
     hashes: Mapping[str, str]
     addresses: tuple[str, ...] = ()
@@ -117,33 +111,24 @@ class IdxDataset(PublishedDataset):
     endings = ("", ".gz")
 
     @property
-    def files(self) -> Sequence[str]:
-        """Names of the files, without `.gz`."""
-        return list(self.hashes)
+    def files(self) -> tuple[str, ...]:
+        return tuple(self.hashes)
 
-    def is_whole(self, file: str, path: Path) -> bool:
-        """Whether the unpacked content has its hash."""
-        try:
-            return hashlib.sha256(_unpack(path)).hexdigest() == self.hashes[file]
-        except ValueError:
-            return False
+    def read_file(self, file: str, path: Path) -> UInt8[Tensor, "..."]:
+        return read_idx(path, num_axes=3 if file in self.files[::2] else 1, sha256=self.hashes[file])
 
     def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
-        """Training and test images, every file checked by its hash."""
-        train_images, train_labels, test_images, test_labels = self.files
-        return self._read_part(paths, train_images, train_labels), self._read_part(paths, test_images, test_labels)
-
-    def _read_part(self, paths: Mapping[str, Path], images_file: str, labels_file: str) -> Levels:
-        images = read_idx(paths[images_file], num_axes=3, sha256=self.hashes[images_file])
-        labels = read_idx(paths[labels_file], num_axes=1, sha256=self.hashes[labels_file])
-        if len(images) != len(labels):
-            raise ValueError(
-                f"{paths[images_file]} has {len(images)} images, but {paths[labels_file]} has {len(labels)} labels"
-            )
-        return Levels(images[:, None], labels.to(torch.int64))
+        parts = []
+        for images_file, labels_file in (self.files[:2], self.files[2:]):
+            images, labels = (self.read_file(file, paths[file]) for file in (images_file, labels_file))
+            if len(images) != len(labels):
+                raise ValueError(
+                    f"{paths[images_file]} has {len(images)} images, but {paths[labels_file]} has {len(labels)} labels"
+                )
+            parts.append(Levels(images[:, None], labels.to(torch.int64)))
+        return parts[0], parts[1]
 
     def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
-        """Fetch what is lacking, file by file."""
         folder = self.folders(data_dir)[0]
         for file in self.lacking(folder):
             addresses = tuple(f"{address}{file}.gz" for address in self.addresses)
@@ -153,16 +138,16 @@ class IdxDataset(PublishedDataset):
 def read_idx(path: Path, *, num_axes: int, sha256: str | None = None) -> UInt8[Tensor, "..."]:
     """Read an IDX file of unsigned bytes, packed by gzip or not (its content tells, not its name).
 
-    The file is two zero bytes, the type of the values (8: unsigned byte), the number of axes n, then n sizes, each
-    a big-endian 32-bit number, then the values. The hash, if one is given, is that of the *unpacked* content.
-
-    Raises:
-        ValueError: Damaged gzip data, a wrong magic number, fewer or more bytes than the sizes ask for, or a wrong
-            hash; the message names the file.
+    The file is two zero bytes, the type of the values (8: unsigned byte), the number of axes n, then n sizes, each a
+    big-endian 32-bit number, then the values. The hash, if one is given, is that of the *unpacked* content.
 
     Source: Y. LeCun, C. Cortes, C. Burges, The MNIST database of handwritten digits, "File formats".
     """
-    content = _unpack(path)
+    content = path.read_bytes()
+    try:
+        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is truncated or damaged gzip data: {error}") from error
     magic = bytes([0, 0, _UNSIGNED_BYTE, num_axes])
     start = len(magic) + 4 * num_axes
     if content[: len(magic)] != magic:
@@ -173,9 +158,9 @@ def read_idx(path: Path, *, num_axes: int, sha256: str | None = None) -> UInt8[T
     sizes = [int.from_bytes(content[place : place + 4], "big") for place in range(len(magic), start, 4)]
     expected = start + math.prod(sizes)
     if len(content) != expected:
-        state = "truncated" if len(content) < expected else "too long"
         raise ValueError(
-            f"{path} is {state}: it unpacks to {len(content)} bytes, expected {expected} for the sizes {tuple(sizes)}"
+            f"{path} is {_state(len(content), expected)}: it unpacks to {len(content)} bytes, expected {expected} for "
+            f"the sizes {tuple(sizes)}"
         )
     found = hashlib.sha256(content).hexdigest()
     if sha256 not in (None, found):
@@ -186,21 +171,16 @@ def read_idx(path: Path, *, num_axes: int, sha256: str | None = None) -> UInt8[T
     return torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8, offset=start).reshape(sizes))
 
 
-def _unpack(path: Path) -> bytes:
-    content = path.read_bytes()
-    try:
-        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is truncated or damaged gzip data: {error}") from error
+def _state(size: int, expected: int) -> str:
+    return "truncated" if size < expected else "too long"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordDataset(PublishedDataset):
     """Images published as binary files of records, in an archive that unpacks to `published_folder`.
 
-    A record is one byte, the label, then C · H · W bytes, the levels: channel by channel, each row by row. A file has
-    nothing else, so that its size is known: images_per_file · (1 + C · H · W) bytes. The size of every file and the
-    range of every label are checked, no hash: a level that was changed goes unseen.
+    A record is one byte, the label, then C · H · W bytes, the levels: channel by channel, each row by row. Sizes and
+    the range of labels are checked, no hash: a level that was changed goes unseen.
     """
 
     train: tuple[str, ...]
@@ -211,12 +191,10 @@ class RecordDataset(PublishedDataset):
     published_folder: str
 
     @property
-    def files(self) -> Sequence[str]:
-        """Names of the files, those for training first."""
-        return [*self.train, *self.test]
+    def files(self) -> tuple[str, ...]:
+        return self.train + self.test
 
     def folders(self, data_dir: Path) -> list[Path]:
-        """Where the files may lie, the archive's own folder first."""
         return [data_dir / self.published_folder, *super().folders(data_dir)]
 
     @property
@@ -224,47 +202,13 @@ class RecordDataset(PublishedDataset):
         """Bytes of every file."""
         return self.images_per_file * (1 + math.prod(self.image_shape))
 
-    def is_whole(self, file: str, path: Path) -> bool:
-        """Whether the file has its size and no label that is not a class."""
-        try:
-            self._read_records(path)
-        except ValueError:
-            return False
-        return True
-
-    def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
-        """Training and test images."""
-        train, test = (self._read_part([paths[file] for file in part]) for part in (self.train, self.test))
-        return train, test
-
-    def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
-        """Fetch the archive and unpack its files; it is removed again, unless it was there before."""
-        kept = (data_dir / self.archive.name).is_file()
-        archive = fetcher.fetch(self.archive, data_dir)
-        folder = make_directory("data_dir", data_dir / self.published_folder)
-        places = {f"{self.published_folder}/{file}": folder / file for file in self.files}
-        take_files(archive, places, num_bytes=self.file_size)
-        if not kept:
-            archive.unlink()
-
-    def _read_part(self, paths: Sequence[Path]) -> Levels:
-        num_images = len(paths) * self.images_per_file
-        images = torch.empty(num_images, *self.image_shape, dtype=torch.uint8)
-        labels = torch.empty(num_images, dtype=torch.int64)
-        parts = zip(paths, images.split(self.images_per_file), labels.split(self.images_per_file), strict=True)
-        for path, some_images, some_labels in parts:
-            records = self._read_records(path)
-            some_labels.copy_(records[:, 0])
-            some_images.copy_(records[:, 1:].unflatten(1, self.image_shape))
-        return Levels(images, labels)
-
-    def _read_records(self, path: Path) -> UInt8[Tensor, "images bytes"]:
+    def read_file(self, file: str, path: Path) -> UInt8[Tensor, "images bytes"]:
+        """The records."""
         size, expected = path.stat().st_size, self.file_size
         if size != expected:
-            state = "truncated" if size < expected else "too long"
             raise ValueError(
-                f"{path} is {state}: it has {size} bytes, expected {expected} for {self.images_per_file} images of one "
-                f"label byte and {' × '.join(map(str, self.image_shape))} levels; "
+                f"{path} is {_state(size, expected)}: it has {size} bytes, expected {expected} for "
+                f"{self.images_per_file} images of one label byte and {' × '.join(map(str, self.image_shape))} levels; "
                 f"`teka download {self.name}` replaces it"
             )
         records = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).view(self.images_per_file, -1)
@@ -277,13 +221,26 @@ class RecordDataset(PublishedDataset):
             )
         return records
 
+    def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
+        parts = []
+        for files in (self.train, self.test):
+            labels, levels = torch.cat([self.read_file(file, paths[file]) for file in files]).tensor_split([1], dim=1)
+            parts.append(Levels(levels.unflatten(1, self.image_shape).contiguous(), labels[:, 0].to(torch.int64)))
+        return parts[0], parts[1]
+
+    def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
+        """Fetch the archive and unpack its files; it is removed again, unless it was there before."""
+        kept = (data_dir / self.archive.name).is_file()
+        archive = fetcher.fetch(self.archive, data_dir)
+        folder = make_directory("data_dir", data_dir / self.published_folder)
+        places = {f"{self.published_folder}/{file}": folder / file for file in self.files}
+        take_files(archive, places, num_bytes=self.file_size)
+        if not kept:
+            archive.unlink()
+
 
 def take_files(archive: Path, files: Mapping[str, Path], *, num_bytes: int) -> None:
-    """Copy members of a tar archive, by their whole names, to given places; no path in it decides where anything goes.
-
-    Raises:
-        ValueError: A damaged archive, one that lacks a member, or a member that is no plain file of that size.
-    """
+    """Copy members of a tar archive, by their whole names, to given places: no path in it decides on one."""
     missing = set(files)
     try:
         with tarfile.open(archive) as tar:
@@ -292,9 +249,8 @@ def take_files(archive: Path, files: Mapping[str, Path], *, num_bytes: int) -> N
                     continue
                 content = tar.extractfile(member) if member.isreg() else None
                 if content is None or member.size != num_bytes:
-                    raise ValueError(
-                        f"{archive}: {member.name} is no plain file of {num_bytes} bytes; it has {member.size}"
-                    )
+                    what = f"plain file of {num_bytes} bytes; it has {member.size}"
+                    raise ValueError(f"{archive}: {member.name} is no {what}")
                 write_bytes(files[member.name], content.read())
                 missing.remove(member.name)
     except (tarfile.TarError, EOFError, zlib.error) as error:

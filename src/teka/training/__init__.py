@@ -12,15 +12,4 @@ from teka.training.run import Run
 from teka.training.train import train
 from teka.training.trained_run import TrainedRun, evaluate, export, restore
 
-__all__ = [
-    "Execution",
-    "Recipe",
-    "Run",
-    "TrainedRun",
-    "evaluate",
-    "export",
-    "prune",
-    "read_recipe",
-    "restore",
-    "train",
-]
+__all__ = ["Execution", "Recipe", "Run", "TrainedRun", "evaluate", "export", "prune", "read_recipe", "restore", "train"]

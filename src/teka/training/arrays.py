@@ -24,10 +24,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(path: Path, layout: Layout, expected: str) -> dict[str, np.ndarray]:
-    """Read the arrays of a layout: for each the kind of its dtype, a key of `KINDS`, and its shape.
-
-    A size with a name may be any of at least 1, but is the same wherever the name stands.
-    """
+    """Read arrays by name, kind (a key of `KINDS`) and shape; a size with a name is at least 1 and ever the same."""
     if not path.is_file():
         raise ValueError(f"{path} is not a file, expected {expected}")
     if not zipfile.is_zipfile(path):
@@ -50,12 +47,8 @@ def read_arrays(path: Path, layout: Layout, expected: str) -> dict[str, np.ndarr
 def _check(name: str, array: np.ndarray, kinds: str, shape: Sequence[int | str], sizes: dict[str, int]) -> None:
     if array.dtype.kind not in kinds:
         raise wrong_value(name, f"{array.dtype} of shape {array.shape}", KINDS[kinds])
-    for size, wanted in zip(array.shape, shape, strict=False):
-        known = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
-        if size != known or size == 0:
-            break
-    else:
-        if array.ndim == len(shape):
-            return
-    words = ", ".join(f"{size} = {sizes[size]}" if size in sizes else str(size) for size in shape)
-    raise wrong_shape(name, array.shape, f"({words}), none of them 0")
+    pairs = zip(shape, array.shape, strict=False)
+    known = tuple(sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted for wanted, size in pairs)
+    if array.shape != known or array.ndim != len(shape) or 0 in known:
+        words = ", ".join(f"{size} = {sizes[size]}" if size in sizes else str(size) for size in shape)
+        raise wrong_shape(name, array.shape, f"({words}), none of them 0")

@@ -32,11 +32,9 @@ class TrainBatch(NamedTuple):
 
 
 class Parts(Sampler[Part]):
-    """The images of every step, in a new order every epoch, divided into parts.
+    """The images of every step, in a new order every epoch drawn with (seed, epoch), divided into parts.
 
-    The order is that of a generator seeded with (seed, epoch). A step takes the next `batch_size` images of it, the
-    last step of an epoch what is left, and part p of P of a step every P-th of its images from the p-th on. What all
-    parts of all processes amount to is the same for any number of them.
+    Part p of P takes every P-th image of a step from the p-th on; the last step of an epoch has what is left.
     """
 
     def __init__(
@@ -78,12 +76,9 @@ class _ImagesOfParts(TorchDataset[TrainBatch]):
         return TrainBatch(self.split.images[part.indices], self.split.labels[part.indices], part.weight)
 
 
-def train_batches(
-    split: Split, *, batch_size: int, seed: int, accumulate: int = 1, rank: int = 0, world_size: int = 1
-) -> DataLoader:
+def train_batches(split: Split, **options: int) -> DataLoader:
     """Shuffled batches of every image of the split, with what their mean loss counts for, by the options of `Parts`."""
-    parts = Parts(len(split), batch_size=batch_size, seed=seed, accumulate=accumulate, rank=rank, world_size=world_size)
-    return DataLoader(_ImagesOfParts(split), batch_size=None, sampler=parts)
+    return DataLoader(_ImagesOfParts(split), batch_size=None, sampler=Parts(len(split), **options))
 
 
 def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
@@ -104,13 +99,8 @@ class BatchSource(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled training images, those of this process."""
-        return train_batches(
-            self.dataset.train,
-            batch_size=self.run.batch_size,
-            seed=self.run.seed,
-            accumulate=self.execution.accumulate,
-            **self._ranks(),
-        )
+        options = {"seed": self.run.seed, "accumulate": self.execution.accumulate, **self._ranks()}
+        return train_batches(self.dataset.train, batch_size=self.run.batch_size, **options)
 
     def val_dataloader(self) -> DataLoader | list:
         """Held-out images, those of this process; nothing if none are."""

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
-from teka.errors import wrong_value
+from teka.errors import first_line, wrong_value
 from teka.files import write_bytes
 from teka.training.run import Run
 
@@ -28,10 +28,7 @@ UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyErr
 
 
 class Checkpoints(Callback):
-    """Writes a training's state after each epoch, and says when patience is over; the last of a training's callbacks.
-
-    The best one is written first: a training that is killed between the two repeats that epoch and writes it again.
-    """
+    """Writes a training's state after each epoch, and says when patience is over; the last of its callbacks."""
 
     def __init__(self, folder: Path, run: Run, start: Path | None) -> None:
         self.folder, self.run, self.start = folder / CHECKPOINTS, run, start
@@ -48,12 +45,12 @@ class Checkpoints(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the state; where nothing is held out, the last is the best."""
-        accuracy = trainer.callback_metrics.get("validation_accuracy")
-        is_best = accuracy is None or self.best_accuracy is None or float(accuracy) > self.best_accuracy
+        found = trainer.callback_metrics.get("validation_accuracy")
+        accuracy = None if found is None else float(found)
+        is_best = accuracy is None or self.best_accuracy is None or accuracy > self.best_accuracy
         self.epochs_since = 0 if is_best else self.epochs_since + 1
-        if is_best and accuracy is not None:
-            self.best_accuracy = float(accuracy)
-        for name in (BEST, LAST) if is_best else (LAST,):
+        self.best_accuracy = accuracy if is_best else self.best_accuracy
+        for name in (BEST, LAST) if is_best else (LAST,):  # killed between the two, it repeats that epoch
             trainer.save_checkpoint(self.folder / name, weights_only=False)
         self._end_without_patience(trainer)
 
@@ -102,10 +99,9 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
 def check_run(path: Path, run: Run) -> dict[str, object]:
     """Check that one is of this run, wherever its data lie; what `Checkpoints` kept, {} of an older teka's."""
     content = _read(path)
-    missing = [part for part in PARTS if part not in content]
-    if missing:
+    if missing := [part for part in PARTS if part not in content]:
         raise wrong_value("checkpoint", str(path), f"a whole one; it lacks {', '.join(missing)}")
-    kept = _callback_state(content, Checkpoints.__name__)
+    kept = callback_state(content, Checkpoints.__name__)
     trained = kept.get(RUN)
     if not isinstance(trained, dict):
         return {}
@@ -123,13 +119,13 @@ def check_run(path: Path, run: Run) -> dict[str, object]:
 class BrokenCheckpointError(ValueError):
     """A checkpoint that is missing, cut off or damaged."""
 
+    def __init__(self, path: Path, expected: str) -> None:
+        super().__init__(*wrong_value("checkpoint", str(path), expected).args)
+
 
 def _read(path: Path) -> dict[str, Any]:
-    def broken(expected: str) -> BrokenCheckpointError:
-        return BrokenCheckpointError(*wrong_value("checkpoint", str(path), expected).args)
-
     if not path.is_file():
-        raise broken("a file; train the run first")
+        raise BrokenCheckpointError(path, "a file; train the run first")
     try:
         with zipfile.ZipFile(path) as archive:  # torch reads its own files without a look at their sums
             damaged = archive.testzip()
@@ -137,10 +133,9 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError(f"{damaged} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (*UNREADABLE, zipfile.BadZipFile, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise broken(f"a whole checkpoint of plain tensors ({reason})") from error
+        raise BrokenCheckpointError(path, f"a whole checkpoint of plain tensors ({first_line(error)})") from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise broken("a checkpoint written by teka train, with a state_dict")
+        raise BrokenCheckpointError(path, "a checkpoint written by teka train, with a state_dict")
     return content
 
 
@@ -164,12 +159,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
     model.load_state_dict(found)
 
 
-def callback_state(path: Path, callback: str) -> dict[str, object]:
+def callback_state(checkpoint: Path | dict[str, Any], callback: str) -> dict[str, Any]:
     """What one of Lightning's callbacks, by the name of its class, kept in a checkpoint; nothing if it kept none."""
-    return _callback_state(_read(path), callback)
-
-
-def _callback_state(content: dict[str, Any], callback: str) -> dict[str, Any]:
-    callbacks = content.get("callbacks")
+    callbacks = (_read(checkpoint) if isinstance(checkpoint, Path) else checkpoint).get("callbacks")
     state = callbacks.get(callback) if isinstance(callbacks, dict) else None
     return state if isinstance(state, dict) else {}

@@ -11,10 +11,10 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from teka._compat import process_rank
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.nn import TransformerBlock
@@ -26,8 +26,8 @@ ACCELERATORS = ("auto", "cpu", "gpu", "mps")
 class Execution:
     """On what a run is trained and in how many parts; a run may be resumed with another.
 
-    A step has the run's `batch_size` images for any number of processes and parts, each image counts the same, and the
-    order of images is the same. Dropout differs: each part draws its own.
+    A step has the run's `batch_size` images in the same order for any number of processes and parts, but dropout
+    differs: each part draws its own.
 
     Args:
         accelerator: "auto", "cpu", "gpu" or "mps".
@@ -68,7 +68,6 @@ class Execution:
 
 
 def _checkpoint(block: TransformerBlock) -> None:
-    """Let a block keep its input alone; only what it is called with by position is passed on."""
     plain: Callable[..., Any] = block.forward
 
     def forward(*arguments: object) -> Any:
@@ -87,9 +86,17 @@ class Processes(NamedTuple):
     @classmethod
     def of(cls, devices: int | None, num_nodes: int | None) -> "Processes":
         """As many as a launcher started, which must be those asked for; without one, these, and else 1."""
-        started = _started()
-        if started is None:
+        if TorchElasticEnvironment.detect():
+            total, each = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+            started = cls(each, total // each, "torchrun")
+        elif "SLURM_STEP_ID" in os.environ and SLURMEnvironment.detect():
+            total, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", "1"))
+            started = cls(total // nodes, nodes, "srun")
+        else:
             return cls(devices or 1, num_nodes or 1, "")
+        if started.devices * started.num_nodes != total:
+            expected = f"equally many on each of the machines; {started.launcher} started them"
+            raise wrong_value("processes", total, expected)
         for argument, asked in (("devices", devices), ("num_nodes", num_nodes)):
             number = getattr(started, argument)
             if asked is not None and asked != number:
@@ -108,7 +115,7 @@ class Processes(NamedTuple):
 
 def is_first_process() -> bool:
     """Whether this is the process that writes and prints."""
-    return getattr(rank_zero_only, "rank", 0) == 0
+    return process_rank() == 0
 
 
 @contextlib.contextmanager
@@ -118,24 +125,9 @@ def without_launcher() -> Iterator[None]:
     for name in variables:
         if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             del os.environ[name]
-    before = getattr(rank_zero_only, "rank", 0)
-    setattr(rank_zero_only, "rank", 0)  # noqa: B010, Lightning declares it nowhere
+    before = process_rank(0)
     try:
         yield
     finally:
         os.environ |= variables
-        setattr(rank_zero_only, "rank", before)  # noqa: B010
-
-
-def _started() -> Processes | None:
-    if TorchElasticEnvironment.detect():
-        total, devices = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        launcher, num_nodes = "torchrun", total // devices
-    elif "SLURM_STEP_ID" in os.environ and SLURMEnvironment.detect():
-        total, num_nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", "1"))
-        launcher, devices = "srun", total // num_nodes
-    else:
-        return None
-    if devices * num_nodes != total:
-        raise wrong_value("processes", total, f"equally many on each of the machines; {launcher} started them")
-    return Processes(devices, num_nodes, launcher)
+        process_rank(before)

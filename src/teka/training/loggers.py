@@ -6,12 +6,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from teka.checks import check_name
 from teka.codec import encode
-from teka.errors import wrong_value
+from teka.errors import first_line, wrong_value
 from teka.files import read_json, write_json
 from teka.training.run import Run
 
@@ -36,10 +37,9 @@ def check_loggers(names: Sequence[str]) -> None:
 def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[Logger]]:
     """Loggers of a training, which have been given the run's fields: a CSV table, TensorBoard's events, and services.
 
-    Each start has a folder of its own for table and events, so that resuming keeps what was logged; at a service a
-    resumed run continues. The services are "wandb" (into the project $WANDB_PROJECT) and "mlflow" (to
-    $MLFLOW_TRACKING_URI and into the experiment $MLFLOW_EXPERIMENT_NAME). Project and experiment are "teka" by default,
-    and MLflow writes into the run's folder.
+    Each start has a folder of its own for table and events; at a service a resumed run continues. The services are
+    "wandb" (into the project $WANDB_PROJECT) and "mlflow" (to $MLFLOW_TRACKING_URI, by default the run's folder, and
+    into the experiment $MLFLOW_EXPERIMENT_NAME). Project and experiment are "teka" by default.
     """
     table = CSVLogger(folder, name=LOGS)
     events = TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False)
@@ -49,10 +49,9 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
     try:
         for name in names:
             try:
-                loggers.append(_wandb(folder) if name == "wandb" else _mlflow(folder))
+                loggers.append(_open_service(name, folder))
             except Exception as error:  # whatever a service raises: a wrong key, an address that does not answer
-                reason = next(iter(str(error).splitlines()), type(error).__name__)
-                raise wrong_value("loggers", name, f"a service that takes the run ({reason})") from error
+                raise wrong_value("loggers", name, f"a service that takes the run ({first_line(error)})") from error
         for logger in loggers:
             logger.log_hyperparams(fields)
         yield loggers
@@ -63,41 +62,23 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
                 logger.experiment.finish(exit_code=int(failed))
 
 
-def _wandb(folder: Path) -> WandbLogger:
-    identity = _service_ids(folder).get("wandb") or uuid.uuid4().hex[:8]
-    project = os.environ.get("WANDB_PROJECT", PROJECT)
-    logger = WandbLogger(name=folder.resolve().name, id=identity, project=project, save_dir=folder)
-    _ = logger.experiment
-    _keep_service_id(folder, "wandb", identity)
+def _open_service(name: str, folder: Path) -> Logger:
+    """The logger of a service, whose own name of the run is kept for a resumed one."""
+    file = folder / LOGS / SERVICES_FILE
+    known: dict[str, Any] = read_json(file) if file.is_file() else {}
+    identity, title = known.get(name), folder.resolve().name
+    if name == "wandb":
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        logger = WandbLogger(name=title, id=identity or uuid.uuid4().hex[:8], project=project, save_dir=folder)
+        _ = logger.experiment
+    else:
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        if address is None:  # files are for a run of one's own still, but MLflow wants to be told so
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        options = {"run_name": title, "tracking_uri": address, "save_dir": str(folder.resolve() / "mlruns")}
+        logger = MLFlowLogger(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), **options, run_id=identity)
+        if identity is not None:
+            logger.experiment.update_run(identity, status="RUNNING")
+    file.parent.mkdir(exist_ok=True)
+    write_json(file, {**known, name: logger.version})
     return logger
-
-
-def _mlflow(folder: Path) -> MLFlowLogger:
-    known = _service_ids(folder).get("mlflow")
-    address = os.environ.get("MLFLOW_TRACKING_URI")
-    if address is None:  # files are for a run of one's own still, but MLflow wants to be told so
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = MLFlowLogger(
-        experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
-        run_name=folder.resolve().name,
-        tracking_uri=address,
-        save_dir=str(folder.resolve() / "mlruns"),
-        run_id=known,
-    )
-    identity = logger.run_id
-    assert identity is not None
-    if known is not None:
-        logger.experiment.update_run(identity, status="RUNNING")
-    _keep_service_id(folder, "mlflow", identity)
-    return logger
-
-
-def _service_ids(folder: Path) -> dict[str, str]:
-    path = folder / LOGS / SERVICES_FILE
-    known = read_json(path) if path.is_file() else {}
-    return {service: identity for service, identity in known.items() if isinstance(identity, str)}
-
-
-def _keep_service_id(folder: Path, service: str, identity: str) -> None:
-    (folder / LOGS).mkdir(exist_ok=True)
-    write_json(folder / LOGS / SERVICES_FILE, {**_service_ids(folder), service: identity})

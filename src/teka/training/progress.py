@@ -36,9 +36,8 @@ class Clock(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count the epoch's seconds."""
-        now = time.perf_counter()
-        self.seconds += now - self._since
-        self._since = now
+        before, self._since = self._since, time.perf_counter()
+        self.seconds += self._since - before
 
     def state_dict(self) -> dict[str, object]:
         """What a resumed training begins with."""
@@ -49,14 +48,14 @@ class Clock(Callback):
         self.seconds = state_dict["seconds"]
 
 
-def _number(value: float) -> str:
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.4f}"[:5] if value >= 0.001 or value == 0 else _power(value)
-
-
 def _power(value: float) -> str:
     return f"{value:.1e}".replace("e-0", "e-")
+
+
+def _number(value: float) -> str:
+    if 0 < value < 0.001:
+        return _power(value)
+    return f"{value:.0f}" if value >= 100 else f"{value:.4f}"[:5]
 
 
 def _time(seconds: float) -> str:
@@ -84,11 +83,7 @@ COLUMNS: tuple[tuple[str, str, int, str, Callable[..., str]], ...] = (
 
 
 class EpochTable(Callback):
-    """Prints a row when an epoch ends, and on a terminal shows a bar of the steps below the rows.
-
-    Where standard output is no terminal there are rows alone, without control characters. Of several processes the
-    first prints. The clock must have counted an epoch before its row is printed.
-    """
+    """Prints a row when an epoch ends, after the clock has counted it, and shows a bar of the steps on a terminal."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -104,11 +99,9 @@ class EpochTable(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the bar."""
         if trainer.is_global_zero and sys.stdout.isatty():
-            description, times = TextColumn("{task.description}"), (TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             console = Console(force_terminal=True)
-            self._bar = Progress(
-                description, BarColumn(), MofNCompleteColumn(), *times, console=console, transient=True
-            )
+            self._bar = Progress(TextColumn("{task.description}"), *columns, console=console, transient=True)
             self._bar.add_task(_epoch(trainer), total=int(trainer.num_training_batches))
             self._bar.start()
 
@@ -126,14 +119,8 @@ class EpochTable(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the row."""
         self._close()
-        if trainer.is_global_zero:
-            print(self._row(trainer), flush=True)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take the bar away."""
-        self._close()
-
-    def _row(self, trainer: Trainer) -> str:
+        if not trainer.is_global_zero:
+            return
         done, seconds = trainer.current_epoch + 1, self.clock.seconds
         values = {
             **{name: float(value) for name, value in trainer.callback_metrics.items()},
@@ -142,9 +129,12 @@ class EpochTable(Callback):
             "time": seconds,
             "left": seconds / done * ((trainer.max_epochs or done) - done),
         }
-        return "".join(
-            f"{show(values[name]) if name in values else '-':>{width}}" for _, _, width, name, show in COLUMNS
-        )
+        cells = (f"{show(values[name]) if name in values else '-':>{width}}" for _, _, width, name, show in COLUMNS)
+        print("".join(cells), flush=True)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take the bar away."""
+        self._close()
 
     def _close(self) -> None:
         if self._bar is not None:

@@ -1,12 +1,10 @@
 """A finished run without its degenerate heads, trained on."""
 
-import dataclasses
 import math
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.files import make_directory, write_json
+from teka.files import new_folder, write_json
 from teka.flops import flop_counter
 from teka.models import SelfAttentionNetwork
 from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, DegenerateHeads, degenerate_heads
@@ -65,17 +63,16 @@ def prune(
 ) -> Pruning:
     """Remove the degenerate heads of a finished run, train on, and write the folder of a finished run.
 
-    What is left is trained by the run's own recipe, from the weights that it has. The folder is written whole or not
-    at all. Besides what every run's holds there is `pruning.json`; `run.json` has the numbers of heads that are left,
-    and the epochs and learning rate of this training. To prune once more is to prune that folder.
+    What is left is trained by the run's own recipe, from the weights that it has. The folder, which may be pruned once
+    more, is written whole or not at all; besides what every run's holds there is `pruning.json`.
 
     Source: Cordonnier et al. 2020, A.1; number of epochs and learning rate by their code.
 
     Args:
-        trained: A run of "self_attention" with encoding "quadratic" or "generalized_quadratic", without content.
-        out: The folder to write; nothing may stand there but an empty folder.
-        largest_precision: See `teka.models.degenerate_heads`.
-        condition_number: See there.
+        trained: A run of "self_attention" with position "quadratic" or "generalized_quadratic", without content.
+        out: The folder to write, new or empty.
+        largest_precision: A head whose largest eigenvalue of the inverse covariance is below this sees everything.
+        condition_number: A head whose largest eigenvalue over its smallest is above this sees a thin stripe.
         epochs: Epochs of the training on, by default a third of the run's.
         learning_rate: Peak learning rate, by default a tenth of the run's.
         command: The command to keep with the numbers.
@@ -94,32 +91,37 @@ def prune(
     layers = degenerate_heads(model, largest_precision=largest_precision, condition_number=condition_number)
     pruned = model.without_heads([layer.prunable for layer in layers])
     if pruned.heads == model.heads:
-        raise wrong_value("run", str(trained.folder), f"one with degenerate heads to spare; {_extremes(layers)}")
+        precision = min(min(layer.largest_precision) for layer in layers)
+        condition = max(max(layer.condition_number) for layer in layers)
+        extremes = f"the smallest of the largest precisions is {precision:.3g}, the largest condition number"
+        expected = f"one with degenerate heads to spare; {extremes} {condition:.3g}"
+        raise wrong_value("run", str(trained.folder), expected)
     run = trained.run.replace(
         heads=pruned.heads,
         epochs=-(-trained.run.epochs // SHARE_OF_EPOCHS) if epochs is None else epochs,
         learning_rate=trained.run.learning_rate / SHARE_OF_LEARNING_RATE if learning_rate is None else learning_rate,
     )
     before, after = _measure(model, dataset), _measure(pruned, dataset)
-    parent = make_directory("out", folder.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=parent))
-    try:
+    with new_folder("out", folder) as new:
         start = InitialWeights(pruned.state_dict())
-        result = train(run, temporary, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar)
-        load_weights(pruned, temporary / CHECKPOINTS / BEST)
-        evaluation = evaluate(TrainedRun(temporary, run, pruned, dataset, result), command=command)
-        seconds = result["seconds"]
-        assert isinstance(seconds, float)
+        result = train(run, new, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar)
+        load_weights(pruned, new / CHECKPOINTS / BEST)
+        evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)
+        seconds: Any = result["seconds"]
         tuned = PrunedModel(after.parameters, after.flops, evaluation.accuracy)
-        pruning = Pruning(layers, before, after, tuned, evaluation, seconds)
-        thresholds = {"largest_precision": largest_precision, "condition_number": condition_number}
-        write_json(temporary / PRUNING_FILE, _to_dict(pruning, trained, thresholds, command))
-        temporary.chmod(0o755)
-        temporary.replace(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return pruning
+        models = {"before": before, "pruned": after, "tuned": tuned}
+        content = {
+            **provenance(command),
+            "run": str(trained.folder),
+            "largest_precision": largest_precision,
+            "condition_number": condition_number,
+            "layers": [_to_dict(layer) for layer in layers],
+            **{name: asdict(one) for name, one in models.items()},
+            "test_images": evaluation.test_images,
+            "seconds": seconds,
+        }
+        write_json(new / PRUNING_FILE, content)
+    return Pruning(layers, **models, evaluation=evaluation, seconds=seconds)
 
 
 class InitialWeights(Callback):
@@ -143,30 +145,13 @@ def _measure(model: nn.Module, dataset: Dataset) -> PrunedModel:
     return PrunedModel(parameters, counter.get_total_flops(), int(matrix.diagonal().sum()) / len(dataset.test))
 
 
-def _extremes(layers: Sequence[DegenerateHeads]) -> str:
-    precision = min(value for layer in layers for value in layer.largest_precision)
-    condition = max(value for layer in layers for value in layer.condition_number)
-    return f"the smallest of the largest precisions is {precision:.3g}, the largest condition number {condition:.3g}"
-
-
-def _to_dict(pruning: Pruning, trained: TrainedRun, thresholds: dict[str, float], command: str) -> dict[str, object]:
+def _to_dict(layer: DegenerateHeads) -> dict[str, object]:
     return {
-        **provenance(command),
-        "run": str(trained.folder),
-        **thresholds,
-        "layers": [
-            {
-                "heads": layer.num_heads,
-                "everywhere": list(layer.everywhere),
-                "thin": list(layer.thin),
-                "pruned": list(layer.prunable),
-                "largest_precision": list(layer.largest_precision),
-                # JSON has no infinity.
-                "condition_number": [value if math.isfinite(value) else None for value in layer.condition_number],
-            }
-            for layer in pruning.layers
-        ],
-        **{name: dataclasses.asdict(getattr(pruning, name)) for name in ("before", "pruned", "tuned")},
-        "test_images": pruning.evaluation.test_images,
-        "seconds": pruning.seconds,
+        "heads": layer.num_heads,
+        "everywhere": list(layer.everywhere),
+        "thin": list(layer.thin),
+        "pruned": list(layer.prunable),
+        "largest_precision": list(layer.largest_precision),
+        # JSON has no infinity.
+        "condition_number": [value if math.isfinite(value) else None for value in layer.condition_number],
     }

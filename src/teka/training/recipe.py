@@ -7,6 +7,7 @@ from pathlib import Path
 
 from teka.checks import check_name, check_sizes
 from teka.codec import decode
+from teka.data.augment import SHIFT_MODES
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_yaml
 
@@ -30,6 +31,8 @@ class Recipe:
             is without it.
         random_shift: Largest number of pixels that a training image is moved by along each axis, at random; over the
             edge if the images' edges meet, and filled with background if not.
+        shift_mode: "zero" or "circular", where `random_shift` is to do other than the images' edges: a model that keeps
+            rolls exactly learns nothing from them. None for as the edges do.
         random_flip: Whether training images are mirrored left to right at random.
         precision: "float32", or "bfloat16" or "float16" for products under autocast with weights in float32.
         betas: Decay rates of Adam's moments.
@@ -52,6 +55,7 @@ class Recipe:
     learning_rate: float = 2e-3
     label_smoothing: float = 0.0
     random_shift: int = 0
+    shift_mode: str | None = None
     random_flip: bool = False
     precision: str = "float32"
     betas: tuple[float, float] = BETAS
@@ -66,6 +70,10 @@ class Recipe:
     def __post_init__(self) -> None:
         for argument, names in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS)):
             check_name(argument, getattr(self, argument), names)
+        if self.shift_mode is not None:
+            check_name("shift_mode", self.shift_mode, SHIFT_MODES)
+            if not self.random_shift:
+                raise wrong_value("shift_mode", self.shift_mode, "None with random_shift = 0")
         check_sizes({"epochs": self.epochs, "batch_size": self.batch_size})
         check_sizes({"patience": self.patience}, or_none=True)
         check_sizes({"random_shift": self.random_shift, "redraw_every": self.redraw_every}, least=0)
@@ -94,10 +102,7 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def read_recipe(name: str | Path) -> Recipe:
-    """A recipe.
-
-    Args:
-        name: The name of one that comes with the library, or the path of a YAML file that holds every field of one.
+    """The recipe of this name, one that comes with the library, or of a YAML file that holds every field of one.
 
     Raises:
         ImportError: Without PyYAML.
@@ -115,10 +120,7 @@ def read_recipe(name: str | Path) -> Recipe:
     if not isinstance(content, dict):
         raise wrong_value("recipe", str(name), "a YAML file of fields and values")
     known = [field.name for field in dataclasses.fields(Recipe)]
-    for field in content:
-        if field not in known:
-            raise unknown_name(f"field of recipe {str(name)!r}", str(field), known)
     missing = [field for field in known if field not in content]
-    if missing:
+    if missing and content.keys() <= set(known):
         raise wrong_value("recipe", str(name), f"every field; without {', '.join(missing)}")
-    return decode(Recipe, content, "recipe")
+    return decode(Recipe, content, f"recipe {str(name)!r}")

@@ -63,12 +63,16 @@ class ModelOptions:
             "hyperbolic", "optimal", "trigonometric" or "hedgehog".
         num_features: Number of random features of the kernels that have them.
         backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
-        dim: Size of a token.
-        depth: Number of blocks.
-        heads: Number of heads; of "self_attention" also one number for each block.
+        dim: Size of a token; of "performer" also one number for each stage.
+        depth: Number of blocks; of "performer" also one number for each stage.
+        heads: Number of heads; of "self_attention" also one number for each block, of "performer" for each stage.
         dim_head: Size of a head, dim / heads by default.
         patch_size: Side of a token in pixels.
-        stem: How images become tokens: "patch" or "convolution".
+        stem: How images become tokens: "patch", "convolution", "polyphase_patch", "polyphase" or "strided".
+        stem_depth: Residual blocks at each level of stem "polyphase" or "strided", one number or one for each level.
+        select: What chooses the offset of a polyphase halving: "norm" or "learned".
+        blur: The low pass before a halving: None, an odd number of cells, or "ideal".
+        mlp_ratio: Width of the hidden layer of MLPs over dim, by default the model's own: 4 of "performer".
         periodic: Whether the images' opposite edges meet.
         pool: What the logits are made from: "class", "mean" or "attention".
         tokens: What a token of the Linformer is: "pixel" or "image".
@@ -83,6 +87,7 @@ class ModelOptions:
         longest_wave: Longest wave of position "fourier" at first, in tokens, 64 by default.
         wave_weight: Weight of the waves of position "fourier" at first over that of the constant, 1 by default.
         rotation_weight_scale: Standard deviation of the weights of position "rotation" at first, 1 by default.
+        max_distance: Distance in tokens from which on position "clipped" tells no two places apart, 6 by default.
         rotary_normalizer: What the denominator of position "rotary" is made of; see `teka.nn.Attention`.
         epsilon: Floor of the kernels "squared_relu", "focused" and "relu" over the root mean square.
         query_key: What is done to queries and keys: "plain", "normalized" or "centred".
@@ -98,12 +103,16 @@ class ModelOptions:
     kernel: str = "squared_relu"
     num_features: int | None = None
     backend: str = "auto"
-    dim: int = 64
-    depth: int = 2
+    dim: int | tuple[int, ...] = 64
+    depth: int | tuple[int, ...] = 2
     heads: int | tuple[int, ...] = 4
     dim_head: int | None = None
     patch_size: int = 1
     stem: str = "patch"
+    stem_depth: int | tuple[int, ...] = 0
+    select: str = "norm"
+    blur: int | str | None = None
+    mlp_ratio: float | None = None
     periodic: bool = False
     pool: str = "class"
     tokens: str = "pixel"
@@ -116,6 +125,7 @@ class ModelOptions:
     longest_wave: float | None = None
     wave_weight: float | None = None
     rotation_weight_scale: float | None = None
+    max_distance: int | None = None
     rotary_normalizer: str | None = None
     epsilon: float | None = None
     query_key: str = "plain"
@@ -125,9 +135,10 @@ class ModelOptions:
     def __post_init__(self) -> None:
         check_name("model", self.model, MODELS)
         _check_size(self)
-        if isinstance(self.heads, tuple) and self.model != "self_attention":
-            expected = "a whole number, or with model='self_attention' one for each block"
-            raise wrong_value("heads", self.heads, expected)
+        for name in ("dim", "depth", "heads"):
+            several = self.model == "performer" or (name, self.model) == ("heads", "self_attention")
+            if isinstance(getattr(self, name), tuple) and not several:
+                raise wrong_value(name, getattr(self, name), f"a whole number with model={self.model!r}")
         if self.position is None:
             object.__setattr__(self, "position", _default_position(self.model))
         for one in dataclasses.fields(self)[1:]:
@@ -139,14 +150,13 @@ class ModelOptions:
     def keywords(self) -> dict[str, Any]:
         """What the model is made with besides its sizes."""
         given = {name: getattr(self, name) for name in _options_of(self.model)}
-        return {name: value for name, value in given.items() if (name, value) != ("dropout", None)}
+        own = {"dropout", "mlp_ratio"}  # of which every model has a default of its own
+        return {name: value for name, value in given.items() if value is not None or name not in own}
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides what a training run computes.
-
-    The fields of its parts are read as its own too: `run.learning_rate`.
+    """Everything that decides what a training run computes; fields of its parts are its own too: `run.learning_rate`.
 
     Args:
         images: What it is trained on.
@@ -190,20 +200,18 @@ class Run:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> Run:
-        """The run with these fields of its parts, the others by default.
-
-        Raises:
-            ValueError: A key that is not a field, or a value of another type or out of range.
-        """
-        fields = _renamed(fields)
-        for key in fields:
-            if key not in (*_PART_OF, "seed"):
+        """What `to_dict` gave; an unknown key, or a value of another type or out of range, is a ValueError."""
+        parts: dict[str, Any] = {part: {} for part in _PARTS}
+        seed: object = cls.seed
+        for key, value in _renamed(fields).items():
+            if key == "seed":
+                seed = value
+            elif key in _PART_OF:
+                parts[_PART_OF[key]][key] = value
+            else:
                 raise unknown_name("run key", key, (*_PART_OF, "seed"))
-        parts: dict[str, Any] = {
-            part: decode(kind, {name: value for name, value in fields.items() if _PART_OF.get(name) == part}, part)
-            for part, kind in _PARTS.items()
-        }
-        return cls(**parts, seed=decode(int, fields.get("seed", cls.seed), "seed"))
+        made = {part: decode(kind, parts[part], part) for part, kind in _PARTS.items()}
+        return cls(**made, seed=decode(int, seed, "seed"))
 
     def differs_from(self, other: Run) -> list[str]:
         """The fields that another run has otherwise, but for the data's folder."""

@@ -1,22 +1,26 @@
 """Trained runs measured at every shift, and written as a report's `report.json` and `examples.npz`."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from teka.audit import Movement, Responses, axis_shifts, measure_responses, wilson_interval
-from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.checks import check_name, check_sizes
+from teka.codec import encode
 from teka.data import Split, lossless_selection
 from teka.errors import wrong_value
 from teka.files import write_json
 from teka.models import Performer, SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training.arrays import write_arrays
-from teka.training.shift_report import BUILT_IN
+from teka.training.shift_report import AXES, BUILT_IN, ModelResult
 from teka.training.trained_run import TrainedRun
 
 MODES = ("lossless", "canvas")
@@ -32,8 +36,7 @@ class ShiftSettings:
     Args:
         max_shift: Largest shift in pixels, along each axis in both directions.
         mode: "lossless" (the image is rolled, and only background may wrap) or "canvas" (it is first pasted on a canvas
-            of its background, larger by max_shift at every side, which the model must take: absolute positions then
-            count from the canvas's corner).
+            of its background, larger by max_shift at every side, which the model must take).
         selection: "all" test images, or "figure1": class 1 with at least 8 blank columns on both sides, shifted along
             dx alone (Horn et al. 2021, Figure 1).
         batch_size: Images at a time.
@@ -81,65 +84,80 @@ def measure(
 ) -> Responses:
     """What a run answers at every shift; progress is called with the number of answers so far and their total."""
     split, movement, model = settings.images(trained.dataset.test), settings.movement(trained), trained.model
-    size = trained.dataset.image_size
-    seen = movement.seen_size(size)
-    if seen != size and not isinstance(model, Performer):
+    seen = movement.seen_size(trained.dataset.image_size)
+    if not can_see(model, seen, trained.dataset.image_size):
         raise wrong_value("mode", settings.mode, f"another with model={trained.run.model!r}, which has one image size")
-
     show = None if progress is None else lambda done, total, _: progress(done, total)
+    options = {"labels": split.labels, "output": "logits", "batch_size": settings.batch_size, "progress": show}
+    with seeing(model, seen):
+        return measure_responses(model, split.images, settings.shifts, movement, **options)
+
+
+def can_see(model: nn.Module, size: Sequence[int], own_size: Sequence[int]) -> bool:
+    """Whether a model made for images of its own size takes those of another."""
+    return isinstance(model, Performer) or tuple(size) == tuple(own_size)
+
+
+@contextlib.contextmanager
+def seeing(model: nn.Module, size: Sequence[int]) -> Iterator[None]:
+    """Let a Performer take images of another size for as long as the block runs; other models stay as they are."""
+    if not isinstance(model, Performer):
+        yield
+        return
+    before = model.image_size
+    model.resize(tuple(size))
     try:
-        if isinstance(model, Performer):
-            model.resize((seen[0], seen[1]))
-        return measure_responses(
-            model, split.images, settings.shifts, movement, labels=split.labels, output="logits",
-            batch_size=settings.batch_size, progress=show,
-        )  # fmt: skip
+        yield
     finally:
-        if isinstance(model, Performer):
-            model.resize(size)
+        model.resize(before)
 
 
-def model_entry(trained: TrainedRun, responses: Responses) -> dict[str, object]:
-    """One entry of `report.json`'s "models"."""
-    run, model, found, correct = trained.run, trained.model, CURVES["accuracy"].values(responses), responses.correct
-    assert found is not None
+def backend_of(model: nn.Module) -> str:
+    """The backends that a model's layers choose; "torch" of one without such layers."""
+    return ", ".join(model.chosen_backends()) if isinstance(model, Performer | SelfAttentionNetwork) else "torch"
+
+
+def accuracies(responses: Responses) -> dict[str, Any]:
+    """Accuracy at each shift, the lowest of them, and the share of images correct at every shift."""
+    correct = responses.correct
     assert correct is not None
-    low, high = wilson_interval(correct.sum(dim=1), responses.num_images)
-    along = {"dx": responses.along(1), "dy": responses.along(0)}
-    if len(along["dy"]) == 1:
-        along["dy"] = {}
-    accuracy = {name: {str(step): float(found[row]) for step, row in rows.items()} for name, rows in along.items()}
-    intervals = {
-        name: {str(step): [float(low[row]), float(high[row])] for step, row in rows.items()}
-        for name, rows in along.items()
-    }
+    by_shift = tuple(correct.double().mean(dim=1).tolist())
+    always = correct.all(dim=0).double().mean().item()
+    return {"accuracy_by_shift": by_shift, "minimum_accuracy": min(by_shift), "worst_shift_accuracy": always}
+
+
+def model_result(trained: TrainedRun, responses: Responses) -> ModelResult:
+    """What a run's answers are worth along each axis and at their worst."""
+    run, model, correct, found = trained.run, trained.model, responses.correct, accuracies(responses)
+    assert correct is not None
+    low, high = (ends.tolist() for ends in wilson_interval(correct.sum(dim=1), responses.num_images))
+    by_shift = found.pop("accuracy_by_shift")
+    accuracy: dict[str, dict[int, float]] = {axis: {} for axis in AXES}
+    intervals: dict[str, dict[int, tuple[float, float]]] = {axis: {} for axis in AXES}
+    for axis, name in enumerate(reversed(AXES)):
+        rows = {int(step): row for step, row in responses.along(axis).items()}
+        if len(rows) > 1:
+            accuracy[name] = {step: by_shift[row] for step, row in rows.items()}
+            intervals[name] = {step: (low[row], high[row]) for step, row in rows.items()}
     has_parts = isinstance(model, Performer | SelfAttentionNetwork)
     kernel = run.content or "constant" if isinstance(model, SelfAttentionNetwork) else run.kernel
-    return {
-        "name": trained.name,
-        "position": run.position if has_parts else BUILT_IN,
-        "kernel": kernel if has_parts else BUILT_IN,
-        "backend": ", ".join(model.chosen_backends()) if has_parts else "torch",
-        "parameters": trained.result["parameters"],
-        "seed": run.seed,
-        "epochs": trained.result["epochs"],
-        "seconds": trained.result["seconds"],
-        "accuracy_by_shift": accuracy,
-        "interval_by_shift": intervals,
-        "worst_shift_accuracy": NUMBERS["worst_shift_accuracy"].value(responses),
-        "minimum_accuracy": NUMBERS["minimum_accuracy"].value(responses),
-        "test_images": responses.num_images,
-    }
+    return ModelResult(
+        name=trained.name,
+        position=run.position if has_parts else BUILT_IN,
+        kernel=kernel if has_parts else BUILT_IN,
+        backend=backend_of(model),
+        seed=run.seed,
+        **{name: trained.result[name] for name in ("parameters", "epochs", "seconds")},
+        accuracy_by_shift=accuracy,
+        interval_by_shift=intervals,
+        **found,
+        test_images=responses.num_images,
+    )
 
 
 def write_shift_report(
-    runs: Sequence[TrainedRun],
-    responses: Sequence[Responses],
-    settings: ShiftSettings,
-    folder: Path,
-    *,
-    command: str,
-) -> dict[str, object]:
+    runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings, folder: Path, *, command: str
+) -> None:
     """Write `report.json` and `examples.npz` of runs on the same data and what `measure` gave for each."""
     check_same_data(runs)
     report: dict[str, object] = {
@@ -147,22 +165,18 @@ def write_shift_report(
         **provenance(command),
         "mode": settings.mode,
         "selection": settings.selection,
-        "models": [model_entry(run, answered) for run, answered in zip(runs, responses, strict=True)],
+        "models": encode(list(map(model_result, runs, responses))),
     }
     write_arrays(folder / "examples.npz", _examples(runs, responses, settings))
     write_json(folder / "report.json", report)
-    return report
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
     """Check that runs have the same data and image size, and can be compared."""
-    for run in runs[1:]:
-        for argument, mine, first in (
-            ("data", run.dataset.name, runs[0].dataset.name),
-            ("image_size", run.dataset.image_size, runs[0].dataset.image_size),
-        ):
-            if mine != first:
-                raise wrong_value(f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}")
+    for run, (argument, name) in itertools.product(runs[1:], {"data": "name", "image_size": "image_size"}.items()):
+        mine, first = getattr(run.dataset, name), getattr(runs[0].dataset, name)
+        if mine != first:
+            raise wrong_value(f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}")
 
 
 def _examples(
@@ -174,16 +188,15 @@ def _examples(
     chosen = [first[label] for label in sorted(first)][:NUM_EXAMPLES]
     far, shifts = settings.max_shift, responses[0].shifts
     along = [(0, -far), (0, -far // 2), (0, 0), (0, far // 2), (0, far), (-far, 0), (far, 0)]
-    shown = [shift for shift in dict.fromkeys(along) if shift in shifts]
+    shown = {shift: shifts.index(shift) for shift in along if shift in shifts}
     placed = movement.place(split.images[chosen])
     moved = torch.stack([movement.move(placed, shift) for shift in shown])
     one_seed = [pair for pair in zip(runs, responses, strict=True) if pair[0].run.seed == runs[0].run.seed]
-    rows = [shifts.index(shift) for shift in shown]
     predictions = [answered.predictions for _, answered in one_seed if answered.predictions is not None]
     return {
         "images": (moved.mean(dim=2) * 255).round().to(torch.uint8).numpy(),
-        "shifts": np.array(shown),
+        "shifts": np.array(list(shown)),
         "labels": split.labels[chosen].numpy(),
         "model_names": np.array([run.name for run, _ in one_seed]),
-        "predictions": np.stack([predicted[rows][:, chosen].numpy() for predicted in predictions]),
+        "predictions": np.stack([predicted[list(shown.values())][:, chosen].numpy() for predicted in predictions]),
     }

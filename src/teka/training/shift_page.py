@@ -1,6 +1,7 @@
 """What a saved `report.json` says: its table and finding in words, and its page with the curve and examples."""
 
 import io
+import itertools
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,41 +46,49 @@ def write_report(directory: str | Path) -> Written:
     directory = Path(directory)
     report = load_report(directory / "report.json")
     path = directory / "examples.npz"
-    page = render_html(report, load_examples(path) if path.exists() else None)
+    page = render_html(report, read_arrays(path, EXAMPLES, "that of a finished run") if path.exists() else None)
     written = Written(directory / "shift_curve.png", directory / "report.html")
     write_bytes(written.shift_curve, encode_png(draw_shift_curve(report)))
     write_bytes(written.page, page.encode("utf-8"))
     return written
 
 
-def load_examples(path: str | Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays of `EXAMPLES`; nothing in the file is unpickled."""
-    return read_arrays(Path(path), EXAMPLES, "the examples.npz of a finished run")
-
-
 def draw_shift_curve(
     report: ShiftReport, *, layout: Literal["beside", "stacked"] = "beside"
 ) -> "matplotlib.figure.Figure":
     """Draw accuracy against shift, the mean over seeds of each model, with its interval as a band where it has one."""
-    panels = {DIRECTIONS[axis]: [_curve(group, axis) for group in report.groups] for axis in report.axes}
+    panels: dict[str, list[ShareCurve]] = {}
+    for axis, group in itertools.product(report.axes, report.groups):
+        found = group.accuracy(axis)
+        known = {shift: one for shift, one in found.items() if one.half_width is not None}
+        band = {shift: (max(one.lower, 0.0), min(one.upper, 1.0)) for shift, one in known.items()}
+        curve = ShareCurve(group.first.name, {shift: one.value for shift, one in found.items()}, band)
+        panels.setdefault(DIRECTIONS[axis], []).append(curve)
     return draw_curves(panels, layout=layout)
-
-
-def _curve(group: SeedGroup, axis: str) -> ShareCurve:
-    found = group.accuracy(axis)
-    band = {
-        shift: (max(one.lower, 0.0), min(one.upper, 1.0)) for shift, one in found.items() if one.half_width is not None
-    }
-    return ShareCurve(group.name, {shift: one.value for shift, one in found.items()}, band)
 
 
 def render_html(report: ShiftReport, examples: dict[str, NDArray[Any]] | None = None) -> str:
     """One page that needs no other file and no network: finding, curve, table, example images, settings."""
+    found = (one for group in report.groups for axis in report.axes for one in group.accuracy(axis).values())
+    methods = {one.method for one in found if one.half_width is not None}
+    bands = ["95 % interval over seeds, by Student's t"] if methods - {WILSON} else []
+    if WILSON in methods:
+        bands.append("95 % Wilson interval" + (" (models with one seed)" if bands else ""))
+    images = sorted({model.test_images for model in report.models if model.test_images is not None})
+    settings = {
+        "Command": report.command,
+        "Data": report.dataset,
+        "Test images": listed([f"{count:,}" for count in images]) if images else None,
+        "Shifts": report.mode,
+        "Hardware": report.hardware,
+        "Date": report.date,
+        "Versions": f"teka {report.teka}, PyTorch {report.torch}",
+    }
     content = {
         "report": report,
         "finding": report.finding or finding(report),
         "averaged": report.averaged,
-        "bands": _bands_in_words(report),
+        "bands": f"Bands: {listed(bands)}." if bands else "",
         "curve_beside": data_uri(encode_png(draw_shift_curve(report))),
         "curve_stacked": data_uri(encode_png(draw_shift_curve(report, layout="stacked"))),
         "shifts": [write_step(shift) for shift in report.shifts],
@@ -87,7 +96,7 @@ def render_html(report: ShiftReport, examples: dict[str, NDArray[Any]] | None = 
         "note": table_note(report),
         "example_shifts": [write_shift(shift) for shift in examples["shifts"].tolist()] if examples else [],
         "examples": _rows_of_examples(examples) if examples else [],
-        "settings": _settings(report),
+        "settings": [(name, value) for name, value in settings.items() if value],
         "listed": listed,
     }
     return render_page("teka.training", "shift.html.j2", content)
@@ -106,34 +115,9 @@ def _rows_of_examples(examples: dict[str, NDArray[Any]]) -> list[dict[str, Any]]
             text = f"Example {index + 1}, class {label}, {write_shift(shift)}"
             pictures.append((data_uri(buffer.getvalue()), text))
         named = zip(examples["model_names"].tolist(), examples["predictions"][:, :, index].tolist(), strict=True)
-        predictions = [
-            {"model": name, "answers": [(answer, answer == label) for answer in answers]} for name, answers in named
-        ]
+        predictions = [(name, [(answer, answer == label) for answer in answers]) for name, answers in named]
         rows.append({"label": label, "images": pictures, "predictions": predictions})
     return rows
-
-
-def _bands_in_words(report: ShiftReport) -> str:
-    found = (one for group in report.groups for axis in report.axes for one in group.accuracy(axis).values())
-    methods = {one.method for one in found if one.half_width is not None}
-    words = ["95 % interval over seeds, by Student's t"] if methods - {WILSON} else []
-    if WILSON in methods:
-        words.append("95 % Wilson interval" + (" (models with one seed)" if words else ""))
-    return f"Bands: {listed(words)}." if words else ""
-
-
-def _settings(report: ShiftReport) -> list[tuple[str, str]]:
-    images = sorted({model.test_images for model in report.models if model.test_images is not None})
-    pairs = [
-        ("Command", report.command),
-        ("Data", report.dataset),
-        ("Test images", listed([f"{count:,}" for count in images]) if images else None),
-        ("Shifts", report.mode),
-        ("Hardware", report.hardware),
-        ("Date", report.date),
-        ("Versions", f"teka {report.teka}, PyTorch {report.torch}"),
-    ]
-    return [(name, value) for name, value in pairs if value]
 
 
 class TableRow(NamedTuple):
@@ -151,21 +135,13 @@ def table_rows(report: ShiftReport) -> list[TableRow]:
     """The table's rows, every number as it is printed, the means over seeds."""
     rows = []
     for group in report.groups:
-        curves = {axis: group.accuracy(axis) for axis in report.axes}
-        cells = {
-            axis: tuple(percent(curve[shift].value) if shift in curve else "–" for shift in report.shifts)
-            for axis, curve in curves.items()
-        }
-        rows.append(
-            TableRow(
-                name=group.name,
-                axes=tuple(cells.items()),
-                lowest=(group.lowest.axis, report.shifts.index(group.lowest.shift)),
-                worst=percent(group.mean("worst_shift_accuracy")),
-                parameters=f"{group.first.parameters:,}",
-                seconds=f"{group.mean('seconds'):.0f}",
-            )
-        )
+        axes = []
+        for axis in report.axes:
+            curve = group.accuracy(axis)
+            axes.append((axis, tuple(percent(curve[at].value) if at in curve else "–" for at in report.shifts)))
+        lowest = group.lowest.axis, report.shifts.index(group.lowest.shift)
+        worst, seconds = percent(group.mean("worst_shift_accuracy")), f"{group.mean('seconds'):.0f}"
+        rows.append(TableRow(group.first.name, tuple(axes), lowest, worst, f"{group.first.parameters:,}", seconds))
     return rows
 
 
@@ -191,9 +167,9 @@ def plain_table(report: ShiftReport) -> str:
     return f"{text}\n\n{textwrap.fill(table_note(report), WIDTH)}"
 
 
-def _points(share: float) -> float:
+def _lowest_points(group: SeedGroup) -> float:
     """Percentage points as they are printed, so that printed differences agree with printed numbers."""
-    return float(percent(share))
+    return float(percent(group.lowest.accuracy))
 
 
 def _best(groups: Sequence[SeedGroup]) -> SeedGroup:
@@ -203,20 +179,19 @@ def _best(groups: Sequence[SeedGroup]) -> SeedGroup:
 def _description(group: SeedGroup, candidates: Sequence[SeedGroup]) -> str:
     several, position = len(candidates) > 1, group.first.position
     if position == BUILT_IN:
-        return f"{group.name} (best of {len(candidates)})" if several else group.name
+        return f"{group.first.name} (best of {len(candidates)})" if several else group.first.name
     words = "without positions" if position == "none" else f"with {position} positions"
     if group.is_relative:
         words += " at linear cost" if group.is_linear else f" and {group.first.kernel.replace('_', ' ')} attention"
-    return f"{words} (best of {len(candidates)}: {group.name})" if several else words
+    return f"{words} (best of {len(candidates)}: {group.first.name})" if several else words
 
 
 def _behaviour(group: SeedGroup) -> str:
-    lowest, start = group.lowest, group.unshifted
-    low = _points(lowest.accuracy)
+    lowest, start, low = group.lowest, group.unshifted, _lowest_points(group)
     if start is None:
         high = max(one.value for axis in AXES for one in group.accuracy(axis).values())
         return f"stays between {low:.1f} % and {percent(high)} %"
-    if _points(start) - low >= FALL:
+    if float(percent(start)) - low >= FALL:
         return f"falls from {percent(start)} % to {low:.1f} % (at {lowest.axis} = {write_step(lowest.shift)})"
     return f"keeps at least {low:.1f} % at every shift"
 
@@ -227,8 +202,8 @@ def _beside_softmax(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
     references = [other for other in same if other.first.kernel == "softmax"]
     if not group.is_relative or group.first.kernel == "softmax" or not references:
         return ""
-    reference = _points(_best(references).lowest.accuracy)
-    difference = _points(group.lowest.accuracy) - reference
+    reference = _lowest_points(_best(references))
+    difference = _lowest_points(group) - reference
     if abs(difference) < 0.05:
         return ", as much as softmax attention at its lowest"
     side = "above" if difference > 0 else "below"
@@ -238,8 +213,8 @@ def _beside_softmax(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
 def finding(report: ShiftReport) -> str:
     """One or two sentences: how far each kind of model falls when images move, and the linear one beside softmax.
 
-    The kinds are absolute positions (or, without such a model, none) and relative positions, at linear cost if there is
-    such a model. Of several models of one kind it is the one with the highest lowest accuracy.
+    The kinds are absolute positions (or none) and relative ones (at linear cost, if there are such models), each told
+    by the model with the highest lowest accuracy.
     """
     groups = report.groups
     absolute, without = ([one for one in groups if one.first.position == kind] for kind in ("absolute", "none"))
@@ -257,7 +232,7 @@ def finding(report: ShiftReport) -> str:
     text = f"With images of {report.dataset} moved by {by} ({report.averaged}), {'; '.join(clauses)}."
     if len(told) == 2:
         (first, first_kind), (second, _) = told
-        lead = _points(first.lowest.accuracy) - _points(second.lowest.accuracy)
+        lead = _lowest_points(first) - _lowest_points(second)
         if lead >= 0.05:
             better = f"Here the model {_description(first, first_kind)} holds up better"
             text += f" {better}: its lowest accuracy is {lead:.1f} points higher."

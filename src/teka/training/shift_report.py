@@ -1,8 +1,7 @@
 """A saved `report.json`: accuracies under shifts of models and their seeds, read and checked."""
 
 import dataclasses
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +34,7 @@ class ModelResult:
     backend: str
     parameters: int
     seed: int
-    epochs: float
+    epochs: int | float
     seconds: float
     accuracy_by_shift: dict[str, dict[int, float]]
     worst_shift_accuracy: float
@@ -50,27 +49,18 @@ class ModelResult:
             return self.minimum_accuracy
         return min(accuracy for along in self.accuracy_by_shift.values() for accuracy in along.values())
 
-    def estimate(self, axis: str, shift: int) -> Estimate:
-        """The accuracy at a shift, with its interval where that was saved."""
-        value = self.accuracy_by_shift[axis][shift]
-        if self.interval_by_shift is None:
-            return mean_over_seeds([value], CONFIDENCE)
-        return Estimate(value, *self.interval_by_shift[axis][shift], CONFIDENCE, WILSON)
-
     def check(self, where: str) -> None:
-        """Check that its numbers are what they should be; an error names the file and the key."""
-        for key in ("name", "position", "kernel", "backend"):
-            _check_text(f"{where}.{key}", getattr(self, key))
+        """Check that its texts and numbers are what they should be; an error names the file and the key."""
+        _check_texts(where, self, ("name", "position", "kernel", "backend"))
         for key in ("parameters", "seed", "epochs", "seconds", "test_images"):
-            value = getattr(self, key)
-            if value is not None and not 0 <= value < float("inf"):
-                raise wrong_value(f"{where}.{key}", value, "a finite number of at least 0")
-        for key in ("worst_shift_accuracy", "minimum_accuracy"):
-            _check_share(f"{where}.{key}", 0.0 if getattr(self, key) is None else getattr(self, key))
+            if not 0 <= (getattr(self, key) or 0) < float("inf"):
+                raise wrong_value(f"{where}.{key}", getattr(self, key), "a finite number of at least 0")
+        shares = {key: getattr(self, key) for key in ("worst_shift_accuracy", "minimum_accuracy")}
         for axis in AXES:
+            if axis not in self.accuracy_by_shift:
+                raise ValueError(f"{where}.accuracy_by_shift.{axis} is missing")
             along, intervals = self.accuracy_by_shift[axis], (self.interval_by_shift or {}).get(axis)
-            for shift, value in along.items():
-                _check_share(f"{where}.accuracy_by_shift.{axis}.{shift}", value)
+            shares |= {f"accuracy_by_shift.{axis}.{shift}": value for shift, value in along.items()}
             if self.interval_by_shift is not None and (intervals is None or sorted(intervals) != sorted(along)):
                 expected = f"the shifts of the accuracies, {sorted(along)}"
                 raise wrong_value(f"{where}.interval_by_shift.{axis}", sorted(intervals or {}), expected)
@@ -78,6 +68,9 @@ class ModelResult:
                 if not 0 <= low <= high <= 1:
                     expected = "[low, high] from 0 to 1 with low ≤ high"
                     raise wrong_value(f"{where}.interval_by_shift.{axis}.{shift}", [low, high], expected)
+        for key, share in shares.items():
+            if share is not None and not 0 <= share <= 1:
+                raise wrong_value(f"{where}.{key}", share, "an accuracy from 0 to 1")
         if not any(self.accuracy_by_shift[axis] for axis in AXES):
             raise wrong_value(f"{where}.accuracy_by_shift", self.accuracy_by_shift, "an accuracy at one shift or more")
 
@@ -101,23 +94,19 @@ class SeedGroup:
         """The first result, which has what all of them share."""
         return self.results[0]
 
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.first.name
-
     def mean(self, number: str) -> float:
         """A number of the results, the mean over seeds."""
         return fmean(getattr(result, number) for result in self.results)
 
     def accuracy(self, axis: str) -> dict[int, Estimate]:
         """Accuracy at each shift along an axis, the mean over seeds; of one seed the interval is that of its images."""
-        shifts = sorted(self.first.accuracy_by_shift[axis])
-        if len(self.results) == 1:
-            return {shift: self.first.estimate(axis, shift) for shift in shifts}
+        first, (result, *others) = self.first.accuracy_by_shift[axis], self.results
+        if result.interval_by_shift is not None and not others:
+            intervals = result.interval_by_shift[axis]
+            return {shift: Estimate(first[shift], *intervals[shift], CONFIDENCE, WILSON) for shift in sorted(first)}
         return {
-            shift: mean_over_seeds([result.accuracy_by_shift[axis][shift] for result in self.results], CONFIDENCE)
-            for shift in shifts
+            shift: mean_over_seeds([one.accuracy_by_shift[axis][shift] for one in self.results], CONFIDENCE)
+            for shift in sorted(first)
         }
 
     @property
@@ -142,25 +131,19 @@ class SeedGroup:
         """Whether its cost is called linear: O(L), or for "toeplitz" O(L · Σ sides)."""
         return self.first.backend in LINEAR_BACKENDS
 
-
-def group_by_name(models: Sequence[ModelResult], argument: str = "models") -> tuple[SeedGroup, ...]:
-    """Gather the results of each model over its seeds, in order of appearance; a name must be of one model."""
-    by_name: dict[str, list[ModelResult]] = {}
-    for model in models:
-        by_name.setdefault(model.name, []).append(model)
-    for name, results in by_name.items():
+    def check(self, where: str) -> None:
+        """Check that the results are of one model, once for each seed, and at the same shifts."""
+        has = f"{where}: {self.first.name!r} has"
         for key in ("position", "kernel", "backend", "parameters"):
-            values = sorted({str(getattr(result, key)) for result in results})
+            values = sorted({str(getattr(result, key)) for result in self.results})
             if len(values) > 1:
-                raise ValueError(f"{argument}: {name!r} has {key} {' and '.join(values)}, expected one for each name")
-        seeds = [result.seed for result in results]
+                raise ValueError(f"{has} {key} {' and '.join(values)}, expected one for each name")
+        seeds = [result.seed for result in self.results]
         if len(set(seeds)) < len(seeds):
-            raise ValueError(f"{argument}: {name!r} has seeds {seeds}, expected each seed once for each name")
+            raise ValueError(f"{has} seeds {seeds}, expected each seed once for each name")
         for axis in AXES:
-            if len({frozenset(result.accuracy_by_shift[axis]) for result in results}) > 1:
-                expected = "expected the same for every seed"
-                raise ValueError(f"{argument}: {name!r} has different shifts along {axis}, {expected}")
-    return tuple(SeedGroup(tuple(results)) for results in by_name.values())
+            if len({frozenset(result.accuracy_by_shift[axis]) for result in self.results}) > 1:
+                raise ValueError(f"{has} different shifts along {axis}, expected the same for every seed")
 
 
 @dataclass(frozen=True)
@@ -179,8 +162,11 @@ class ShiftReport:
 
     @cached_property
     def groups(self) -> tuple[SeedGroup, ...]:
-        """The models, each with its results over seeds."""
-        return group_by_name(self.models)
+        """The models, each with its results over seeds, in order of appearance."""
+        by_name: dict[str, list[ModelResult]] = {}
+        for model in self.models:
+            by_name.setdefault(model.name, []).append(model)
+        return tuple(SeedGroup(tuple(results)) for results in by_name.values())
 
     @property
     def axes(self) -> list[str]:
@@ -200,48 +186,26 @@ class ShiftReport:
 
 def load_report(path: str | Path) -> ShiftReport:
     """Read `report.json` and check it; keys that it does not know are left alone."""
-    content: dict[str, Any] = read_json(Path(path))
-    where, models = f"{path}: report", content.get("models")
-    if "models" in content and not (isinstance(models, list) and models):
-        raise wrong_value(f"{where}.models", models, "a list of one model or more")
-    known = [_known(ModelResult, model) for model in models or ()]
-    for index, model in enumerate(known):
-        if isinstance(model, dict):
-            _check_shifts(f"{where}.models[{index}]", model)
-    report = decode(ShiftReport, {**_known(ShiftReport, content), **({"models": known} if models else {})}, where)
-    for key in ("dataset", "command", "teka", "torch"):
-        _check_text(f"{where}.{key}", getattr(report, key))
+    where, content = f"{path}: report", _known(ShiftReport, read_json(Path(path)))
+    if isinstance(content.get("models"), list):
+        content["models"] = [_known(ModelResult, model) for model in content["models"]]
+    report = decode(ShiftReport, content, where)
+    if not report.models:
+        raise wrong_value(f"{where}.models", [], "a list of one model or more")
+    _check_texts(where, report, ("dataset", "command", "teka", "torch"))
     for index, model in enumerate(report.models):
         model.check(f"{where}.models[{index}]")
-    group_by_name(report.models, f"{where}.models")
+    for group in report.groups:
+        group.check(f"{where}.models")
     return report
 
 
 def _known(kind: type[Any], content: Any) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
-    return {key: value for key, value in content.items() if key in names} if isinstance(content, Mapping) else content
+    return {key: value for key, value in content.items() if key in names} if isinstance(content, dict) else content
 
 
-def _check_shifts(where: str, model: Mapping[str, Any]) -> None:
-    """Check that accuracies stand under both axes, by shifts in whole pixels."""
-    for name in ("accuracy_by_shift", "interval_by_shift"):
-        by_axis = model.get(name)
-        if not isinstance(by_axis, dict):
-            continue
-        for axis in AXES:
-            if axis not in by_axis:
-                raise ValueError(f"{where}.{name}.{axis} is missing")
-            for key in by_axis[axis] if isinstance(by_axis[axis], dict) else ():
-                if not re.fullmatch(r"0|-?[1-9][0-9]*", key):
-                    expected = "a shift in whole pixels as key, such as '-4'"
-                    raise wrong_value(f"{where}.{name}.{axis}.{key}", key, expected)
-
-
-def _check_text(where: str, value: str) -> None:
-    if not value.strip():
-        raise wrong_value(where, value, "a text")
-
-
-def _check_share(where: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise wrong_value(where, value, "an accuracy from 0 to 1")
+def _check_texts(where: str, content: object, keys: Sequence[str]) -> None:
+    for key in keys:
+        if not getattr(content, key).strip():
+            raise wrong_value(f"{where}.{key}", getattr(content, key), "a text")

@@ -3,13 +3,11 @@
 import copy
 import statistics
 import time
-import warnings
 from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -17,7 +15,9 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.benchmark import Timer
 
+from teka._compat import makers_flops
 from teka.flops import flop_counter
+from teka.training.run import Run
 
 WARMUP_STEPS = 3
 MEASURED = "measured matrix product"
@@ -33,15 +33,11 @@ class Peak(NamedTuple):
 
 
 class Throughput(Callback):
-    """Measures images and operations a second over the steps of each epoch, and logs them, of all processes together.
+    """Measures and logs images and operations a second of all processes, but not in the first steps of a start."""
 
-    The first steps of each start are not measured, and validation is not. An epoch without a measured step has no
-    numbers.
-    """
-
-    def __init__(self, flops_per_image: int, *, num_images: int, batch_size: int, dtype: torch.dtype) -> None:
-        self.flops_per_image = flops_per_image
-        self.num_images, self.batch_size, self.dtype = num_images, batch_size, dtype
+    def __init__(self, flops_per_image: int, run: Run, *, num_images: int) -> None:
+        self.flops_per_image, self.num_images, self.batch_size = flops_per_image, num_images, run.batch_size
+        self.dtype: torch.dtype = getattr(torch, run.precision)
         self.peak: Peak | None = None
         self.images_per_second: list[float] = []
         self.flop_utilisation: list[float] = []
@@ -52,9 +48,7 @@ class Throughput(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the devices' peak."""
-        device = trainer.strategy.root_device
-        one = peak(device, self.dtype)
-        number = trainer.world_size
+        one, number = peak(trainer.strategy.root_device, self.dtype), trainer.world_size
         self.peak = Peak(number * one.flops, one.source if number == 1 else f"{number} × {one.source}")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -95,8 +89,7 @@ class Throughput(Callback):
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Resume from there."""
-        self.images_per_second = list(state_dict["images_per_second"])
-        self.flop_utilisation = list(state_dict["flop_utilisation"])
+        vars(self).update({name: list(numbers) for name, numbers in state_dict.items()})
 
     def summary(self) -> dict[str, object]:
         """What is kept of a finished training: medians over the epochs, None if no epoch was measured."""
@@ -110,11 +103,7 @@ class Throughput(Callback):
 
 
 def training_flops_per_image(model: nn.Module, images: Float[Tensor, "2 channels height width"]) -> int:
-    """Operations of the matrix products and convolutions of one image's forward and backward pass.
-
-    They are counted on a copy of the model, on the CPU, so that weights, statistics and random state stay; a model that
-    is to be compiled or to compute activations again is copied before it is prepared for that.
-    """
+    """Operations of one image's forward and backward pass, counted on a copy of the model, not yet prepared."""
     copied = copy.deepcopy(model).train()
     with torch.random.fork_rng(devices=[]), flop_counter() as counter:
         cross_entropy(copied(images), torch.zeros(len(images), dtype=torch.long)).backward()
@@ -126,17 +115,10 @@ def _median(numbers: list[float]) -> float | None:
 
 
 def peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    """Peak of a device for products of a type: of a GPU by its maker's figures, else that of a large product.
-
-    The figures are those of Lightning's table, for products without sparsity.
-    """
+    """Peak of a device for products of a type: of a GPU by Lightning's table, else that of a large product."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*(FLOPs not found|does not support).*")
-            # The table's H100 NVL is a pair of cards.
-            known = None if "H100 NVL" in name else get_available_flops(device, dtype)
-        if known:
+        if "H100 NVL" not in name and (known := makers_flops(device, dtype)):  # which is a pair of cards in the table
             return Peak(known, f"Lightning's table for {name}, {_name(dtype)}")
     return _measured(device, dtype, torch.get_num_threads())
 

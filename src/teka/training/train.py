@@ -5,7 +5,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
@@ -15,7 +15,7 @@ from torch import nn
 
 from teka import data
 from teka.data import Dataset
-from teka.errors import is_out_of_memory, wrong_value
+from teka.errors import first_line, is_out_of_memory, wrong_value
 from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyNumbersError, count_numbers, memory_bytes
 from teka.models import SelfAttentionNetwork
@@ -33,11 +33,7 @@ from teka.training.throughput import Throughput, training_flops_per_image
 RESULT_FILE = "result.json"
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Lightning's words for a run's precision.
-PRECISION: Mapping[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
-    "float32": "32-true",
-    "bfloat16": "bf16-mixed",
-    "float16": "16-mixed",
-}
+PRECISION: Mapping[str, Any] = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -68,12 +64,11 @@ def train(
     throughput: bool = True,
     execution: Execution | None = None,
 ) -> dict[str, object]:
-    """Train a run and write into its folder what it was, how it went and what came of it.
+    """Train a run, write into its folder what it was and how it went, and give what `result.json` holds.
 
-    The folder holds `run.json`, `result.json`, `logs/` (a CSV table and TensorBoard's events for each start) and
+    The folder holds `run.json`, `result.json`, `logs/` (a CSV table and TensorBoard's events for each start),
     `checkpoints/` with the best epoch's state (by validation accuracy; the last where nothing is held out) and the
-    last's. That of a "self_attention" model has `heads.npz` too: where its heads look before training and after each
-    epoch.
+    last's, and of "self_attention" `heads.npz`: where its heads look before training and after each epoch.
 
     Args:
         run: What to train.
@@ -85,11 +80,8 @@ def train(
         loggers: Services to log to besides: "wandb", "mlflow"; nothing is sent to one that is not named.
         progress_bar: Whether to print a row of a table for each epoch, and on a terminal a bar below it.
         throughput: Whether to measure images and operations a second, for the table, the logs and the result.
-        execution: On what it is trained and in how many parts, by default one part and one device, or as many as
-            torchrun or srun started processes. Of several processes each calls this function, and the first writes.
-
-    Returns:
-        What `result.json` holds.
+        execution: On what it is trained and in how many parts; of several processes each calls this function, and the
+            first writes.
 
     Raises:
         ValueError: The folder is a file, or holds a run already and `resume` is False, or a different run; a service
@@ -113,15 +105,16 @@ def train(
     if dataset.num_classes < 2:
         raise wrong_value("data", run.data, "images of two classes or more")
     seed_everything(run.seed, verbose=False)
-    sizes: dict[str, Any] = {name: getattr(dataset, name) for name in ("image_size", "in_channels", "num_classes")}
-    _check_size(run, sizes)
-    model = run.make_model(**sizes)
+    _check_size(run, dataset.sizes)
+    model = run.make_model(**dataset.sizes)
     _check_smallest_part(model, dataset, run, execution.accumulate * processes.devices * processes.num_nodes)
-    measured = None
+    clock, more, measured = Clock(), list(callbacks), None
     if throughput:
         flops = training_flops_per_image(model, dataset.train.images[[0, -1]])  # which are two even of one
-        numbers = {"num_images": len(dataset.train), "batch_size": run.batch_size}
-        measured = Throughput(flops, **numbers, dtype=getattr(torch, run.precision))
+        measured = Throughput(flops, run, num_images=len(dataset.train))
+        more.insert(0, measured)
+    if isinstance(model, SelfAttentionNetwork):
+        more.insert(0, HeadRecorder(model, run, folder))
     execution.prepare(model)
     if is_first:
         run.save(folder)
@@ -129,7 +122,8 @@ def train(
     classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=steps)
     checkpoint = find_checkpoint(folder, run) if resume else None
     checkpoints = Checkpoints(folder, run, checkpoint)
-    clock = Clock()
+    # A terminal that is gone costs no epoch: the table comes last.
+    more += [LearningRateMonitor("epoch"), checkpoints, *([EpochTable(clock)] if progress_bar else [])]
     with _without_known_warnings(), open_loggers(loggers if is_first else (), folder, run) as opened:
         trainer = Trainer(
             default_root_dir=folder,
@@ -141,15 +135,7 @@ def train(
             accumulate_grad_batches=execution.accumulate,
             precision=PRECISION[run.precision],
             use_distributed_sampler=False,
-            callbacks=[
-                clock,
-                *([HeadRecorder(model, run, folder)] if isinstance(model, SelfAttentionNetwork) else []),
-                *([] if measured is None else [measured]),
-                *callbacks,
-                LearningRateMonitor("epoch"),
-                checkpoints,
-                *([EpochTable(clock)] if progress_bar else []),  # a terminal that is gone costs no epoch
-            ],
+            callbacks=[clock, *more],
             enable_checkpointing=False,
             enable_progress_bar=False,
             logger=opened,
@@ -163,7 +149,7 @@ def train(
         except (ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             if checkpoint is None or checkpoints.has_begun:
                 raise
-            expected = f"the state of this training ({_first_line(error)})"
+            expected = f"the state of this training ({first_line(error)})"
             raise wrong_value("checkpoint", str(checkpoint), expected) from error
     result: dict[str, object] = {
         **provenance(command),
@@ -214,7 +200,7 @@ def _fit(trainer: Trainer, classifier: Classifier, source: BatchSource, checkpoi
             raise
         raise MemoryError(
             f"a step did not fit into memory in epoch {trainer.current_epoch}, step {trainer.global_step}: "
-            f"{_first_line(error)}; take accumulate above {source.execution.accumulate}, activation_checkpointing or a "
+            f"{first_line(error)}; take accumulate above {source.execution.accumulate}, activation_checkpointing or a "
             "smaller batch_size; "
             + (f"{last} keeps the last whole epoch" if last.is_file() else "no epoch was whole yet")
         ) from error
@@ -245,7 +231,3 @@ def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
         raise wrong_value("out", str(folder), "a folder without a run, or to resume the run it holds")
     if fields := run.differs_from(Run.load(folder)):
         raise wrong_value("out", str(folder), f"the same run to resume; it differs in {', '.join(fields)}")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from teka.audit import wilson_interval
+from teka.checks import check_sizes
 from teka.codec import encode
 from teka.data import Dataset
 from teka.data.load import class_names
@@ -34,21 +35,13 @@ EVALUATION_FACTS = ("dataset", "test_images", "accuracy", "interval")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run with its best model, in evaluation mode, its data and what training wrote of it.
-
-    Args:
-        folder: The run's folder.
-        run: What was trained.
-        model: The model with the weights of the best checkpoint.
-        dataset: Its data.
-        result: What `result.json` holds.
-    """
+    """A run: its folder, its best model in evaluation mode, its data, and what `result.json` holds."""
 
     folder: Path
     run: Run
     model: nn.Module
     dataset: Dataset
-    result: dict[str, object]
+    result: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -57,11 +50,7 @@ class TrainedRun:
 
 
 def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:
-    """Read a finished run back.
-
-    Args:
-        folder: The run's folder.
-        data_dir: Folder with the data set's files, if it is another than in training.
+    """Read a finished run back from its folder; `data_dir` has the data set's files, if they have moved.
 
     Raises:
         ValueError: Not a run's folder, not trained to its end, or a checkpoint of another architecture.
@@ -75,9 +64,7 @@ def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:
     dataset = load_data(run if data_dir is None else run.replace(data_dir=data_dir))
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is to be said of the model was said when it was trained
-        model = run.make_model(
-            image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
-        )
+        model = run.make_model(**dataset.sizes)
     load_weights(model, folder / CHECKPOINTS / BEST)
     model.eval()
     return TrainedRun(folder, run, model, dataset, result)
@@ -96,18 +83,12 @@ class Evaluation:
 
 
 def evaluate(trained: TrainedRun, *, batch_size: int = 256, command: str = "") -> Evaluation:
-    """Measure a run on every test image and write `evaluation.json` into its folder.
-
-    Args:
-        trained: The run.
-        batch_size: Images at a time.
-        command: The command to keep with the numbers.
+    """Measure a run on every test image, so many at a time, and write `evaluation.json` into its folder.
 
     Raises:
         ValueError: A batch size below 1, or a folder that cannot be written to.
     """
-    if batch_size < 1:
-        raise wrong_value("batch_size", batch_size, "at least 1")
+    check_sizes({"batch_size": batch_size})
     check_output("run", trained.folder / EVALUATION_FILE)
     matrix = confusion_matrix(trained.model, trained.dataset, batch_size)
     num_images, right = len(trained.dataset.test), int(matrix.diagonal().sum())
@@ -141,11 +122,8 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
 
     Args:
         trained: The run.
-        out: The folder to write.
+        out: The folder to write, which is given back.
         dtype: How weights are stored: "float32", or "float16", which halves the file and rounds them.
-
-    Returns:
-        The folder.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -158,14 +136,8 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     if (trained.folder / EVALUATION_FILE).is_file():
         evaluation = read_json(trained.folder / EVALUATION_FILE)
         facts["evaluation"] = {name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation}
-    config = ModelConfig(
-        run.model,
-        dataset.image_size,
-        dataset.in_channels,
-        dataset.num_classes,
-        run.network.keywords(),
-        class_names(run.data, data_dir=run.data_dir),
-        encode(settings_for(run.data, dataset.image_size)),
-        facts,
-    )
+    names = class_names(run.data, data_dir=run.data_dir)
+    pictures = encode(settings_for(run.data, dataset.image_size))
+    described = {"options": run.network.keywords(), "class_names": names, "pictures": pictures, "facts": facts}
+    config = ModelConfig(run.model, **dataset.sizes, **described)
     return save(trained.model, out, config, dtype=dtype)

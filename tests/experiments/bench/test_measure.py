@@ -51,7 +51,7 @@ def recorders(calls: list[str], names: str) -> list[Step]:
 def rounds(
     steps: list[Step], repeats: int, warmup: int, deadline: Deadline = ALL_THE_TIME, said=print
 ) -> list[list[float]]:
-    return time_in_rounds(steps, repeats=repeats, warmup=warmup, deadline=deadline, round_seconds=1.0, progress=said)
+    return time_in_rounds(steps, repeats, warmup, deadline, round_seconds=1.0, progress=said)
 
 
 def test_layers_take_turns_and_warm_up_rounds_do_not_count():
@@ -215,20 +215,19 @@ def allocator_peak(step: Step, path: Path) -> int:
     return peak
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.name}-{layer.backend}")
-def test_the_peak_of_every_layer_is_what_the_allocator_records(layer, tmp_path: Path):
-    step = Step(layer.make(24, 2), torch.randn(2, 81, 24, requires_grad=True), layer.grid(81))
-    step()
-    step.clear()
-    with Allocations() as allocations:
+def test_the_peak_of_every_layer_is_what_the_allocator_records(tmp_path: Path):
+    for layer in LAYERS:
+        step = Step(layer.make(24, 2), torch.randn(2, 81, 24, requires_grad=True), layer.grid(81))
         step()
-    step.clear()
-    recorded = allocator_peak(step, tmp_path / "trace.json")
-    # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens, and a
-    # transform a copy of what it transforms, padded from 17 to 18 cells a side: one of some seven tensors of that size.
-    unseen = {"torch": 2**16, "dense": 2**16, "fft": recorded / 6}.get(layer.backend, 0.001 * recorded)
-    # The positions of the cells in float64 are kept from one step to the next, but made anew under a dispatch mode.
-    assert recorded - unseen <= allocations.peak <= recorded + 8 * 81 * 2
+        step.clear()
+        with Allocations() as allocations:
+            step()
+        step.clear()
+        recorded = allocator_peak(step, tmp_path / "trace.json")
+        # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens, and a
+        # transform a copy of what it transforms, padded from 17 to 18 cells a side: one of some seven of that size.
+        unseen = {"torch": 2**16, "dense": 2**16, "fft": recorded / 6}.get(layer.backend, 0.001 * recorded)
+        assert recorded - unseen <= allocations.peak <= recorded, layer
 
 
 SQUARE = 36
@@ -245,18 +244,15 @@ def estimated_and_measured(layer: Layer, direction: str) -> tuple[int | None, in
     return estimate_peak_memory(step), measure_cost(step).peak_bytes
 
 
-@pytest.mark.parametrize("layer", FORESEEABLE, ids=lambda layer: f"{layer.name}-{layer.backend}")
-def test_the_estimated_memory_is_what_is_then_measured(layer):
-    estimated, measured = estimated_and_measured(layer, "forward_backward")
-    assert estimated is not None
-    assert measured <= estimated <= 1.1 * measured
-
-
-@pytest.mark.parametrize("layer", FORESEEABLE[:2], ids=lambda layer: f"{layer.name}-{layer.backend}")
-def test_so_it_is_for_a_forward_pass_alone_which_needs_less(layer):
-    estimated, measured = estimated_and_measured(layer, "forward")
-    assert estimated is not None
-    assert measured <= estimated <= 1.1 * measured < estimated_and_measured(layer, "forward_backward")[1]
+def test_the_estimated_memory_is_what_is_then_measured_and_less_for_a_forward_pass_alone():
+    for index, layer in enumerate(FORESEEABLE):
+        both, measured = estimated_and_measured(layer, "forward_backward")
+        assert both is not None, layer
+        assert measured <= both <= 1.1 * measured, layer
+        if index < 2:
+            forward, measured = estimated_and_measured(layer, "forward")
+            assert forward is not None, layer
+            assert measured <= forward <= 1.1 * measured < both, layer
 
 
 def test_what_depends_on_the_numbers_cannot_be_estimated():
@@ -282,12 +278,11 @@ def step_of(layer: Layer) -> Step:
     return Step(layer.make(12, 2), torch.randn(2, 36, 12, requires_grad=True), layer.grid(36))
 
 
-@pytest.mark.parametrize("layer", FAST, ids=lambda layer: f"{layer.name}-{layer.backend}")
-def test_every_fast_path_agrees_with_its_dense_twin_far_within_the_band(layer):
-    found = disagreement(step_of(layer))
-    assert found is not None
-    assert found.is_acceptable
-    assert found.error < BAND / 10
+def test_every_fast_path_agrees_with_its_dense_twin_far_within_the_band():
+    for layer in FAST:
+        found = disagreement(step_of(layer))
+        assert found is not None, layer
+        assert found[1] < BAND / 10, layer
 
 
 def test_dense_layers_and_other_libraries_have_no_twin():
@@ -302,7 +297,7 @@ def test_a_fast_path_that_computes_something_else_is_found(monkeypatch, factor: 
     monkeypatch.setattr(plan_module, "fast", lambda *given, **named: factor * exact(*given, **named))
     found = disagreement(step_of(LINEAR))
     assert found is not None
-    assert found.is_acceptable is acceptable
+    assert (found[1] <= BAND) is acceptable
 
 
 def test_a_wrong_gradient_is_found_and_named(monkeypatch):
@@ -315,9 +310,8 @@ def test_a_wrong_gradient_is_found_and_named(monkeypatch):
     monkeypatch.setattr(plan_module, "fast", halves_the_gradient_of_keys)
     found = disagreement(step_of(LINEAR))
     assert found is not None
-    assert not found.is_acceptable
-    assert found.what in ("gradient of key.weight", "gradient of key.bias")
-    assert found.error == pytest.approx(0.5, abs=1e-3)
+    assert found[0] in ("gradient of key.weight", "gradient of key.bias")
+    assert found[1] == pytest.approx(0.5, abs=1e-3)
 
 
 class Unused(Attention):
@@ -338,6 +332,6 @@ class Unused(Attention):
 def test_gradients_that_are_nothing_must_be_nothing_in_both(slip: float, acceptable: bool):
     found = disagreement(Step(Unused(slip), torch.randn(2, 35, 12, requires_grad=True), Grid((5, 7))))
     assert found is not None
-    assert found.is_acceptable is acceptable
+    assert (found[1] <= BAND) is acceptable
     if not acceptable:
-        assert (found.what, found.error) == ("gradient of idle", math.inf)
+        assert found == ("gradient of idle", math.inf)

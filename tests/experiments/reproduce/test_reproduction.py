@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 import yaml
@@ -5,7 +7,7 @@ from tests.experiments.reproduce.reproduction_cells import photograph_cell, repr
 
 from teka.experiments.reproduce import read_reproduction, reproduce, reproduction
 from teka.experiments.reproduce.papers import paper_row, table1
-from teka.experiments.reproduce.reproduction import SCALES, target_levels, write_reproduction
+from teka.experiments.reproduce.reproduction import target_levels, write_reproduction
 from teka.experiments.study import read_study
 from teka.files import read_json
 
@@ -25,7 +27,7 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", ["small", "full"])
 def test_every_model_of_the_paper_is_there_on_every_data_set(scale):
     study = read_reproduction(scale)
     assert list(study.factors["data"]) == ["mnist", "fashion-mnist", "cifar10"]
@@ -33,6 +35,25 @@ def test_every_model_of_the_paper_is_there_on_every_data_set(scale):
     baselines = {"alexnet", "vgg16", "resnet18", "linformer", "routing_transformer"}
     assert {study.make_cell(labels, 0).run.model for labels in study.combinations()} == {"performer", *baselines}
     assert len(study.seeds) >= 3
+
+
+@pytest.mark.parametrize("scale", ["full-cpu", "one-stem"])
+def test_every_model_at_full_resolution_has_one_recipe_and_seeds_that_chose_nothing(scale):
+    study = read_reproduction(scale)
+    runs = [study.make_cell(labels, 10).run for labels in study.combinations()]
+    assert study.seeds == (10, 11, 12)
+    assert {run.image_size for run in runs} == {None}
+    for data in study.factors["data"]:
+        of_data = [run for run in runs if run.data == data]
+        recipes = {dataclasses.replace(run.recipe, learning_rate=1.0) for run in of_data}
+        assert len(of_data) == len(study.factors["model"])
+        assert len(recipes) == 1
+        assert {(run.train_size, run.validation_size) for run in of_data} == {
+            (None, 5000 if data == "cifar10" else 6000)
+        }
+    ours = next(run for run in runs if run.stem == "polyphase" and run.position == "rotary")
+    made = ours.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
+    assert sum(parameter.numel() for parameter in made.parameters()) <= 4_700_000
 
 
 def test_the_full_scale_follows_the_protocol():
@@ -45,23 +66,21 @@ def test_the_full_scale_follows_the_protocol():
     assert sorted(shift[1] for shift in study.measure.shifts) == list(range(-8, 9))
 
 
-@pytest.mark.parametrize(
-    ("model", "parameters"),
-    [
-        ("AlexNet", 2_472_266),
-        ("VGG-16", 134_301_514),
-        ("ResNet-18", 11_181_642),
-        ("Linformer", 10_261_514),
-        ("Performer (absolute)", 4_742_986),
-        ("Performer (strategy 2 exact)", 4_579_562),
-        ("Performer (squared relu × rotary)", 4_433_050),
-    ],
-)
-def test_models_at_full_scale_have_the_papers_number_of_parameters_and_ours_no_more(model, parameters):
-    run = read_reproduction("full").make_cell({"data": "cifar10", "model": model}, 0).run
-    with torch.device("meta" if run.model == "vgg16" else "cpu"):
-        made = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
-    assert sum(parameter.numel() for parameter in made.parameters()) == parameters
+def test_models_at_full_scale_have_the_papers_number_of_parameters_and_ours_no_more():
+    study = read_reproduction("full")
+    for model, parameters in {
+        "AlexNet": 2_472_266,
+        "VGG-16": 134_301_514,
+        "ResNet-18": 11_181_642,
+        "Linformer": 10_261_514,
+        "Performer (absolute)": 4_742_986,
+        "Performer (strategy 2 exact)": 4_579_562,
+        "Performer (squared relu × rotary)": 4_433_050,
+    }.items():
+        run = study.make_cell({"data": "cifar10", "model": model}, 0).run
+        with torch.device("meta" if run.model == "vgg16" else "cpu"):
+            made = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
+        assert sum(parameter.numel() for parameter in made.parameters()) == parameters, model
 
 
 def test_the_figure_needs_the_performers_on_the_two_data_sets_that_the_paper_shows():
@@ -106,7 +125,7 @@ def test_what_cannot_be_reproduced_is_an_error(tiny, tmp_path, target, only, mes
 
 
 def test_an_unknown_scale_is_an_error():
-    with pytest.raises(ValueError, match="scale is 'huge', expected one of 'full', 'small'"):
+    with pytest.raises(ValueError, match="scale is 'huge', expected one of 'full', 'full-cpu', 'one-stem', 'small'"):
         read_reproduction("huge")
 
 
@@ -119,7 +138,7 @@ def test_the_table_is_written_three_times_and_the_figure_in_both_forms(study_fol
     ]  # fmt: skip
     assert all(path.is_file() for path in written.files)
     text, _, page = (path.read_text(encoding="utf-8") for path in written.files[:3])
-    for part in ("91.0 ± 1.4", "3 of 9 models trained, 6 not there yet", "two cores"):
+    for part in ("91.0 ± 12.7", "3 of 9 models trained, 6 not there yet", "two cores"):
         assert part in page
         assert part in text
     assert part in written.terminal

@@ -1,7 +1,10 @@
 import copy
+from multiprocessing import popen_fork
 
 import pytest
 import yaml
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.backend.process import LokyProcess
 
 from teka.experiments.study import read_study, run_study
 
@@ -27,9 +30,18 @@ TINY = {
     },
     "leave_out": [{"kernel": "softmax", "position": ["absolute"]}],
     "seeds": [0, 3],
-    "measure": {"images": 50, "shifted_images": 20, "shifts": [[0, 3], [-2, 1]], "curve_points": 3},
+    "measure": {"images": 50, "shifted_images": 20, "shifts": [[0, 3], [-2, 1]], "curve_points": 3, "save": "float16"},
     "reference": {"kernel": "softmax"},
 }
+
+
+@pytest.fixture(scope="package", autouse=True)
+def forks():
+    """Workers are forks of this process, which has imported all that they need, and whose threads are not in them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LokyProcess, "_Popen", staticmethod(popen_fork.Popen))
+        yield
+        get_reusable_executor().shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -50,13 +50,12 @@ def test_errors_that_were_not_measured_are_none(study_cell):
     assert cell.noise_floor is None
 
 
-@pytest.mark.parametrize("key", REQUIRED)
-def test_a_missing_key_is_named(study_cell, key):
-    content = study_cell()
-    del content[key]
-    with pytest.raises(ValueError, match=rf"cell\.json: cell\.{key} is missing") as caught:
-        read(content)
-    assert "\n" not in str(caught.value)
+def test_a_missing_key_is_named(study_cell):
+    for key in REQUIRED:
+        content = study_cell()
+        del content[key]
+        with pytest.raises(ValueError, match=rf"^cell\.json: cell\.{key} is missing$"):
+            read(content)
 
 
 POINT = {"step": 5, "process_seconds": 1.0, "accuracy": 0.5, "loss": 1.0}
@@ -68,14 +67,14 @@ POINT = {"step": 5, "process_seconds": 1.0, "accuracy": 0.5, "loss": 1.0}
         ("labels", {}, "the level of one factor or more"),
         ("labels", {"data": 7}, "a string"),
         ("run", {"batch_size": -1}, "a finite number"),
-        ("accuracy", 95.3, "an accuracy from 0 to 1"),
+        ("accuracy", 95.3, "a share from 0 to 1"),
         ("process_seconds", -1.0, "a finite number"),
         ("learning_curve", [], "one point or more"),
         ("learning_curve", [POINT, POINT], "steps that increase"),
         ("learning_curve", [POINT, {**POINT, "step": 7, "process_seconds": 0.5}], "process_seconds that never fall"),
         ("shifts", [[0, 0.5]], "a whole number"),
         ("shifts", [[0, 0]], "a list of 1, one for each shift"),
-        ("accuracy_by_shift", [0.5, 0.5, 0.5, 2.0], "an accuracy from 0 to 1"),
+        ("accuracy_by_shift", [0.5, 0.5, 0.5, 2.0], "a share from 0 to 1"),
     ],
 )
 def test_a_wrong_value_is_named(study_cell, key, value, expected):
@@ -117,7 +116,7 @@ def test_packed_cells_are_read_as_the_loose_ones_were(study_folder, study_cells,
     assert pack_study(folder) == [folder / "cells.jsonl.gz"]
     assert set(files_of(folder)) == {"cells.jsonl.gz"}
     assert [cell[:2] for cell in list_cells(folder / "cells")] == [cell[:2] for cell in before]
-    assert read_study_results(folder) == loose
+    assert vars(read_study_results(folder)) == vars(loose)
     assert find_cell(folder / "cells", "000") == before[0][1]
     assert find_cell(folder / "cells", "none") is None
 

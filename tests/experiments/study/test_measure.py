@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from teka.data import Dataset, Split
 from teka.experiments.study import Measure
-from teka.experiments.study.cells import ShiftedClass
+from teka.experiments.study.cells import ShiftedClass, Stable
 from teka.experiments.study.measure import measure_heads, measure_model
+from teka.experiments.study.study import Stability
 from teka.models import SelfAttentionNetwork
 from teka.nn import Quadratic
 from teka.training.heads.measure import head_grids, heads_of
@@ -65,6 +66,19 @@ def test_images_that_cannot_be_shifted_leave_the_shifts_empty(dataset):
 def test_a_class_without_images_is_left_out(dataset):
     found = measure_model(ClassByColumn().eval(), dataset, Measure(mode="circular", classes=(1, 7)))
     assert set(found["classes"]) == {1}
+
+
+def test_answers_that_stay_are_counted_over_every_shift_of_the_torus_or_over_those_given(dataset):
+    asked = {
+        "circular": Stability(),
+        "zero": Stability(((0.0, 1.0), (1.0, 0.0)), images=3),
+        "crop": Stability(crop_size=4),
+    }
+    kept = measure_model(ClassByColumn().eval(), dataset, Measure(stability=asked))["stability"]
+    # Half of the places that ink can have answer as its own, and one of them is its own.
+    assert kept["circular"] == Stable(4, 59, 29 / 59, 0.0)
+    assert (kept["zero"].images, kept["zero"].shifts) == (3, 2)
+    assert set(kept) == {"circular", "zero"}  # the model has no other size, which the window would ask for
 
 
 def test_the_backend_of_a_model_whose_layers_choose_one_is_kept():

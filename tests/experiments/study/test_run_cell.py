@@ -4,10 +4,12 @@ import shutil
 import pytest
 import torch
 
-from teka.experiments.study import pack_study, read_study, repeat_cell
+from teka.codec import encode
+from teka.experiments.study import pack_study, read_study
 from teka.experiments.study.measure import flops_per_image
-from teka.experiments.study.run_cell import run_cell, share_of_cores, torch_threads
+from teka.experiments.study.run_cell import repeat_cell, run_cell, share_of_cores, torch_threads
 from teka.files import read_json, write_json
+from teka.models import read_config
 from teka.training.train import load_data
 
 pytestmark = pytest.mark.xdist_group("study")
@@ -43,6 +45,13 @@ def test_a_cell_says_what_it_was_measured_on(cells):
     assert content["shifts"] == [[0, 0], [0, 3], [-2, 1]]
     assert content["labels"] == {"kernel": "softmax", "position": "none"}
     assert {"command", "teka", "torch", "hardware", "date"} <= content.keys()
+
+
+def test_a_study_that_saves_its_models_has_a_model_file_of_each_cell(finished, cells):
+    for name, content in cells.items():
+        facts = encode(read_config(finished / "models" / name).facts)
+        assert facts["run"]["seed"] == content["seed"]
+        assert 0 <= facts["evaluation"]["accuracy"] <= 1
 
 
 def test_the_data_folder_is_no_part_of_a_cell(cells):
@@ -125,15 +134,9 @@ def test_a_cell_that_is_not_there_is_an_error_that_offers_the_nearest(finished, 
         repeat_cell(read_study(tiny_study), finished, "squared-relu--none--seed-4")
 
 
-def test_processes_share_the_cores_and_each_has_a_thread():
-    cores = os.cpu_count() or 1
-    assert share_of_cores(1) == cores
-    assert share_of_cores(cores + 1) == 1
-
-
-def test_no_process_is_an_error():
-    with pytest.raises(ValueError, match="processes is 0, expected at least 1"):
-        share_of_cores(0)
+def test_processes_share_the_cores_and_each_has_a_thread(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert [share_of_cores(processes) for processes in (1, 3, 8)] == [7, 2, 1]
 
 
 def test_threads_are_what_they_were_after_an_error():

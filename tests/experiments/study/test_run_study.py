@@ -1,13 +1,15 @@
+import importlib
 import json
-import os
+import multiprocessing
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
+from dask import config
+from joblib.externals.loky import get_reusable_executor
 from tests.campaign.kills import is_running
 
 from teka.experiments.study import read_study, run_study
@@ -25,12 +27,7 @@ CELLS = {
     "squared-relu--none--seed-0",
     "squared-relu--none--seed-3",
 }
-RUN = """
-import sys
-from teka.experiments.study import read_study, run_study
-if __name__ == "__main__":
-    run_study(read_study(sys.argv[1]), sys.argv[2], processes=2, command="teka study")
-"""
+FORK = multiprocessing.get_context("fork")
 
 
 def read(path):
@@ -66,16 +63,18 @@ def test_a_finished_study_is_left_alone(finished, tiny_study):
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_study, tmp_path):
-    script, out = tmp_path / "run.py", tmp_path / "out"
-    script.write_text(RUN, encoding="utf-8")
-    command = [sys.executable, str(script), str(tiny_study), str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    out, study = tmp_path / "out", read_study(tiny_study)
+    get_reusable_executor().shutdown()  # a fork has nothing of it that works
+    process = FORK.Process(target=run_study, args=(study, out), kwargs={"processes": 2, "command": "teka study"})
+    process.start()
     limit = time.monotonic() + 120
     while len(list(out.glob("cells/*.json"))) < 1 and time.monotonic() < limit:
-        time.sleep(0.05)
-    children = children_of(process.pid)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+        time.sleep(0.01)
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    children = [int(line) for line in listed.split()]
+    assert len(children) >= 2
+    process.kill()
+    process.join()
     first = decided(out)
     assert 1 <= len(first) < len(CELLS)
     # Its processes end too: two of them on one cell would be in each other's way.
@@ -84,16 +83,8 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
     assert not any(map(is_running, children))
     # A half-written file of another life is no result.
     (out / "cells" / ".softmax--none--seed-3.json.cut").write_text("{", encoding="utf-8")
-    run_study(read_study(tiny_study), out, processes=2, command="teka study")
+    run_study(study, out, processes=2, command="teka study")
     assert decided(out) == decided(finished)
-
-
-def children_of(pid: int, named: str = "") -> list[int]:
-    """The processes that a process started, or those with a word in their command line."""
-    listed = subprocess.run(
-        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True
-    ).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if named in line]
 
 
 def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(finished, tiny_study, tmp_path):
@@ -107,21 +98,12 @@ def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(finis
         run_study(read_study(tiny_study), folder)
 
 
-def test_fields_that_came_later_than_a_file_have_their_defaults(finished, tiny_study, tmp_path):
-    folder = tmp_path / "older"
-    shutil.copytree(finished, folder)
+def test_a_file_may_lack_later_fields_and_say_what_the_model_has_by_itself(finished, tiny_study, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "older")
+    shutil.rmtree(folder / "models")
     for path in folder.rglob("*.json"):
         content = read(path)
         del content["run"]["epsilon"]
-        write_json(path, content)
-    run_study(read_study(tiny_study), folder)
-
-
-def test_a_file_may_say_what_the_model_has_by_itself(finished, tiny_study, tmp_path):
-    folder = tmp_path / "older"
-    shutil.copytree(finished, folder)
-    for path in folder.rglob("*.json"):
-        content = read(path)
         assert content["run"]["dropout"] is None
         content["run"]["dropout"] = 0.0
         write_json(path, content)
@@ -149,28 +131,32 @@ def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tin
     def kill_the_first():
         while not list(out.rglob("run.json")):  # one is being trained
             time.sleep(0.01)
-        os.kill(children_of(os.getpid(), "loky.backend.popen")[0], signal.SIGKILL)
+        multiprocessing.active_children()[0].kill()
 
     threading.Thread(target=kill_the_first, daemon=True).start()
     with pytest.raises(ChildProcessError, match="the same command resumes it"):
         run_study(read_study(tiny_study), out, processes=2)
-    run_study(read_study(tiny_study), out, processes=2)  # which takes away what a write that was cut off left
+    run_study(read_study(tiny_study), out)  # which takes away what a write that was cut off left
     assert not list(out.rglob("*.part"))
 
 
-def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_study, tmp_path):
-    script, out = tmp_path / "run.py", tmp_path / "out"
-    script.write_text(RUN, encoding="utf-8")
-    command = [sys.executable, str(script), str(tiny_study), str(out)]
-    calls = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [call.communicate(timeout=240)[1] for call in calls]
-    assert [call.returncode for call in calls] == [0, 0], errors
+def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_study, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[run_study.__module__], "PAUSE", 0.1)
+    out, study = tmp_path / "out", read_study(tiny_study)
+    calls = [FORK.Process(target=run_study, args=(study, out), kwargs={"command": "teka study"}) for _ in range(2)]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join(240)
+    assert [call.exitcode for call in calls] == [0, 0]
     assert decided(out) == decided(finished)
     assert not list(out.rglob("*.claim"))
 
 
 def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
-    out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask")
+    importlib.import_module("distributed")  # it adds its own to the configuration
+    with config.set({"distributed.worker.multiprocessing-method": "fork"}):
+        out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask")
     assert decided(out) == decided(finished)
 
 
@@ -178,7 +164,8 @@ def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_stud
     ("parallel", "message"),
     [("slurm", "expected one of 'dask', 'loky', 'ray'"), ("dask:tcp://127.0.0.1:9", "a cluster that answers")],
 )
-def test_an_engine_that_is_not_there_is_an_error(tiny_study, tmp_path, parallel, message):
+def test_an_engine_that_is_not_there_is_an_error(tiny_study, tmp_path, monkeypatch, parallel, message):
+    monkeypatch.setattr(sys.modules[run_study.__module__], "ANSWER", 1)
     with pytest.raises(ValueError, match=message):
         run_study(read_study(tiny_study), tmp_path / "out", parallel=parallel)
 

@@ -4,17 +4,20 @@ import os
 import pytest
 import torch
 
-from teka.experiments.study import measure_step_seconds, read_study
+from teka.experiments.study import read_study
 from teka.experiments.study.report.results import read_study_results
 from teka.experiments.study.report.tables import study_notes
 from teka.experiments.study.run_cell import load_cell_data
 from teka.experiments.study.run_study import Progress
-from teka.experiments.study.step_seconds import StepTimer, read_step_seconds
+from teka.experiments.study.step_seconds import StepTimer, measure_step_seconds, read_step_seconds
 
 pytestmark = pytest.mark.xdist_group("study")
 
 
-def test_every_model_is_timed_as_often_with_the_threads_of_a_cell(tiny_study, tmp_path):
+def test_every_model_is_timed_as_often_with_the_threads_of_a_cell_and_the_tables_take_these_seconds(
+    finished, tiny_study, tmp_path
+):
+    (tmp_path / "cells").symlink_to(finished / "cells")
     stages, before = [], torch.get_num_threads()
     path = measure_step_seconds(
         read_study(tiny_study), tmp_path, processes=os.cpu_count() or 1, command="teka study", progress=stages.append
@@ -31,6 +34,9 @@ def test_every_model_is_timed_as_often_with_the_threads_of_a_cell(tiny_study, tm
     total = 3 * (1 + content["rounds"])
     assert stages[0] == Progress("timing", 0, total, None)
     assert [stage.done for stage in stages] == list(range(total + 1))
+    seconds = {tuple(model["labels"].values()): model["seconds"] for model in content["models"]}
+    for result in read_study_results(tmp_path).results:
+        assert result.process_seconds == pytest.approx(result.steps * seconds[tuple(result.labels.values())])
 
 
 def test_a_timed_step_is_a_step_of_training(tiny_study, monkeypatch):
@@ -46,17 +52,6 @@ def test_a_timed_step_is_a_step_of_training(tiny_study, monkeypatch):
     assert timer.take(3) > 0
     assert len(norms) == 3
     assert all(not torch.equal(*pair) for pair in zip(before, timer.model.parameters(), strict=True))
-
-
-def test_the_tables_take_these_seconds(finished, tiny_study, tmp_path):
-    (tmp_path / "cells").symlink_to(finished / "cells")
-    path = measure_step_seconds(read_study(tiny_study), tmp_path)
-    seconds = {
-        tuple(model["labels"].values()): model["seconds"]
-        for model in json.loads(path.read_text(encoding="utf-8"))["models"]
-    }
-    for result in read_study_results(tmp_path).results:
-        assert result.process_seconds == pytest.approx(result.steps * seconds[tuple(result.labels.values())])
 
 
 def test_no_process_is_an_error(tiny_study, tmp_path):

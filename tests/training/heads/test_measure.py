@@ -11,6 +11,7 @@ from teka.functional.positions import Positions
 from teka.models import SelfAttentionNetwork
 from teka.models.self_attention_network import POSITIONS
 from teka.nn import EmbeddedTable, Quadratic
+from teka.training import Run
 from teka.training.heads.measure import (
     HeadGrid,
     Heads,
@@ -26,6 +27,10 @@ from teka.training.heads.measure import (
 GRID = Grid((11, 13))
 WINDOW = [(float(down), float(right)) for down in (-1, 0, 1) for right in (-1, 0, 1)]
 SIZE = (10, 14)
+
+
+def run_with(position: str) -> Run:
+    return Run.of(model="self_attention", position=position, dim=4)
 
 
 def sharp(*centers: tuple[float, float], precision: float = 50.0) -> relative.Quadratic:
@@ -153,7 +158,7 @@ def test_random_centers_take_as_many_offsets_as_their_distribution_says():
     heads, cell = 7, NormalDist(0, 2)
     along = [cell.cdf(place + 0.5) - cell.cdf(place - 0.5) for place in (-1, 0, 1)]
     expected = sum(1 - (1 - down * right) ** heads for down in along for right in along)
-    found = chance_head_grids("quadratic", [heads], grid=Grid((23, 23)), embedding_dim=4)[0]
+    found = chance_head_grids(run_with("quadratic"), [heads], Grid((23, 23)))[0]
     # The standard deviation of one draw is about 1.1, and of the mean of 200 therefore 0.08.
     assert found.window_3 == pytest.approx(expected, abs=0.3)
     assert found.heads == heads
@@ -163,10 +168,10 @@ def test_random_centers_take_as_many_offsets_as_their_distribution_says():
 def test_chance_is_the_same_every_time_and_leaves_the_random_state(encoding):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = chance_head_grids(encoding, [3, 2], grid=Grid((5, 7)), embedding_dim=4)
+    first = chance_head_grids(run_with(encoding), [3, 2], Grid((5, 7)))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    assert chance_head_grids(encoding, [3, 2], grid=Grid((5, 7)), embedding_dim=4) == first
+    assert chance_head_grids(run_with(encoding), [3, 2], Grid((5, 7))) == first
     assert [one.heads for one in first] == [3, 2]
 
 

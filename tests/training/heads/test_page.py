@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from tests.training.heads.head_records import head_arrays
 
-from teka.training.heads.page import COLUMNS, centers_note, head_finding, head_table, maps_note, write_heads
+from teka.training.heads.page import COLUMNS, head_finding, head_table, write_heads
 from teka.training.heads.record import load_head_record
 
 
@@ -90,10 +90,16 @@ def test_the_finding_says_what_is_taken_and_how_many_look_at_one_place(make):
     assert "3 of the 5 heads have" in head_finding(make(changed={"local": np.array([[0, 0], [0, 0], [2, 1]])}))
 
 
-def test_notes_tell_gaussians_from_tables_and_position_from_content(make):
-    assert "centers of the heads' Gaussians" in centers_note(make())
-    table = make(gaussian=False, changed={"content": np.array("softmax")})
-    assert "means of the heads' attention" in centers_note(table)
-    assert "What content adds is not in it" in centers_note(table)
-    assert "mean of 100 test images" in maps_note(table, (1, 2), 100)
-    assert "by position alone" in maps_note(make(), (1, 2), 1)
+def test_notes_tell_gaussians_from_tables_and_position_from_content(make, tmp_path):
+    def page(record, num_images):
+        written = write_heads(record, maps(record), tmp_path / "out", query=(1, 2), num_images=num_images, name="x")
+        return " ".join(written.files[0].read_text(encoding="utf-8").split())
+
+    gaussian = page(make(moments=1), 1)
+    assert "centers of the heads&#39; Gaussians" in gaussian
+    assert "What content adds" not in gaussian
+    assert "row 1, column 2 (black square) after the last epoch, by position alone." in gaussian
+    table = page(make(moments=1, gaussian=False, changed={"content": np.array("softmax")}), 100)
+    assert "means of the heads&#39; attention" in table
+    assert "What content adds is not in it" in table
+    assert "mean of 100 test images" in table

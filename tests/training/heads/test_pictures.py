@@ -16,8 +16,7 @@ from teka.training.heads.pictures import (
     draw_head_centers,
     draw_head_progress,
     ellipse,
-    encode_frame,
-    encode_gif,
+    encode_frames,
 )
 from teka.training.heads.record import load_head_record
 
@@ -85,19 +84,19 @@ def test_moments_are_all_or_equally_far_apart_with_both_ends(make):
 
 def test_the_animation_has_a_frame_for_each_moment_and_stays_on_the_last(make):
     frames = draw_frames(make(layers=(2,)), [0, 1, 2])
-    image = Image.open(io.BytesIO(encode_gif(frames)))
+    image = Image.open(io.BytesIO(encode_frames(frames, "GIF")))
     durations = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
     assert len(durations) == 3
     assert durations[-1] > 5 * durations[0]
     assert image.info["loop"] == 0
-    picture = Image.open(io.BytesIO(encode_frame(frames[0])))
+    picture = Image.open(io.BytesIO(encode_frames(frames[:1], "PNG")))
     assert picture.size == frames[0].size
     assert picture.convert("RGB").getpixel((1, 1)) == (255, 255, 255)
 
 
 def test_a_single_moment_is_an_animation_too(make):
     (frame,) = draw_frames(make(moments=1), [0])
-    image = Image.open(io.BytesIO(encode_gif([frame])))
+    image = Image.open(io.BytesIO(encode_frames([frame], "GIF")))
     assert len(list(ImageSequence.Iterator(image))) == 1
 
 

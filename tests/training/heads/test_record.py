@@ -58,40 +58,38 @@ def test_a_gaussian_without_width_in_one_direction_or_without_end_in_another_has
     np.testing.assert_allclose(shapes, [np.diag([1.0, 1e6]), np.diag([1e6, 1e6])])
 
 
-@pytest.mark.parametrize("name", sorted(head_arrays()))
-def test_a_missing_array_is_named(save, name):
+def test_a_missing_array_is_named(save):
     arrays = head_arrays()
-    del arrays[name]
-    with pytest.raises(ValueError, match=rf"heads\.npz lacks an array: {name}$"):
-        load_head_record(save(arrays))
+    for name in arrays:
+        with pytest.raises(ValueError, match=rf"heads\.npz lacks an array: {name}$"):
+            load_head_record(save({other: array for other, array in arrays.items() if other != name}))
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("encoding", lambda array: np.arange(2)),
-        ("grid", lambda array: array[:1]),
-        ("layer", lambda array: array + 0.5),
-        ("epoch", lambda array: array[None]),
-        ("center", lambda array: array[:-1]),
-        ("precision", lambda array: array[..., 0]),
-        ("offset", lambda array: array.astype(float)),
-        ("weight", lambda array: array.astype(str)),
-        ("window_3", lambda array: array[:, :1]),
-        ("chance_spread", lambda array: array[:1]),
-    ],
-)
-def test_a_wrong_array_is_named(save, name, change):
-    arrays = head_arrays()
-    arrays[name] = change(arrays[name])
-    with pytest.raises(ValueError, match=rf"heads\.npz: {name} (is|has shape) .*, expected"):
-        load_head_record(save(arrays))
+CHANGES = {
+    "encoding": lambda array: np.arange(2),
+    "grid": lambda array: array[:1],
+    "layer": lambda array: array + 0.5,
+    "epoch": lambda array: array[None],
+    "center": lambda array: array[:-1],
+    "precision": lambda array: array[..., 0],
+    "offset": lambda array: array.astype(float),
+    "weight": lambda array: array.astype(str),
+    "window_3": lambda array: array[:, :1],
+    "chance_spread": lambda array: array[:1],
+}
 
 
-@pytest.mark.parametrize("layer", [[], [1, 1, 1, 1, 1], [0, 0, 2, 2, 2]])
-def test_layers_are_counted_from_0_without_a_gap(save, layer):
-    with pytest.raises(ValueError, match=r"heads\.npz: layer (is|has shape) .*, expected"):
-        load_head_record(save({**head_arrays(), "layer": np.array(layer, dtype=int)}))
+def test_a_wrong_array_is_named(save):
+    for name, change in CHANGES.items():
+        arrays = head_arrays()
+        with pytest.raises(ValueError, match=rf"heads\.npz: {name} (is|has shape) .*, expected"):
+            load_head_record(save({**arrays, name: change(arrays[name])}))
+
+
+def test_layers_are_counted_from_0_without_a_gap(save):
+    for layer in ([], [1, 1, 1, 1, 1], [0, 0, 2, 2, 2]):
+        with pytest.raises(ValueError, match=r"heads\.npz: layer (is|has shape) .*, expected"):
+            load_head_record(save({**head_arrays(), "layer": np.array(layer, dtype=int)}))
 
 
 def test_pickled_objects_are_refused(save):
@@ -99,11 +97,8 @@ def test_pickled_objects_are_refused(save):
         load_head_record(save({**head_arrays(), "encoding": np.array([None], dtype=object)}))
 
 
-def test_what_is_no_record_is_named(tmp_path):
+def test_a_record_that_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError, match=re.escape("heads.npz is not a file, expected the heads.npz of a run")):
-        load_head_record(tmp_path / "heads.npz")
-    (tmp_path / "heads.npz").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"is not an \.npz archive"):
         load_head_record(tmp_path / "heads.npz")
 
 
@@ -152,10 +147,9 @@ def test_a_checkpoint_holds_the_moments(recorded):
     np.testing.assert_array_equal(np.stack([moment.heads.mean.numpy() for moment in moments]), arrays(recorded)["mean"])
 
 
-@pytest.mark.parametrize("step", [1, 7])
-def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(recorded, tmp_path, step):
+def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(recorded, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        train(RUN, tmp_path / "broken", callbacks=[InterruptAt(step)])
+        train(RUN, tmp_path / "broken", callbacks=[InterruptAt(7)])
     assert (tmp_path / "broken" / HEADS_FILE).is_file()
     train(RUN, tmp_path / "broken", resume=True)
     whole, resumed = arrays(recorded), arrays(tmp_path / "broken")
@@ -177,7 +171,5 @@ def test_a_run_that_began_without_a_record_has_one_from_there_on(recorded, tmp_p
     assert arrays(tmp_path / "run")["epoch"].tolist() == [1, 2, 3]
 
 
-def test_other_models_leave_no_record(tmp_path):
-    run = Run.of(image_size=8, train_size=32, validation_size=8, dim=8, heads=2, epochs=1, batch_size=32)
-    train(run, tmp_path / "run")
-    assert not (tmp_path / "run" / HEADS_FILE).exists()
+def test_other_models_leave_no_record(trained):
+    assert not (trained.folder / HEADS_FILE).exists()

@@ -54,7 +54,7 @@ def examples(example_arrays):
     return example_arrays
 
 
-def test_the_page_needs_nothing_but_itself(report_of, examples):
+def test_the_page_needs_nothing_but_itself_and_is_the_same_every_time(report_of, examples):
     text = render_html(report_of(), examples)
     page = Page(text)
     assert page.open == []
@@ -62,30 +62,25 @@ def test_the_page_needs_nothing_but_itself(report_of, examples):
     for _, attributes in page.elements:
         for key in ("src", "srcset", "href", "data", "poster"):
             assert attributes.get(key, "data:").startswith("data:")
-    assert "url(" not in text
-    assert "@import" not in text
-    assert "http://" not in text
-    assert "https://" not in text
+    for address in ("url(", "@import", "http://", "https://"):
+        assert address not in text
+    assert render_html(report_of(), examples) == text
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_page_says_its_language_and_fits_a_phone(report_of):
-    page = Page(render_html(report_of()))
+def test_the_page_says_its_language_and_fits_a_phone(report_of, examples):
+    page = Page(render_html(report_of(), examples))
     assert page.all("html") == [{"lang": "en"}]
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {attributes["aria-labelledby"] for attributes in page.all("section")} <= set(ids)
-
-
-@pytest.mark.usefixtures("quick")
-def test_every_table_scrolls_inside_its_box(report_of, examples):
-    page = Page(render_html(report_of(), examples))
     boxes = [attributes for attributes in page.all("div") if attributes.get("class") == "scroll"]
     assert len(boxes) == len(page.all("table")) == 3
     assert all(attributes["tabindex"] == "0" and attributes["role"] == "region" for attributes in boxes)
 
 
+@pytest.mark.usefixtures("quick")
 def test_every_image_has_an_alternative_text(report_of, examples):
     images = Page(render_html(report_of(), examples)).all("img")
     assert len(images) == 1 + 5 * 3
@@ -96,6 +91,7 @@ def test_every_image_has_an_alternative_text(report_of, examples):
     assert images[2]["alt"] == "Example 1, class 4, unshifted"
 
 
+@pytest.mark.usefixtures("quick")
 def test_images_are_shown_as_the_models_saw_them(report_of, examples):
     images = Page(render_html(report_of(), examples)).all("img")[1:]
     shown = imread(io.BytesIO(base64.b64decode(images[1 * 5 + 3]["src"].removeprefix("data:image/png;base64,"))))
@@ -114,15 +110,11 @@ def test_right_and_wrong_differ_in_more_than_colour(report_of, examples):
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_numbers_are_there(report_of):
+def test_the_numbers_and_the_finding_are_there_the_saved_one_if_there_is_one(report_of):
     text = Page(render_html(report_of())).text
     for number in ("22.3", "97.1", "98.4", "59.7", "21.3", "20,513", "41.3"):
         assert number in text
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_finding_is_the_saved_one_or_made_from_the_numbers(report_of):
-    assert "falls from 97.1\u00a0% to 22.3\u00a0%" in Page(render_html(report_of())).text
+    assert "falls from 97.1\u00a0% to 22.3\u00a0%" in text
     page = Page(render_html(report_of(finding="All of it moved."))).text
     assert "All of it moved." in page
     assert "falls from" not in page
@@ -163,15 +155,6 @@ def test_bands_are_explained(report_of, model):
         "Bands: 95 % interval over seeds, by Student&#39;s t and 95 % Wilson interval (models with one seed)."
         in render_html(report_of(one, *two))
     )
-
-
-@pytest.mark.usefixtures("quick")
-def test_without_examples_their_section_is_left_out(report_of):
-    assert "What the models saw" not in render_html(report_of())
-
-
-def test_the_page_is_the_same_every_time(report_of, examples):
-    assert render_html(report_of(), examples) == render_html(report_of(), examples)
 
 
 def test_each_axis_has_a_panel_and_each_model_a_line_of_percentages(report_of):
@@ -256,37 +239,24 @@ def test_an_unknown_layout_is_an_error(report_of):
         draw_shift_curve(report_of(), layout="staked")  # type: ignore[arg-type]
 
 
-def test_the_picture_is_written_whole_at_150_dots_per_inch(report_of, tmp_path):
-    report_of()
-    written = write_report(tmp_path)
-    assert imread(written.shift_curve).shape[:2] == (600, 1500)
-    assert {file.name for file in tmp_path.iterdir()} == {"report.json", "report.html", "shift_curve.png"}
-
-
-def test_both_files_are_written_and_nothing_else(run_folder):
-    written = write_report(run_folder)
+def test_both_files_are_written_whole_and_may_be_written_again_without_examples(run_folder):
+    written = write_report(str(run_folder))
     assert written == (run_folder / "shift_curve.png", run_folder / "report.html")
     names = {path.name for path in run_folder.iterdir()}
     assert names == {"report.json", "examples.npz", "shift_curve.png", "report.html"}
-    assert written.shift_curve.read_bytes().startswith(b"\x89PNG")
+    assert imread(written.shift_curve).shape[:2] == (600, 1500)  # at 150 dots per inch
     assert "What the models saw" in written.page.read_text(encoding="utf-8")
-
-
-def test_a_folder_may_be_a_text_and_written_twice(run_folder):
-    assert write_report(str(run_folder)) == write_report(run_folder)
-
-
-def test_examples_are_optional(run_folder):
     (run_folder / "examples.npz").unlink()
-    assert "What the models saw" not in write_report(run_folder).page.read_text(encoding="utf-8")
+    assert write_report(run_folder) == written
+    assert "What the models saw" not in written.page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["report.json", "examples.npz"])
-def test_nothing_is_written_from_broken_results(run_folder, name):
-    (run_folder / name).write_text("broken")
-    with pytest.raises(ValueError, match=re.escape(name)):
-        write_report(run_folder)
-    assert {path.name for path in run_folder.iterdir()} == {"report.json", "examples.npz"}
+def test_nothing_is_written_from_broken_results(run_folder):
+    for name in ("examples.npz", "report.json"):
+        (run_folder / name).write_text("broken")
+        with pytest.raises(ValueError, match=re.escape(name)):
+            write_report(run_folder)
+        assert {path.name for path in run_folder.iterdir()} == {"report.json", "examples.npz"}
 
 
 def test_a_folder_without_results_is_named(tmp_path):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from teka.audit.statistics.metrics import CURVES
+from teka.training.arrays import read_arrays
 from teka.training.shift import ShiftSettings, measure, write_shift_report
-from teka.training.shift_page import load_examples
+from teka.training.shift_page import EXAMPLES
 from teka.training.shift_report import load_report
 
 
@@ -38,7 +39,7 @@ def test_the_examples_are_what_the_models_saw(trained_on_canvas, tmp_path):
     settings = ShiftSettings(max_shift=2)
     responses = measure(trained_on_canvas, settings)
     write_shift_report([trained_on_canvas], [responses], settings, tmp_path, command="")
-    examples = load_examples(tmp_path / "examples.npz")
+    examples = read_arrays(tmp_path / "examples.npz", EXAMPLES, "")
     images, shifts = examples["images"], examples["shifts"].tolist()
     still, right = shifts.index([0, 0]), shifts.index([0, 2])
     assert (images[right][:, :, 2:] == images[still][:, :, :-2]).all()

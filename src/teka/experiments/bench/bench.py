@@ -1,5 +1,6 @@
 """The benchmark: every layer at every size in one process, and its files."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -42,29 +43,26 @@ def bench(
     command: str = "",
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, object]:
-    """Time layers on square grids, forward and backward, and write `bench.json` and `bench.png`.
+    """Time layers on square grids, and write `bench.json`, whose content this gives, and `bench.png`.
 
-    One step is a forward pass and a backward pass to the tokens and all parameters, in float32, with random numbers as
-    the output's gradient. The layers take turns, A B C A B C …, so that drift hits all alike. A row of the result holds
+    A step is a forward and a backward pass to the tokens and all parameters, in float32, with random numbers as the
+    output's gradient. The layers take turns, A B C A B C …, so that drift hits all alike. A row of the result holds
 
     - "seconds", the median over the rounds, "iqr", the distance of their quartiles, and "rounds", their number;
-    - "ratio_to_gemms", the median over the rounds of the time in terms of that of four matrix products (`FourGemms`),
-      and "ratio_to_sdpa" the same in terms of `scaled_dot_product_attention` (None where that is not timed);
+    - "ratio_to_gemms", the median over the rounds of the time over that of four matrix products (`FourGemms`), and
+      "ratio_to_sdpa" over that of `scaled_dot_product_attention`, None where that is not timed;
     - "peak_bytes", the most memory that tensors take at once beyond tokens and parameters;
-    - "flops" of the matrix products alone, "flops_ratio_to_gemms", which the ratio of times would be if all of them ran
-      at the speed of the four and nothing else took time, and "gflops_per_second".
+    - "flops" of the matrix products alone, "flops_ratio_to_gemms" of them, and "gflops_per_second".
 
     "scaling" holds for every layer the powers of the number of tokens by which time and memory grow, and the number of
     tokens from which on it is faster than `scaled_dot_product_attention`.
 
-    A layer is not timed at a size, and stands in "left_out" with the reason, where it would need more than `max_bytes`
-    or a step more than `max_seconds` (extrapolated from smaller sizes), where there is no time left of
-    `budget_seconds`, or if its fast path differs from its dense twin by more than 1e-3 in the output or in a gradient.
+    "left_out" holds the layers that are not timed at a size, as they would need more than `max_bytes` or a step more
+    than `max_seconds` (extrapolated), as there is no time left, or as their fast path differs from the dense one by
+    more than 1e-3 in the output or in a gradient.
 
-    `budget_seconds` is for everything, checks included. Every size gets a part of what is left, in proportion to the
-    root of its tokens against those to come. Where not all rounds fit into it, the warm-up is cut first (every step has
-    run once by then), then the timed rounds down to three, and below three only if the whole budget has no time for
-    them.
+    `budget_seconds` is for everything; a size gets of what is left by the root of its tokens. Where not all rounds fit,
+    the warm-up is cut first, then the timed rounds down to three, and below three only at the whole budget's end.
 
     Args:
         lengths: Numbers of tokens, each the square of a whole number: the cells of a square grid.
@@ -82,32 +80,26 @@ def bench(
         budget_seconds: Seconds that the whole benchmark may take.
         out: Folder for the files, made if it is missing.
         command: What the files are to name as the command.
-        progress: Called with a line of text before each layer's check and each round.
-
-    Returns:
-        What `bench.json` holds: provenance, "settings", "rows", "scaling" and "left_out".
+        progress: Called with a line before each layer's check and each round.
 
     Raises:
         ValueError: A value out of range, an unknown name, a device that is not there, `max_bytes` too small for the
             four matrix products, or `out` is a file.
         ImportError: matplotlib is missing, or performer-pytorch is and its layer is not left out.
     """
-    budget = Budget(budget_seconds)
-    sizes = (dim, heads, batch, repeats, warmup, threads)
+    budget, sizes = Budget(budget_seconds), (dim, heads, batch, repeats, warmup, threads)
     settings = Settings(lengths, direction, *sizes, layers, device, max_bytes, max_seconds, budget_seconds)
     folder = make_directory("out", out)
     require("matplotlib", "reports need", "teka[report]")
     result: dict[str, object] = {}
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(devices=[] if device == "cpu" else None):
-            torch.manual_seed(settings.seed)
-            for result in _measure(settings, budget, command, progress):
-                # After every size, so that an interrupted run leaves what it has measured, and the old files.
-                write_json(folder / PARTIAL_FILE, result)
-    finally:
-        torch.set_num_threads(threads_before)
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.enter_context(torch.random.fork_rng(devices=[] if device == "cpu" else None))
+        torch.set_num_threads(threads)
+        torch.manual_seed(settings.seed)
+        for result in _measure(settings, budget, command, progress):
+            # After every size, so that an interrupted run leaves what it has measured, and the old files.
+            write_json(folder / PARTIAL_FILE, result)
     picture = encode_png(draw_bench(result))
     write_json(folder / BENCH_FILE, result)
     write_bytes(folder / PLOT_FILE, picture)

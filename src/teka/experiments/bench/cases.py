@@ -3,24 +3,16 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from teka.experiments.bench.layers import BASELINE, SDPA, Layer, Settings, Step
-from teka.experiments.bench.measure import (
-    Cost,
-    Deadline,
-    disagreement,
-    estimate_peak_memory,
-    measure_cost,
-    seconds,
-    time_in_rounds,
-)
+from teka.experiments.bench import measure
+from teka.experiments.bench.layers import BASELINE, SDPA, Layer, Settings, Step, Tokens
+from teka.experiments.bench.measure import BAND, Cost, Deadline, Progress, estimate_peak_memory, measure_cost
 
 Row = dict[str, object]
 CHECKED_TOKENS = 256
@@ -40,7 +32,7 @@ class Case:
     fault: str | None
     known: dict[int, Cost] = field(default_factory=dict)
 
-    def step(self, tokens: Float[Tensor, "batch tokens dim"], direction: str) -> Step:
+    def step(self, tokens: Tokens, direction: str) -> Step:
         """A pass of this layer over some tokens."""
         return Step(self.module, tokens, self.layer.grid(tokens.shape[1]), direction)
 
@@ -53,25 +45,21 @@ def make_case(layer: Layer, settings: Settings) -> Case:
             # Parameters that begin at 0, such as distance embeddings, would hide errors from the comparison.
             if not parameter.any():
                 parameter.normal_()
-    found = disagreement(Step(module, make_tokens(CHECKED_TOKENS, settings), layer.grid(CHECKED_TOKENS)))
-    if found is None or found.is_acceptable:
+    found = measure.disagreement(Step(module, make_tokens(CHECKED_TOKENS, settings), layer.grid(CHECKED_TOKENS)))
+    if found is None or found[1] <= BAND:
         return Case(layer, module, None)
-    fault = f"error: differs from its dense twin by {found.error:.2g} of the dense one's size ({found.what})"
-    return Case(layer, module, fault)
+    what, error = found
+    return Case(layer, module, f"error: differs from its dense twin by {error:.2g} of the dense one's size ({what})")
 
 
-def make_tokens(num_tokens: int, settings: Settings) -> Float[Tensor, "batch tokens dim"]:
+def make_tokens(num_tokens: int, settings: Settings) -> Tokens:
     """Tokens ~ N(0, 1) that require a gradient."""
     shape = (settings.batch, num_tokens, settings.dim)
     return torch.randn(shape, dtype=torch.float32).to(settings.device).requires_grad_()
 
 
 def extrapolate(known: Mapping[int, Cost], num_tokens: int, quantity: str) -> float:
-    """The "seconds" or "peak_bytes" of a step at a number of tokens, 0 if it has never been measured.
-
-    The last one, extrapolated by the power of L by which it grew between the last two sizes, taken to be at least 1 and
-    at most 2; with one size only by 1.
-    """
+    """A step's "seconds" or "peak_bytes", 0 before any, by the power of L of the last two sizes, from 1 to 2, or 1."""
     points = [(length, float(getattr(cost, quantity))) for length, cost in known.items()][-2:]
     if not points:
         return 0.0
@@ -82,15 +70,11 @@ def extrapolate(known: Mapping[int, Cost], num_tokens: int, quantity: str) -> fl
 
 
 def largest_bytes(known: Mapping[int, Cost], num_tokens: int) -> float:
-    """Bound of the peak memory of a step, infinity if it has never been measured.
-
-    With one size that of quadratic growth; with more, half as much again as their growth says.
-    """
+    """Bound of a step's peak memory, infinity before it was measured: quadratic growth, or half over that known."""
     if len(known) > 1:
         return MARGIN * extrapolate(known, num_tokens, "peak_bytes")
-    return max(
-        (cost.peak_bytes * (num_tokens / size) ** LARGEST_POWER for size, cost in known.items()), default=math.inf
-    )
+    bounds = (cost.peak_bytes * (num_tokens / size) ** LARGEST_POWER for size, cost in known.items())
+    return max(bounds, default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -105,14 +89,9 @@ class Budget:
         return max(0.0, self.seconds - (time.perf_counter() - self.start))
 
     def deadline(self, lengths: Sequence[int]) -> Deadline:
-        """Until when the first of the sizes to come may be timed.
-
-        Its share of what is left is in proportion to the root of its tokens. A size takes time in proportion to its
-        tokens at least, so that small sizes get more rounds than large ones.
-        """
+        """Until when the first of the sizes to come may be timed: its share goes by the root of its tokens."""
         roots = [math.sqrt(length) for length in lengths]
-        left = self.left()
-        now = time.perf_counter()
+        left, now = self.left(), time.perf_counter()
         return Deadline(now + left * roots[0] / sum(roots), now + left)
 
 
@@ -122,26 +101,16 @@ def try_out(cases: Sequence[Case], num_tokens: int, settings: Settings) -> None:
     for case in cases:
         if case.fault is None:
             step = case.step(tokens, settings.direction)
-            cost = measure_cost(step)
-            case.known[num_tokens] = Cost(seconds(step), cost.peak_bytes, cost.flops)
+            case.known[num_tokens] = replace(measure_cost(step), seconds=measure.seconds(step))
 
 
 def measure_size(
-    cases: Sequence[Case],
-    lengths: Sequence[int],
-    settings: Settings,
-    budget: Budget,
-    progress: Callable[[str], None],
+    cases: Sequence[Case], lengths: Sequence[int], settings: Settings, budget: Budget, progress: Progress
 ) -> tuple[list[Row], list[Row]]:
-    """Measure all layers, the baseline first, at the first of the numbers of tokens that are to come.
-
-    Gives a row for each layer that was timed, and an entry with the reason for each that was not. What is measured is
-    added to what is known of the cases.
-    """
+    """Rows of all layers, the baseline first, at the first of the sizes to come, and why some were not timed."""
     tokens = make_tokens(lengths[0], settings)
-    reasons: dict[Layer, str] = {}
+    reasons = {case.layer: f"no time left of budget_seconds = {settings.budget_seconds:g}" for case in cases}
     needed: list[tuple[Case, float]] = []
-    no_time = f"no time left of budget_seconds = {settings.budget_seconds:g}"
     for case in cases if budget.left() > 0 else ():
         progress(f"{case.layer.name} ({case.layer.backend}): estimating its cost")
         found = _estimate(case, tokens, settings)
@@ -150,20 +119,16 @@ def measure_size(
         else:
             needed.append((case, found))
     timed = _within(budget, needed)
-    reasons |= {case.layer: no_time for case, _ in needed if case not in timed}
-    if not needed:
-        reasons = {case.layer: no_time for case in cases}
-    if not timed or timed[0].layer.name != BASELINE:
+    if timed and timed[0].layer.name != BASELINE:
         missing = "the four matrix products, which all else is compared with, are not timed"
         reasons |= {case.layer: missing for case in timed}
         timed = []
-    left_out = [
-        {**_place(case.layer, lengths[0]), "reason": reasons[case.layer]} for case in cases if case.layer in reasons
-    ]
-    return _rows(timed, tokens, lengths, settings, budget, progress) if timed else [], left_out
+    untimed = [case.layer for case in cases if case not in timed]
+    left_out = [{**_place(layer, lengths[0]), "reason": reasons[layer]} for layer in untimed]
+    return _rows(timed, tokens, settings, budget.deadline(lengths), progress) if timed else [], left_out
 
 
-def _estimate(case: Case, tokens: Float[Tensor, "batch tokens dim"], settings: Settings) -> float | str:
+def _estimate(case: Case, tokens: Tokens, settings: Settings) -> float | str:
     """The seconds of a step, or why there must be none."""
     if case.fault is not None:
         return case.fault
@@ -190,34 +155,22 @@ def _within(budget: Budget, needed: Sequence[tuple[Case, float]]) -> list[Case]:
 
 
 def _rows(
-    cases: Sequence[Case],
-    tokens: Float[Tensor, "batch tokens dim"],
-    lengths: Sequence[int],
-    settings: Settings,
-    budget: Budget,
-    progress: Callable[[str], None],
+    cases: Sequence[Case], tokens: Tokens, settings: Settings, deadline: Deadline, progress: Progress
 ) -> list[Row]:
     steps = [case.step(tokens, settings.direction) for case in cases]
-    deadline = budget.deadline(lengths)
     costs = []
     for case, step in zip(cases, steps, strict=True):
         progress(f"{case.layer.name} ({case.layer.backend}): memory")
         costs.append(measure_cost(step))
-    columns = time_in_rounds(
-        steps,
-        repeats=settings.repeats,
-        warmup=settings.warmup,
-        deadline=deadline,
-        round_seconds=sum(cost.seconds for cost in costs),
-        progress=progress,
-    )
+    first = sum(cost.seconds for cost in costs)
+    columns = measure.time_in_rounds(steps, settings.repeats, settings.warmup, deadline, first, progress)
     names = [case.layer.name for case in cases]
     sdpa = columns[names.index(SDPA)] if SDPA in names else None
     rows: list[Row] = []
     for case, cost, column in zip(cases, costs, columns, strict=True):
         median = statistics.median(column)
         low, high = np.quantile(column, (0.25, 0.75)).tolist()
-        case.known[tokens.shape[1]] = Cost(median, cost.peak_bytes, cost.flops)
+        case.known[tokens.shape[1]] = replace(cost, seconds=median)
         rows.append(
             {
                 **_place(case.layer, tokens.shape[1]),
@@ -241,9 +194,5 @@ def _ratio(ours: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _place(layer: Layer, num_tokens: int) -> Row:
-    return {
-        "layer": layer.name,
-        "backend": layer.backend,
-        "tokens": num_tokens,
-        "grid": list(layer.grid(num_tokens).shape),
-    }
+    sides = list(layer.grid(num_tokens).shape)
+    return {"layer": layer.name, "backend": layer.backend, "tokens": num_tokens, "grid": sides}

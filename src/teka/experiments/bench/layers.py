@@ -3,23 +3,27 @@
 Four bare matrix products are the baseline that every other layer is compared with.
 """
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from teka.checks import LARGEST
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name, check_sizes, is_whole
+from teka.errors import require, wrong_value
 from teka.grid import Grid
 from teka.nn import Attention
 
+Tokens = Float[Tensor, "batch tokens dim"]
 BASELINE = "four_gemms"
 SDPA = "scaled_dot_product_attention"
+PEER = "performer_pytorch"
 FORWARD_BACKWARD = "forward_backward"
 DIRECTIONS = (FORWARD_BACKWARD, "forward")
 DEVICES = ("cpu", "cuda")
@@ -29,10 +33,9 @@ MOST_THREADS = 1024
 class FourGemms(nn.Module):
     """Four linear maps of dim × dim, one after the other: the work of the query, key, value and output projections.
 
-    They are chained, so that nothing but matrix products (with their biases) is run. A layer with these projections
-    cannot be faster, whatever it does between them. (Heads that attend by position alone have no keys, so that
-    `clipped` has 3½ projections, and no queries if position does not look at them, so that `constant` has 2.) The heads
-    are not used.
+    They are chained, so that nothing but matrix products (with their biases) is run: no layer with these projections
+    is faster. (Heads that attend by position alone have no keys, so that `clipped` has 3½ projections, and no queries
+    if position does not look at them, so that `constant` has 2.)
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -40,7 +43,7 @@ class FourGemms(nn.Module):
         self.heads = heads
         self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
 
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
+    def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         """The product with the four matrices."""
         return self.output(self.value(self.key(self.query(tokens))))
 
@@ -48,7 +51,7 @@ class FourGemms(nn.Module):
 class FusedSoftmax(FourGemms):
     """`torch.nn.functional.scaled_dot_product_attention` between the same four projections."""
 
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
+    def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         """Attend, without position."""
         query, key, value = (
             projection(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -62,30 +65,20 @@ class PerformerPytorch(nn.Module):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        try:
-            with warnings.catch_warnings():
-                # It compares torch's version by way of distutils while it is imported.
-                warnings.filterwarnings("ignore", "distutils Version classes are deprecated", DeprecationWarning)
-                from performer_pytorch import SelfAttention
-        except ImportError as error:
-            raise ImportError(
-                "the layer 'performer_pytorch' needs performer-pytorch, which is not installed: "
-                "pip install teka[bench], or leave that layer out"
-            ) from error
-        self.attention = SelfAttention(dim, heads=heads, causal=False, dim_head=dim // heads)
+        with warnings.catch_warnings():
+            # It compares torch's version by way of distutils while it is imported.
+            warnings.filterwarnings("ignore", "distutils Version classes are deprecated", DeprecationWarning)
+            peer = require("performer_pytorch", f"the layer {PEER!r} needs", "teka[bench], or leave that layer out")
+        self.attention = peer.SelfAttention(dim, heads=heads, causal=False, dim_head=dim // heads)
 
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
+    def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         """Attend, without position."""
         return self.attention(tokens)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer, "kernel-relative" if it is teka's, the backend or library that computes it, and how it is made.
-
-    From (dim, heads) it makes a module that is called with tokens and their grid, of so many axes: 2, a square; 1, a
-    sequence of the same length.
-    """
+    """A layer, "kernel-relative" if teka's, what computes it, how it is made of (dim, heads), and its grid's axes."""
 
     name: str
     backend: str
@@ -100,13 +93,9 @@ class Layer:
 def _attention(kernel: str, relative: str | None, backend: str, *, causal: bool = False) -> Layer:
     num_axes = 1 if causal else 2
 
-    def make(dim: int, heads: int) -> Attention:
-        return Attention(
-            dim, heads, kernel=kernel, relative=relative, causal=causal, backend=backend, num_axes=num_axes
-        )
-
+    options: dict[str, Any] = {"kernel": kernel, "relative": relative, "causal": causal, "backend": backend}
     name = "-".join(part for part in (kernel, "causal" if causal else relative) if part)
-    return Layer(name, backend, make, num_axes)
+    return Layer(name, backend, functools.partial(Attention, **options, num_axes=num_axes), num_axes)
 
 
 LAYERS: tuple[Layer, ...] = (
@@ -127,7 +116,7 @@ LAYERS: tuple[Layer, ...] = (
     _attention("positive", "rotation_joint", "linear"),  # strategy 1 in the paper's form
     _attention("positive", "clipped_features", "rings"),  # strategy 2 in the paper's form
     Layer(SDPA, "torch", FusedSoftmax),
-    Layer("performer_pytorch", "performer_pytorch", PerformerPytorch),
+    Layer(PEER, PEER, PerformerPytorch),
 )
 
 
@@ -140,12 +129,12 @@ def layer_names() -> tuple[str, ...]:
 class Step:
     """A layer and its input; calling it computes the output and the gradients for the tokens and all parameters.
 
-    The gradient that arrives at the output is the tokens' own numbers, random as any, so that no loss is timed. The
-    tokens require a gradient. With direction "forward" it is the output alone, of which nothing is kept for gradients.
+    The output's gradient are the tokens' own numbers, so that no loss is timed. With direction "forward" it is the
+    output alone, of which nothing is kept for gradients.
     """
 
     module: nn.Module
-    tokens: Float[Tensor, "batch tokens dim"]
+    tokens: Tokens
     grid: Grid
     direction: str = FORWARD_BACKWARD
 
@@ -153,7 +142,7 @@ class Step:
         """One pass."""
         self.run(self.module, self.tokens)
 
-    def run(self, layer: Callable[[Tensor, Grid], Tensor], tokens: Float[Tensor, "batch tokens dim"]) -> None:
+    def run(self, layer: Callable[[Tensor, Grid], Tensor], tokens: Tokens) -> None:
         """One pass of this step with a stand-in for the layer and the tokens."""
         if self.direction == FORWARD_BACKWARD:
             layer(tokens, self.grid).backward(tokens.detach())
@@ -188,31 +177,24 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
-        if self.direction not in DIRECTIONS:
-            raise unknown_name("direction", self.direction, DIRECTIONS)
-        least = {"dim": 1, "heads": 2, "batch": 1, "repeats": 1, "warmup": 0, "threads": 1}
-        for argument, lowest in least.items():
-            value = getattr(self, argument)
-            if not _is_whole(value) or value < lowest:
-                raise wrong_value(argument, value, f"a whole number of at least {lowest}")
-        for argument, most in {**dict.fromkeys(least, LARGEST), "threads": MOST_THREADS}.items():
-            if getattr(self, argument) > most:
-                raise wrong_value(argument, getattr(self, argument), f"at most {most}")
+        check_name("direction", self.direction, DIRECTIONS)
+        check_sizes({"dim": self.dim, "batch": self.batch, "repeats": self.repeats})
+        check_sizes({"heads": self.heads}, least=2)
+        check_sizes({"warmup": self.warmup}, least=0)
+        check_sizes({"threads": self.threads}, most=MOST_THREADS)
         if self.dim % self.heads:
             raise wrong_value("heads", self.heads, f"a divisor of dim = {self.dim}")
         for argument, unit in (("max_bytes", "bytes"), ("max_seconds", "seconds"), ("budget_seconds", "seconds")):
             if not getattr(self, argument) > 0:
                 raise wrong_value(argument, getattr(self, argument), f"a positive number of {unit}")
-        if self.device not in DEVICES:
-            raise unknown_name("device", self.device, DEVICES)
+        check_name("device", self.device, DEVICES)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise wrong_value("device", self.device, "'cpu': torch finds no GPU here")
         known = layer_names()
         if isinstance(self.layers, str) or (self.layers is not None and not self.layers):
             raise wrong_value("layers", self.layers, f"None or a list of names out of {', '.join(map(repr, known))}")
         for name in self.layers or ():
-            if name not in known:
-                raise unknown_name("layers", name, known)
+            check_name("layers", name, known)
         names = known if self.layers is None else tuple(dict.fromkeys((BASELINE, *self.layers)))
         object.__setattr__(self, "layers", names)
 
@@ -224,7 +206,7 @@ class Settings:
 def _checked_lengths(lengths: object) -> tuple[int, ...]:
     """The lengths in ascending order."""
     given = tuple(lengths) if isinstance(lengths, Sequence) else ()
-    if not given or any(not _is_whole(length) or length < 1 for length in given) or len(set(given)) < len(given):
+    if not given or any(not is_whole(length) or length < 1 for length in given) or len(set(given)) < len(given):
         raise wrong_value("lengths", lengths, "one or more different numbers of tokens, each a whole number from 1 on")
     for length in given:
         side = math.isqrt(length)
@@ -232,7 +214,3 @@ def _checked_lengths(lengths: object) -> tuple[int, ...]:
             nearest = f"{side**2} or {(side + 1) ** 2}"
             raise wrong_value("lengths", length, f"the cells of a square grid: {nearest}, not a number between squares")
     return tuple(sorted(given))
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

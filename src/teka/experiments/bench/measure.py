@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -24,6 +24,7 @@ from teka.nn import Attention
 
 FEWEST_ROUNDS = 3
 """Timed rounds at least, as long as the budget as a whole allows it."""
+Progress = Callable[[str], None]
 BAND = 1e-3
 """Largest relative difference from the dense twin in float32, in the output and in every gradient."""
 
@@ -31,12 +32,12 @@ BAND = 1e-3
 class Allocations(TorchDispatchMode):
     """A context that counts the bytes of all tensors that are allocated in it and not yet freed, and their peak.
 
-    Every operation passes through it, those of the backward pass too. A storage that an operation returns and that was
-    not among its inputs is new; it counts until nothing refers to it any more, be it a variable or what autograd keeps
-    for the backward pass, what an `autograd.Function` keeps included. Memory that an operation takes and frees within
-    itself is not seen: the tiles of torch's fused attention on a CPU, whose size does not grow with the tokens, and a
-    Fourier transform's copy of its input.
+    A storage that an operation, also of the backward pass, returns and that was not among its inputs counts until
+    nothing refers to it any more. What an operation takes and frees within itself is not seen: the tiles of torch's
+    fused attention on a CPU, of constant size, and a Fourier transform's copy of its input.
     """
+
+    only_looks = True  # tensors that are made in it are ordinary ones, which may be kept
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,11 +77,7 @@ def _storages(tree: object) -> list[UntypedStorage]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step costs: wall time, peak memory, and operations of its matrix products, two for each multiply-add.
-
-    The memory is that of tensors beyond tokens and parameters, gradients included. Sums, transforms and functions of
-    single numbers are no operations.
-    """
+    """Wall time, peak memory beyond tokens and parameters, and operations of matrix products, two a multiply-add."""
 
     seconds: float
     peak_bytes: int
@@ -88,11 +85,7 @@ class Cost:
 
 
 def measure_cost(step: Step) -> Cost:
-    """Memory and arithmetic of a step, and its seconds with the counting, which slows small steps down.
-
-    Memory on a CPU is that of `Allocations`; on a GPU the allocator's own count, which also sees what operations take
-    for themselves.
-    """
+    """What a step costs, its seconds with the counting; memory on a GPU is what the allocator says."""
     start = timer()
     with flop_counter() as counter:
         if step.tokens.is_cuda:
@@ -110,10 +103,9 @@ def measure_cost(step: Step) -> Cost:
 
 
 def estimate_peak_memory(step: Step) -> int | None:
-    """Most bytes that a step will allocate at once, beyond tokens and parameters, from shapes alone.
+    """Most bytes that a step will allocate at once, beyond tokens and parameters, by shapes; None if these do not say.
 
-    A layer with random features must have run once, as it looks at its numbers the first time. None if that depends on
-    the numbers, as where a backend computes those rows again that rounding may have spoilt.
+    A layer with random features must have run once, as it looks at its numbers the first time.
     """
     torch_fakes = fake_tensors()
     fake = torch_fakes.FakeTensorMode()
@@ -144,10 +136,7 @@ class Deadline:
         return time.perf_counter() + (1 + repeats) * round_seconds <= self.share_end
 
     def allows_round(self, num_done: int, round_seconds: float) -> bool:
-        """Whether there is time for one more round that counts, of so many seconds; always for the first.
-
-        Up to three rounds may take more than this size's share, but no more than the budget has.
-        """
+        """Whether there is time for one more round that counts; up to three may take more than this size's share."""
         end = self.budget_end if num_done < FEWEST_ROUNDS else min(self.share_end, self.budget_end)
         return num_done == 0 or time.perf_counter() + round_seconds <= end
 
@@ -162,19 +151,9 @@ def seconds(step: Step) -> float:
 
 
 def time_in_rounds(
-    steps: Sequence[Step],
-    *,
-    repeats: int,
-    warmup: int,
-    deadline: Deadline,
-    round_seconds: float,
-    progress: Callable[[str], None],
+    steps: Sequence[Step], repeats: int, warmup: int, deadline: Deadline, round_seconds: float, progress: Progress
 ) -> list[list[float]]:
-    """For each step its seconds in the rounds that count, by turns: A B C A B C …, so that drift hits all alike.
-
-    There are at most so many rounds, and fewer by the deadline, before which the first takes about `round_seconds`. The
-    garbage collector waits until the rounds are over, as in `timeit`.
-    """
+    """Seconds of each step in the rounds that count, by turns: A B C A B C …; no garbage is collected meanwhile."""
     rounds: list[list[float]] = []
     gc.collect()
     collecting = gc.isenabled()
@@ -195,30 +174,15 @@ def time_in_rounds(
     return [list(column) for column in zip(*rounds, strict=True)]
 
 
-class Disagreement(NamedTuple):
-    """The largest relative difference ‖fast − dense‖ / ‖dense‖, in the output or in somebody's gradient."""
-
-    what: str
-    error: float
-
-    @property
-    def is_acceptable(self) -> bool:
-        """Whether it is within the band; NaN is not."""
-        return self.error <= BAND
-
-
-def disagreement(step: Step) -> Disagreement | None:
-    """Compare output and all gradients of a step with those of the same layer computed densely.
-
-    None for a layer that has no dense twin: it is dense, or not teka's.
-    """
+def disagreement(step: Step) -> tuple[str, float] | None:
+    """What of output and gradients has the largest ‖fast − dense‖ / ‖dense‖, or is NaN; None without a dense twin."""
     if not isinstance(step.module, Attention) or step.module.backend == "dense":
         return None
     twin = copy.deepcopy(step.module)
     twin.backend = "dense"
     fast, dense = _outcome(step), _outcome(Step(twin, step.tokens, step.grid))
-    found = [Disagreement(what, _relative_error(fast[what], dense[what])) for what in dense]
-    return max(found, key=lambda one: (math.isnan(one.error), one.error))
+    errors = {what: _relative_error(fast[what], dense[what]) for what in dense}
+    return max(errors.items(), key=lambda one: (math.isnan(one[1]), one[1]))
 
 
 def _outcome(step: Step) -> dict[str, Tensor]:

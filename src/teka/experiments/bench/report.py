@@ -3,14 +3,14 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from teka.audit.page.charts import add_legend, dress_panel, make_figure
 from teka.audit.page.style import BLACK, INK, PALE
 from teka.audit.page.tables import Table
-from teka.experiments.bench.layers import BASELINE, SDPA
+from teka.experiments.bench.layers import BASELINE, PEER, SDPA
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -30,50 +30,43 @@ COLOURS = {"": "#0072B2", "rotation": "#D55E00", "rotation_joint": "#D55E00"}
 COLOURS |= {"clipped": "#009E73", "clipped_features": "#009E73", "fourier": "#CC79A7", "rotary": "#56B4E9"}
 COLOURS |= {"quadratic": "#E69F00", "generalized_quadratic": "#7A4B00", "causal": "#3B2F8F"}
 MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "taylor2": "P", "constant": "h"}
-MARKERS |= {SDPA: "D", "performer_pytorch": "v", BASELINE: "X"}
-NOT_TEKA = (SDPA, "performer_pytorch")
+MARKERS |= {SDPA: "D", PEER: "v", BASELINE: "X"}
 QUADRATIC = ("softmax", SDPA)
+Row = Mapping[str, Any]
 
 
-class Slope(NamedTuple):
-    """Power of L by which a quantity grows, and its standard error."""
-
-    slope: float
-    standard_error: float
-
-
-def log_log_slope(tokens: Sequence[int], values: Sequence[float]) -> Slope | None:
-    """Least-squares slope of log value against log L over L ≥ 1,024, None with fewer than three such sizes."""
+def log_log_slope(tokens: Sequence[int], values: Sequence[float]) -> dict[str, float] | None:
+    """Least-squares slope of log value against log L ≥ log 1,024 and its standard error; None below three sizes."""
     kept = [(length, value) for length, value in zip(tokens, values, strict=True) if length >= FIRST_TOKENS]
     if len(kept) < FEWEST_SIZES:
         return None
     slopes, covariance = np.polyfit(*np.log(kept).T, deg=1, cov=True)
-    return Slope(float(slopes[0]), math.sqrt(covariance[0, 0]))
+    return {"slope": float(slopes[0]), "standard_error": math.sqrt(covariance[0, 0])}
 
 
 def crossover(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, object] | None:
     """From how many tokens on a layer is faster than another, of the seconds of both by number of tokens.
 
-    At the last size that both have, "up_to", it must be faster by 5 %, so that noise between equals makes no crossover;
-    where it is not, "tokens" is None. Between two sizes the logarithm of the ratio of times is taken to be linear in
-    log L. None if no size has both.
+    At the last size that both have, "up_to", it must be faster by 5 %, else "tokens" is None. Between two sizes the
+    logarithm of the ratio of times is taken to be linear in log L. None if no size has both.
     """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         return None
     lead = [math.log(ours[length] / theirs[length]) for length in shared]
-    if lead[-1] >= math.log(1 - MARGIN):
-        return {"tokens": None, "where": "never within the range", "up_to": shared[-1]}
     slower = [index for index, value in enumerate(lead) if value >= 0]
-    if not slower:
-        return {"tokens": float(shared[0]), "where": "already at the smallest", "up_to": shared[-1]}
-    left = slower[-1]
-    part = lead[left] / (lead[left] - lead[left + 1])
-    tokens = shared[left] * (shared[left + 1] / shared[left]) ** part
-    return {"tokens": tokens, "where": "between sizes", "up_to": shared[-1]}
+    if lead[-1] >= math.log(1 - MARGIN):
+        tokens, where = None, "never within the range"
+    elif not slower:
+        tokens, where = float(shared[0]), "already at the smallest"
+    else:
+        left = slower[-1]
+        part = lead[left] / (lead[left] - lead[left + 1])
+        tokens, where = shared[left] * (shared[left + 1] / shared[left]) ** part, "between sizes"
+    return {"tokens": tokens, "where": where, "up_to": shared[-1]}
 
 
-def scaling(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
+def scaling(rows: Sequence[Row]) -> list[dict[str, object]]:
     """Slopes of time and memory and the crossover with `scaled_dot_product_attention`, for every layer of the rows."""
     found = []
     lines = _lines(rows)
@@ -81,27 +74,25 @@ def scaling(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
     sdpa = next((seconds[place] for place in lines if place[0] == SDPA), {})
     for (layer, backend), own in lines.items():
         tokens = [row["tokens"] for row in own]
-        slopes = [log_log_slope(tokens, [float(row[name]) for row in own]) for name in ("seconds", "peak_bytes")]
-        time, memory = (None if slope is None else slope._asdict() for slope in slopes)
+        time, memory = (log_log_slope(tokens, [float(row[name]) for row in own]) for name in ("seconds", "peak_bytes"))
         compared = None if layer in (BASELINE, SDPA) else crossover(seconds[layer, backend], sdpa)
         found.append({"layer": layer, "backend": backend, "time": time, "memory": memory, "crossover": compared})
     return found
 
 
-def _lines(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+def _lines(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     """The rows of each layer."""
-    lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    lines: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         lines.setdefault((row["layer"], row["backend"]), []).append(row)
     return lines
 
 
-def bench_table(result: Mapping[str, Any]) -> str:
+def bench_table(result: Row) -> str:
     """The rows as aligned text, one block a size; how layers grow; what was left out and why; and on what machine.
 
-    "× GEMMs" is the time and "× FLOPs" the arithmetic of matrix products as a multiple of the four matrix products that
-    every layer contains: where the first is the larger of the two, the layer is that much slower than its arithmetic.
-    "× SDPA" is the time as a multiple of that of `scaled_dot_product_attention` between the same projections.
+    "× GEMMs" is the time and "× FLOPs" the arithmetic as a multiple of the four matrix products, "× SDPA" the time as a
+    multiple of that of `scaled_dot_product_attention` between the same projections.
     """
     tables = []
     for tokens in dict.fromkeys(row["tokens"] for row in result["rows"]):
@@ -124,7 +115,7 @@ def place_name(layer: str, backend: str) -> str:
     return name if backend in ("torch", layer) else f"{name} ({backend})"
 
 
-def conditions(result: Mapping[str, Any]) -> str:
+def conditions(result: Row) -> str:
     """A sentence that names the machine, the threads, the versions, the date and the sizes."""
     settings = result["settings"]
     direction = settings["direction"].replace("_", " and ")
@@ -135,7 +126,7 @@ def conditions(result: Mapping[str, Any]) -> str:
     )
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     return (
         place_name(row["layer"], row["backend"]),
         f"{row['rounds']}",
@@ -149,7 +140,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _scaling_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+def _scaling_cells(one: Row) -> tuple[str, ...]:
     slopes = [
         NOTHING if slope is None else f"{slope['slope']:.2f} ± {slope['standard_error']:.2f}"
         for slope in (one["time"], one["memory"])
@@ -157,7 +148,7 @@ def _scaling_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     return (place_name(one["layer"], one["backend"]), *slopes, _crossover(one["crossover"]))
 
 
-def _crossover(found: Mapping[str, Any] | None) -> str:
+def _crossover(found: Row | None) -> str:
     if found is None:
         return NOTHING
     if found["tokens"] is None:
@@ -166,12 +157,8 @@ def _crossover(found: Mapping[str, Any] | None) -> str:
     return f"{first}, the smallest" if found["where"] == "already at the smallest" else first
 
 
-def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
-    """Draw what `bench` returned or `bench.json` holds: seconds a step above peak memory, both against tokens.
-
-    The colour tells the position, the marker the content kernel, and dashes and hollow markers that all pairs of tokens
-    are computed. The legend names the slowest first, and last those that are not timed at the last size.
-    """
+def draw_bench(result: Row) -> "matplotlib.figure.Figure":
+    """Draw what `bench` gave: seconds a step above peak memory against tokens; the legend names the slowest first."""
     lines = _lines(result["rows"])
     figure = make_figure(12, 12, dpi=150)
     times, memory = figure.subplots(2, 1)
@@ -180,8 +167,8 @@ def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
         (times, "seconds", 1e3, f"Milliseconds a step, {direction}"),
         (memory, "peak_bytes", 1e-6, "Peak memory of a step in MB, beyond tokens and parameters"),
     ):
-        for (layer, backend), rows in lines.items():
-            _draw_line(panel, layer, backend, rows, quantity, factor)
+        for place, rows in lines.items():
+            _draw_line(panel, place, [row["tokens"] for row in rows], [factor * row[quantity] for row in rows])
         dress_panel(panel, title, "y")
         _scale(panel, sorted({row["tokens"] for row in result["rows"]}))
     last = max(row["tokens"] for row in result["rows"])
@@ -202,40 +189,28 @@ def draw_bench(result: Mapping[str, Any]) -> "matplotlib.figure.Figure":
 def line_style(layer: str, backend: str) -> tuple[str, str, bool]:
     """Colour by position, marker by content kernel, hollow where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
-    colour = {**dict.fromkeys(NOT_TEKA, BLACK), BASELINE: PALE}.get(kernel, COLOURS.get(relative, BLACK))
+    colour = {SDPA: BLACK, PEER: BLACK, BASELINE: PALE}.get(kernel, COLOURS.get(relative, BLACK))
     return colour, MARKERS[kernel], backend == "dense" or kernel in QUADRATIC
 
 
 def _draw_line(
-    panel: "matplotlib.axes.Axes",
-    layer: str,
-    backend: str,
-    rows: Sequence[Mapping[str, Any]],
-    quantity: str,
-    factor: float,
+    panel: "matplotlib.axes.Axes", place: tuple[str, str], tokens: Sequence[int], values: Sequence[float]
 ) -> None:
-    (colour, marker, is_hollow), is_baseline = line_style(layer, backend), layer == BASELINE
+    (colour, marker, is_hollow), is_baseline = line_style(*place), place[0] == BASELINE
+    linewidth, zorder = (3.0, 1.5) if is_baseline else (1.6, 2)
+    dashes, face, edge, edge_width = ((0, (4, 2)), "white", colour, 1.4) if is_hollow else ("-", colour, "white", 0.6)
     panel.loglog(
-        [row["tokens"] for row in rows],
-        [factor * row[quantity] for row in rows],
-        color=colour,
-        linestyle=(0, (4, 2)) if is_hollow else "-",
-        linewidth=3.0 if is_baseline else 1.6,
-        marker=marker,
-        markersize=6.5,
-        markerfacecolor="white" if is_hollow else colour,
-        markeredgecolor=colour if is_hollow else "white",
-        markeredgewidth=1.4 if is_hollow else 0.6,
-        zorder=1.5 if is_baseline else 2,
-    )
+        tokens, values, color=colour, linestyle=dashes, linewidth=linewidth, marker=marker, markersize=6.5,
+        markerfacecolor=face, markeredgecolor=edge, markeredgewidth=edge_width, zorder=zorder,
+    )  # fmt: skip
 
 
 def _scale(panel: "matplotlib.axes.Axes", sizes: Sequence[int]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    panel.xaxis.set_minor_formatter(NullFormatter())
     low, high = panel.get_ylim()
     panel.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 3e3 else (1.0, 2.0, 5.0), numticks=20))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}"))
-    panel.yaxis.set_minor_formatter(NullFormatter())
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_minor_formatter(NullFormatter())

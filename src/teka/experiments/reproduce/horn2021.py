@@ -1,19 +1,19 @@
 """Table 1 and Figure 1 of Horn et al. (2021): the paper's numbers and curves beside ours."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from teka.audit import wilson_interval
 from teka.audit.page.charts import add_legend, draw_line, dress_panel, make_figure
 from teka.audit.page.notation import listed, significant, write_step
 from teka.audit.page.style import INK, PALE, LineStyle, level_styles
 from teka.audit.page.tables import Table
-from teka.experiments.reproduce.papers import PIXELS, PaperRow, figure1, paper_row, table1
+from teka.experiments.reproduce.papers import PIXELS, figure1, paper_row, table1
 from teka.experiments.study.cells import CellResult
 from teka.experiments.study.report.results import StudyGroup, StudyResults
-from teka.experiments.study.report.tables import NOTHING, diverged, signed_with_deviation, with_deviation
+from teka.experiments.study.report.tables import NOTHING, accuracy_cell, over_seeds
 from teka.experiments.study.report.write import as_csv
 
 if TYPE_CHECKING:
@@ -23,28 +23,37 @@ if TYPE_CHECKING:
 DATA_NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 CLASS = 1
 CLASS_NAMES = {"mnist": "digit 1", "fashion-mnist": "trousers"}
+PROVENANCE = ("hardware", "torch", "date")
+Curves = list[tuple[int, dict[tuple[int, int], float]]]
+"""Of every seed the images that were shifted, and the accuracy on them for each shift (dy, dx)."""
 
 
 def accuracy_table(study: StudyResults) -> Table:
     """Test accuracy of every model on every data set, the paper's before ours, with parameters and operations."""
     data = ordered_data(study)
     heads = ["model", *(head for name in data for head in (f"{DATA_NAMES[name]}: paper", "ours"))]
-    paper = table1()
     rows = []
     for model in ordered_models(study):
+        row = table1().get(paper_row(model))
         cells = [model]
         for name in data:
-            row = paper.get(paper_row(model))
-            cells += [f"{row.accuracy[name]:g}" if row else NOTHING, with_spread(study, model, name)]
-        rows.append((*cells, *_size(study, model, paper.get(paper_row(model)))))
+            cells += [f"{row.accuracy[name]:g}" if row else NOTHING, accuracy_cell(_group(study, model, name))]
+        results = [result for result in study.results if result.labels["model"] == model]
+        # Data sets with one channel need fewer parameters than one with three.
+        parameters = sorted({result.parameters for result in results})
+        flops = sorted({result.forward_flops for result in results})
+        cells += [row.parameters if row else NOTHING, _range([f"{count:,}" for count in parameters])]
+        rows.append((*cells, _range([significant(count / 1e6) for count in flops])))
+    best = [f"{max(row.accuracy[name] for row in table1().values()):g}" for name in data]
+    rows.append(("best of the paper", *(cell for share in best for cell in (share, "")), "", "", ""))
     return Table("Test accuracy in %", (*heads, "parameters: paper", "ours", "MFLOPs"), tuple(rows))
 
 
 def effort_table(study: StudyResults) -> Table:
-    """Seeds, epochs and seconds of every model on every data set."""
-    data = ordered_data(study)
-    heads = ["model", *(head for name in data for head in (f"{DATA_NAMES[name]}: seeds", "epochs", "seconds"))]
-    models = ordered_models(study)
+    """Seeds, epochs, images seen and seconds of a core of every model on every data set."""
+    data, models = ordered_data(study), ordered_models(study)
+    columns = [(f"{DATA_NAMES[name]}: seeds", "epochs", "images", "seconds") for name in data]
+    heads = ["model", *(head for names in columns for head in names)]
     rows = tuple((model, *(cell for name in data for cell in _effort(study, model, name))) for model in models)
     return Table("Training", tuple(heads), rows)
 
@@ -65,50 +74,55 @@ def ordered_models(study: StudyResults) -> list[str]:
     return sorted(study.levels("model"), key=place)
 
 
-def with_spread(study: StudyResults, model: str, data: str) -> str:
-    """Mean and standard deviation of the accuracy over seeds, "94.8 ± 0.3", the mean alone for one seed."""
-    group = study.group({"data": data, "model": model})
-    if group is None:
-        return NOTHING
-    values = [result.accuracy for result in group.results]
-    return "\n".join(part for part in (with_deviation(values) if values else "", diverged(group)) if part)
+def stability_table(study: StudyResults) -> Table:
+    """How many answers stay where images move: of all the model was asked, and of images all of whose answers stay."""
+    rows = []
+    for data, model in itertools.product(ordered_data(study), ordered_models(study)):
+        group = _group(study, model, data)
+        kept = [result.stability for result in group.results if result.stability] if group else []
+        for mode in kept[0] if kept else ():
+            found = [by_mode[mode] for by_mode in kept if mode in by_mode]
+            rows.append(
+                (
+                    f"{DATA_NAMES[data]}, {model}",
+                    mode,
+                    _range([f"{one.images:,}" for one in found]),
+                    _range([f"{one.shifts:,}" for one in found]),
+                    *(_lowest([getattr(one, share) for one in found]) for share in ("consistency", "unchanged")),
+                )
+            )
+    heads = ("data and model", "mode", "images", "shifts", "answers that stay", "images that never change")
+    return Table("Answers that stay where images move, in %, of the seed with the fewest", heads, tuple(rows))
 
 
-def _of_model(study: StudyResults, model: str) -> list[CellResult]:
-    return [result for result in study.results if result.labels["model"] == model]
+def _lowest(shares: Sequence[float]) -> str:
+    return f"{100 * min(shares):.2f}"
 
 
-def _size(study: StudyResults, model: str, row: PaperRow | None) -> tuple[str, str, str]:
-    results = _of_model(study, model)
-    # Data sets with one channel need fewer parameters than one with three.
-    parameters = sorted({result.parameters for result in results})
-    flops = sorted({result.forward_flops for result in results})
-    return (
-        row.parameters if row else NOTHING,
-        _range([f"{count:,}" for count in parameters]),
-        _range([significant(count / 1e6) for count in flops]),
-    )
+def _group(study: StudyResults, model: str, data: str) -> StudyGroup | None:
+    return study.group({"data": data, "model": model})
 
 
 def _range(texts: Sequence[str]) -> str:
-    return NOTHING if not texts else texts[0] if texts[0] == texts[-1] else f"{texts[0]} – {texts[-1]}"
+    return " – ".join(dict.fromkeys([*texts[:1], *texts[-1:]])) or NOTHING
 
 
-def _effort(study: StudyResults, model: str, data: str) -> tuple[str, str, str]:
-    group = study.group({"data": data, "model": model})
+def _effort(study: StudyResults, model: str, data: str) -> tuple[str, ...]:
+    group = _group(study, model, data)
     if group is None or not group.results:
-        return NOTHING, NOTHING, NOTHING
+        return (NOTHING,) * 4
     epochs = sorted({result.epochs for result in group.results if result.epochs is not None})
-    seconds = fmean(result.seconds for result in group.results)
-    return str(len(group.results)), _range([str(count) for count in epochs]), significant(seconds)
+    images = fmean(result.steps * result.batch_size for result in group.results)
+    seconds = fmean(result.process_seconds for result in group.results)
+    spread = _range([str(count) for count in epochs])
+    return str(len(group.results)), spread, f"{round(images, -3):,.0f}", significant(seconds)
 
 
 def table1_csv(study: StudyResults) -> str:
     """One row for each model and data set as CSV; accuracies in %, what is not known is empty."""
     places = itertools.product(ordered_models(study), ordered_data(study))
-    groups = [study.group({"data": data, "model": model}) for model, data in places]
-    rows = [_csv_row(group) for group in groups if group is not None]
-    return as_csv(rows)
+    groups = [_group(study, model, data) for model, data in places]
+    return as_csv([_csv_row(group) for group in groups if group is not None])
 
 
 def _csv_row(group: StudyGroup) -> dict[str, object]:
@@ -116,6 +130,8 @@ def _csv_row(group: StudyGroup) -> dict[str, object]:
     paper = table1().get(paper_row(model))
     accuracy = [100 * result.accuracy for result in results]
     first = results[0] if results else None
+    means = ("epochs", "steps", "seconds", "process_seconds")
+    values = {name: [one for result in results if (one := getattr(result, name)) is not None] for name in means}
     return {
         "model": model,
         "data": data,
@@ -124,27 +140,12 @@ def _csv_row(group: StudyGroup) -> dict[str, object]:
         "standard_deviation": stdev(accuracy) if len(accuracy) > 1 else None,
         "seeds": len(results),
         "diverged": len(group.failed),
-        "epochs": fmean(epochs) if (epochs := [r.epochs for r in results if r.epochs is not None]) else None,
-        "steps": fmean(r.steps for r in results) if results else None,
-        "seconds": fmean(r.seconds for r in results) if results else None,
-        "process_seconds": fmean(r.process_seconds for r in results) if results else None,
+        **{name: fmean(found) if found else None for name, found in values.items()},
         "test_images": first and first.test_images,
         "paper_parameters": paper and paper.parameters,
-        "parameters": first and first.parameters,
-        "forward_flops": first and first.forward_flops,
-        "training_flops": first and first.training_flops,
-        "backend": first and first.backend,
-        "hardware": listed(sorted({r.hardware for r in results})) if results else None,
-        "torch": listed(sorted({r.torch for r in results})) if results else None,
-        "date": listed(sorted({r.date for r in results})) if results else None,
+        **{name: getattr(first, name, None) for name in ("parameters", "forward_flops", "training_flops", "backend")},
+        **{name: listed(sorted({getattr(one, name) for one in results})) if results else None for name in PROVENANCE},
     }
-
-
-class _Curve(NamedTuple):
-    """The images that were shifted, and the accuracy on them for each shift (dy, dx)."""
-
-    images: int
-    accuracy_by_shift: Mapping[tuple[int, int], float]
 
 
 def has_shifts(study: StudyResults) -> bool:
@@ -153,10 +154,9 @@ def has_shifts(study: StudyResults) -> bool:
 
 
 def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.figure.Figure":
-    """Draw accuracy against shift, a panel for each data set, a line for each Performer, the mean over seeds.
+    """Draw accuracy against shift for each data set and Performer, means and bands over seeds; see `figure1_note`.
 
-    The band spans the seeds; for a single seed it is the 95 % Wilson interval. With the paper's class, its curves are
-    drawn behind, dotted and without a band; at another image size at the same share of the width.
+    With the paper's class, its curves are drawn behind, dotted; at another image size at the same share of the width.
     """
     models = _models(study)
     styles = level_styles(models)
@@ -173,13 +173,8 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
         _dress(panel, study, data, of_class)
     if panels:
         panels[0].set_ylabel("accuracy (%)", color=INK)
-        named = {}
-        for panel in panels:
-            lines, labels = panel.get_legend_handles_labels()
-            named |= dict(zip(labels, lines, strict=True))
-        add_legend(
-            figure, list(named.values()), list(named), place="outside lower center", columns=3, handle_length=3.4
-        )
+        named = {line.get_label(): line for panel in panels for line in panel.get_lines()}
+        add_legend(figure, [*named.values()], [*named], place="outside lower center", columns=3, handle_length=3.4)
     return figure
 
 
@@ -192,21 +187,19 @@ def shift_table(study: StudyResults) -> Table:
             if not every:
                 continue
             results = _results(study, model, data)
-            still = [curve.accuracy_by_shift[0, 0] for curve in every]
-            lowest = [min(curve.accuracy_by_shift.values()) for curve in every]
-            always = [result.worst_shift_accuracy or 0.0 for result in results]
-            means = [fmean(curve.accuracy_by_shift.values()) for curve in one]
+            still = [by_shift[0, 0] for _, by_shift in every]
+            lowest = [min(by_shift.values()) for _, by_shift in every]
             rows.append(
                 (
                     f"{DATA_NAMES[data]}, {model}",
                     f"±{_largest_shift(results)} of {_image_size(results)}",
-                    f"{one[0].images:,}" if one else NOTHING,
-                    with_deviation(means) if means else NOTHING,
-                    f"{every[0].images:,}",
-                    with_deviation(still),
-                    with_deviation(lowest),
-                    with_deviation(always),
-                    signed_with_deviation([low - middle for low, middle in zip(lowest, still, strict=True)]),
+                    f"{one[0][0]:,}" if one else NOTHING,
+                    over_seeds([fmean(by_shift.values()) for _, by_shift in one]),
+                    f"{every[0][0]:,}",
+                    over_seeds(still),
+                    over_seeds(lowest),
+                    over_seeds([result.worst_shift_accuracy or 0.0 for result in results]),
+                    over_seeds([low - middle for low, middle in zip(lowest, still, strict=True)], signed=True),
                 )
             )
     heads = (
@@ -216,22 +209,25 @@ def shift_table(study: StudyResults) -> Table:
     return Table("Accuracy in % under shifts along x", heads, tuple(rows))
 
 
+TABLES = (accuracy_table, shift_table, stability_table, effort_table)
+"""What a reproduction writes, those that have rows."""
+
+
 def _models(study: StudyResults) -> list[str]:
     return [model for model in ordered_models(study) if model.startswith("Performer")]
 
 
 def _results(study: StudyResults, model: str, data: str) -> list[CellResult]:
-    group = study.group({"data": data, "model": model})
+    group = _group(study, model, data)
     return [result for result in group.results if result.shifted_images] if group else []
 
 
-def _curves(study: StudyResults, model: str, data: str, of_class: int | None) -> list[_Curve]:
-    """Images and accuracy by shift of every seed."""
+def _curves(study: StudyResults, model: str, data: str, of_class: int | None) -> Curves:
     results = _results(study, model, data)
     if of_class is None:
-        return [_Curve(result.shifted_images, result.by_shift()) for result in results]
-    found = [(result.classes.get(of_class), result) for result in results]
-    return [_Curve(one.shifted_images, result.by_shift(of_class)) for one, result in found if one]
+        return [(one.shifted_images, one.by_shift()) for one in results]
+    kept = [one for one in results if of_class in one.classes]
+    return [(one.classes[of_class].shifted_images, one.by_shift(of_class)) for one in kept]
 
 
 def _largest_shift(results: Sequence[CellResult]) -> int:
@@ -258,16 +254,14 @@ def _draw_paper(panel: "matplotlib.axes.Axes", study: StudyResults, data: str, c
             )  # fmt: skip
 
 
-def _draw_model(
-    panel: "matplotlib.axes.Axes", curves: Sequence[_Curve], name: str, style: LineStyle, *, width: float
-) -> None:
-    shifts = sorted(curves[0].accuracy_by_shift, key=lambda shift: shift[1])
+def _draw_model(panel: "matplotlib.axes.Axes", curves: Curves, name: str, style: LineStyle, *, width: float) -> None:
+    images, first = curves[0]
+    shifts = sorted(first, key=lambda shift: shift[1])
     steps = [shift[1] for shift in shifts]
-    by_seed = [[100 * curve.accuracy_by_shift[shift] for shift in shifts] for curve in curves]
+    by_seed = [[100 * by_shift[shift] for shift in shifts] for _, by_shift in curves]
     if len(curves) > 1:
         low, high = ([pick(values) for values in zip(*by_seed, strict=True)] for pick in (min, max))
     else:
-        images = curves[0].images
         ends = [wilson_interval(round(share * images / 100), images) for share in by_seed[0]]
         low, high = ([100 * float(end[side]) for end in ends] for side in (0, 1))
     mean = [fmean(values) for values in zip(*by_seed, strict=True)]

@@ -7,6 +7,7 @@ Cordonnier et al. (2020), "On the Relationship between Self-Attention and Convol
 """
 
 import csv
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import NamedTuple
@@ -40,10 +41,7 @@ class PaperCurve(NamedTuple):
 def table1() -> dict[str, PaperRow]:
     """The rows of Table 1, by the name of the model."""
     return {
-        row["model"]: PaperRow(
-            {data: float(row[column]) for column, data in DATA_COLUMNS.items()},
-            row["parameters"],
-        )
+        row["model"]: PaperRow({data: float(row[column]) for column, data in DATA_COLUMNS.items()}, row["parameters"])
         for row in _read("horn2021_table1.csv")
     }
 
@@ -58,8 +56,8 @@ def figure1() -> list[PaperCurve]:
 
 
 def paper_row(model: str) -> str:
-    """The name in Table 1 of what a model takes after: of an exact form, the row without that word."""
-    return model.replace(" exact", "")
+    """The name in Table 1 of what a model takes after: without the words for an exact form and a clipping distance."""
+    return re.sub(r" exact| with k = \d+", "", model)
 
 
 class PaperModel(NamedTuple):

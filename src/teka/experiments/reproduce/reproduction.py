@@ -3,21 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 from teka import __version__
 from teka.audit.page.charts import encode_png
 from teka.audit.page.pages import data_uri, render_page
+from teka.checks import check_name
 from teka.errors import unknown_name
-from teka.experiments.reproduce.horn2021 import (
-    CLASS,
-    accuracy_table,
-    draw_figure1,
-    effort_table,
-    figure1_note,
-    has_shifts,
-    shift_table,
-    table1_csv,
-)
+from teka.experiments.reproduce import horn2021
 from teka.experiments.reproduce.papers import figure1
 from teka.experiments.study import Study, read_study, run_study
 from teka.experiments.study.report.results import StudyResults, read_study_results
@@ -26,37 +19,29 @@ from teka.experiments.study.report.write import Written, write_files
 from teka.experiments.study.run_study import Progress
 
 TARGETS = ("table1", "figure1")
-SCALES = ("small", "full")
+SCALES = ("small", "full", "full-cpu", "one-stem")
 TITLE = "Reproducing Horn et al. (2021)"
 FIGURES = (
-    ("figure1.png", "Figure 1: class 1, with the paper's curves", CLASS),
+    ("figure1.png", "Figure 1: class 1, with the paper's curves", horn2021.CLASS),
     ("figure1_all_classes.png", "The same for all classes", None),
 )
 ALTERNATIVE = "Accuracy against shift for each data set, one line for each Performer. The table above has the numbers."
 
 
 def read_reproduction(scale: str) -> Study:
-    """The grid of models, data sets and seeds.
+    """The grid of models, data sets and seeds of a scale.
 
-    Args:
-        scale: "small", for a processor, or "full", at the paper's size, for a GPU.
-
-    Raises:
-        ValueError: An unknown scale.
+    "small" is the paper's table at a size for a processor, "full" at its own, for a GPU; "full-cpu" our own models at
+    full resolution, and "one-stem" the paper's positions behind their stem, both for a processor.
     """
-    if scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
+    check_name("scale", scale, SCALES)
     with as_file(files("teka.experiments.reproduce") / f"{scale}.yaml") as path:
         return read_study(path)
 
 
 def target_levels(study: Study, target: str) -> dict[str, list[str]]:
-    """The levels of the grid that a target needs; of a factor that is not there, all.
-
-    "table1" needs everything, "figure1" shows the Performers on the paper's two data sets.
-    """
-    if target not in TARGETS:
-        raise unknown_name("target", target, TARGETS)
+    """The levels that a target needs: "figure1" the Performers on two data sets; of a factor that is not there, all."""
+    check_name("target", target, TARGETS)
     if target == "table1":
         return {}
     shown = {curve.data for curve in figure1()}
@@ -77,55 +62,38 @@ def reproduce(
     command: str = "",
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Path:
-    """Train and measure what a table or figure still lacks.
+    """Train and measure what a table or figure still lacks, by `teka.experiments.study.run_study` and with its errors.
 
-    Both targets share their models: what one has trained the other finds. Killed at any moment, the same call resumes.
+    Both targets share their models: what one has trained the other finds. The options are those of `run_study`.
 
     Args:
         target: "table1" or "figure1".
-        out: Folder of the results; it gets a JSON file for each finished model in `cells/`.
-        scale: "small" or "full".
+        out: Folder of the results; it gets a JSON file for each finished model in `cells/`, and is given back.
+        scale: "small", "full", "full-cpu" or "one-stem".
         data_dir: Folder with the data sets' files.
-        processes: Number of models trained side by side, each on its share of the cores.
-        parallel: What runs them, as for `teka.experiments.study.run_study`.
+        processes: Number of models trained side by side.
+        parallel: What runs them.
         only: Levels of "data" or "model", or some seeds by "seed"; the others are left for later.
         command: The command to keep with the numbers.
         progress: Called at the beginning and after every model.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: An unknown target, scale or level; nothing that the target needs among what is asked for; a folder
-            with results of another grid; or data that cannot be loaded.
-        ChildProcessError: A process was killed; its model is not finished, all others stay.
     """
     study = read_reproduction(scale)
-    chosen = {factor: list(levels) for factor, levels in target_levels(study, target).items()}
+    chosen: dict[str, Sequence[str]] = {**target_levels(study, target)}
     for factor, levels in (only or {}).items():
         needed = chosen.get(factor, levels)
         unneeded = [level for level in levels if level not in needed]
-        known = study.factors.get(factor, {})
-        if unneeded and unneeded[0] in known:
+        if unneeded and unneeded[0] in study.factors.get(factor, {}):
             raise unknown_name(f"only {factor} of {target}", unneeded[0], needed)
-        chosen[factor] = list(levels)
-    return run_study(
-        study,
-        out,
-        data_dir=data_dir,
-        processes=processes,
-        parallel=parallel,
-        only=chosen,
-        command=command,
-        progress=progress,
-    )
+        chosen[factor] = levels
+    options: dict[str, Any] = {"data_dir": data_dir, "processes": processes, "parallel": parallel, "only": chosen}
+    return run_study(study, out, **options, command=command, progress=progress)
 
 
 def write_reproduction(folder: str | Path, *, description: str = "", planned: int | None = None) -> Written:
     """Write `table1.md`, `table1.csv`, `reproduction.html`, `figure1.png` and `figure1_all_classes.png`.
 
-    Every file is written whole or not at all; nothing is written if the results cannot be read. Where no Performer was
-    measured under shifts yet there is no figure.
+    Every file is written whole or not at all, none if the results cannot be read, and no figure where no Performer was
+    measured under shifts yet.
 
     Args:
         folder: The folder, with the results in `cells`, by the factors "data" and "model".
@@ -135,35 +103,32 @@ def write_reproduction(folder: str | Path, *, description: str = "", planned: in
     Raises:
         ImportError: matplotlib or jinja2 is not installed.
         ValueError: No result, or one that is not what it should be.
-        OSError: The folder cannot be written.
     """
     folder = Path(folder)
     study = read_study_results(folder, planned=planned)
-    shifted = has_shifts(study)
-    tables = [table for table in (accuracy_table(study), shift_table(study), effort_table(study)) if table.rows]
-    pictures = {name: encode_png(draw_figure1(study, of_class=of_class)) for name, _, of_class in FIGURES if shifted}
+    tables = [
+        make(study)
+        for make in (horn2021.accuracy_table, horn2021.shift_table, horn2021.stability_table, horn2021.effort_table)
+    ]
+    tables = [table for table in tables if table.rows]
+    shown = FIGURES if horn2021.has_shifts(study) else ()
+    pictures = {name: encode_png(horn2021.draw_figure1(study, of_class=of_class)) for name, _, of_class in shown}
     notes = reproduction_notes(study)
-    page = render_page(
-        "teka.experiments.reproduce",
-        "reproduction.html.j2",
-        {
-            "title": TITLE,
-            "version": __version__,
-            "description": description,
-            "tables": tables,
-            "figures": [
-                (heading, data_uri(pictures[name]), ALTERNATIVE) for name, heading, _ in FIGURES if name in pictures
-            ],
-            "figure_note": figure1_note(study) if shifted else "",
-            "notes": notes,
-            "commands": sorted({result.command for result in study.results}),
-        },
-    )
+    said = {
+        "title": TITLE,
+        "version": __version__,
+        "description": description,
+        "tables": tables,
+        "figures": [(heading, data_uri(pictures[name]), ALTERNATIVE) for name, heading, _ in shown],
+        "figure_note": horn2021.figure1_note(study) if shown else "",
+        "notes": notes,
+        "commands": sorted({result.command for result in study.results}),
+    }
     parts = [f"# {TITLE}", description, *(table.markdown() for table in tables), *notes]
     contents: dict[str, str | bytes] = {
         "table1.md": "\n\n".join(part for part in parts if part) + "\n",
-        "table1.csv": table1_csv(study),
-        "reproduction.html": page,
+        "table1.csv": horn2021.table1_csv(study),
+        "reproduction.html": render_page("teka.experiments.reproduce", "reproduction.html.j2", said),
         **pictures,
     }
     return write_files(folder, contents, tables, notes)
@@ -173,9 +138,9 @@ def reproduction_notes(study: StudyResults) -> list[str]:
     """What the numbers mean, what is not there yet, and what they were measured on."""
     notes = [
         "Paper: Table 1 of Horn et al. (2021), one run each; its Fashion-MNIST number of strategy 2 is that for "
-        "clipping distance 4. Ours: mean ± standard deviation over seeds, on all test images, of the weights "
-        "with the best validation accuracy. MFLOPs: matrix products of one image's forward pass, two for each "
-        "multiply-add. Seconds: of the training steps of one run.",
+        "clipping distance 4. Ours: mean over seeds ± half of the 95 % interval (Student's), on all test images. "
+        "MFLOPs: matrix products of one image's forward pass, two for each multiply-add. Seconds: of a core, of the "
+        "training steps of one run.",
         "CIFAR-10 has three channels and MNIST and Fashion-MNIST one, whence two numbers of parameters and FLOPs.",
     ]
     notes.append(how_far(study, "models trained"))

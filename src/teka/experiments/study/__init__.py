@@ -2,18 +2,7 @@
 
 from teka.experiments.study.cells import pack_study
 from teka.experiments.study.read_study import read_study
-from teka.experiments.study.run_cell import repeat_cell
 from teka.experiments.study.run_study import run_study
-from teka.experiments.study.step_seconds import measure_step_seconds
 from teka.experiments.study.study import Measure, Study, Tune
 
-__all__ = [
-    "Measure",
-    "Study",
-    "Tune",
-    "measure_step_seconds",
-    "pack_study",
-    "read_study",
-    "repeat_cell",
-    "run_study",
-]
+__all__ = ["Measure", "Study", "Tune", "pack_study", "read_study", "run_study"]

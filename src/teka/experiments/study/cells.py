@@ -11,7 +11,7 @@ import io
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from teka.codec import decode, encode
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_bytes, write_json
 
-CELLS, TUNING, TRAINING = "cells", "tuning", "training"
+CELLS, TUNING, TRAINING, MODELS = "cells", "tuning", "training", "models"
 STAGES = (TUNING, CELLS)
 
 
@@ -71,14 +71,23 @@ class ShiftedClass:
     accuracy_by_shift: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Stable:
+    """Of images that were moved, the share of answers that stayed, and of images all of whose answers did."""
+
+    images: int
+    shifts: int
+    consistency: float
+    unchanged: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellResult(SavedCell):
     """What one finished training run of a study measured.
 
-    Operations are those of matrix products, for one image; seconds those of the training steps alone, of the wall and
-    of the processor. Accuracy by shift is that of the shifted images, in the order of the shifts; then come the lowest,
-    and the share of images correct at every shift. The equivariance error is the largest change of the logits under
-    shifts relative to their size; the floors are the same change between two calls, and from rounding alone.
+    Operations are those of matrix products, for one image; seconds those of the training steps alone. Accuracy by shift
+    is that of the shifted images. The equivariance error is the largest change of the logits under shifts relative to
+    their size; the floors are the same change between two calls, and from rounding alone.
     """
 
     parameters: int
@@ -99,6 +108,7 @@ class CellResult(SavedCell):
     minimum_accuracy: float | None
     worst_shift_accuracy: float | None
     classes: Mapping[int, ShiftedClass] = field(default_factory=dict)
+    stability: Mapping[str, Stable] = field(default_factory=dict)
     equivariance_error: float | None = None
     repeat_floor: float | None = None
     noise_floor: float | None = None
@@ -116,13 +126,16 @@ class CellResult(SavedCell):
         kept = [one.accuracy_by_shift for one in self.classes.values()]
         for values in (self.accuracy_by_shift, *kept):
             if len(values) != len(self.shifts):
-                raise wrong_value(
-                    "accuracy_by_shift", list(values), f"a list of {len(self.shifts)}, one for each shift"
-                )
-            _check_shares("accuracy_by_shift", values)
-        for name in ("accuracy", "minimum_accuracy", "worst_shift_accuracy"):
-            _check_shares(name, [getattr(self, name)])
-        _check_shares("learning_curve", self.along("accuracy"))
+                expected = f"a list of {len(self.shifts)}, one for each shift"
+                raise wrong_value("accuracy_by_shift", list(values), expected)
+        alone = {name: [getattr(self, name)] for name in ("accuracy", "minimum_accuracy", "worst_shift_accuracy")}
+        by_shift = [share for values in (self.accuracy_by_shift, *kept) for share in values]
+        alone |= {"stability": [share for one in self.stability.values() for share in (one.consistency, one.unchanged)]}
+        shares = {**alone, "accuracy_by_shift": by_shift, "learning_curve": self.along("accuracy")}
+        for name, values in shares.items():
+            for value in values:
+                if value is not None and not 0 <= value <= 1:
+                    raise wrong_value(name, value, "a share from 0 to 1")
         for name in (
             "parameters", "forward_flops", "training_flops", "steps", "epochs", "seconds", "process_seconds",
             "test_images", "shifted_images", "equivariance_error", "noise_floor", "batch_size", "image_size",
@@ -171,12 +184,6 @@ class CellResult(SavedCell):
         return values[after - 1] + share * (values[after] - values[after - 1])
 
 
-def _check_shares(where: str, values: Sequence[float | None]) -> None:
-    for value in values:
-        if value is not None and not 0 <= value <= 1:
-            raise wrong_value(where, value, "an accuracy from 0 to 1")
-
-
 def decode_cell(content: Mapping[str, object], where: Path | str) -> CellResult | FailedCell:
     """A cell from the content of its file; keys that it does not know are left alone."""
     kind = CellResult if content.get("failed") is None else FailedCell
@@ -194,10 +201,7 @@ def training_folder(folder: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def claimed(folder: Path, name: str) -> Iterator[bool]:
-    """Claim a cell for as long as the block runs; gives whether it could be had.
-
-    A claim is a lock of the file system, so that it ends with the process that has it, however that goes.
-    """
+    """Claim a cell for as long as the block or the process lives, by a lock of a file; gives whether one could."""
     place = training_folder(folder, name)
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(place.with_name(f"{place.name}.claim"))
@@ -250,8 +254,7 @@ def _read_packed(folder: Path) -> dict[str, dict[str, Any]]:
     path = packed_file(folder)
     if not path.is_file():
         return {}
-    status = path.stat()
-    return _parse_packed(path, status.st_mtime_ns, status.st_size)
+    return _parse_packed(path, path.stat().st_mtime_ns, path.stat().st_size)
 
 
 @functools.lru_cache(maxsize=4)
@@ -264,16 +267,10 @@ def _parse_packed(path: Path, modified: int, size: int) -> dict[str, dict[str, A
 
 
 def pack_study(folder: str | Path) -> list[Path]:
-    """Pack the cells of a study's folder: `cells/*.json` into `cells.jsonl.gz`, and `tuning` likewise.
+    """Pack the cells of a study's folder, `cells/*.json` into `cells.jsonl.gz`, and `tuning` likewise; gives both.
 
     A line holds one cell with its name, in the order of names, and the same cells give the same bytes. Packed cells
     count as done for whatever reads or resumes the study. Killed at any moment, no cell is lost.
-
-    Args:
-        folder: The study's folder.
-
-    Returns:
-        The packed files.
 
     Raises:
         ValueError: No cell, or a file that is not JSON.

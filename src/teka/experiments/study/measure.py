@@ -8,19 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from teka.audit import Movement, Responses, equivariance_error, measure_responses
-from teka.audit.statistics.metrics import CURVES, NUMBERS
+from teka.audit import Movement, equivariance_error, measure_responses
 from teka.data import Dataset, Split, lossless_selection
-from teka.experiments.study.cells import ShiftedClass
-from teka.experiments.study.study import Measure
+from teka.experiments.study.cells import ShiftedClass, Stable
+from teka.experiments.study.study import Measure, Stability
 from teka.flops import flop_counter
-from teka.models import Performer, SelfAttentionNetwork
 from teka.training.batches import batches
 from teka.training.heads.measure import HeadGrid
 from teka.training.heads.record import Moment
+from teka.training.shift import accuracies, backend_of, can_see, seeing
 
-# Models whose layers choose a backend.
-CHOOSING = (Performer, SelfAttentionNetwork)
 EVALUATION_BATCH = 250
 EQUIVARIANCE_IMAGES = 16
 # What a cell's file keeps of a number of its heads: significant digits, and digits after the point.
@@ -28,11 +25,7 @@ DIGITS, DECIMALS = 4, 6
 
 
 def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[str, Any]:
-    """Accuracy, accuracy at every shift, equivariance error with its floors, and cost: fields of `CellResult`.
-
-    The model is in evaluation mode, and is moved to the accelerator if there is one. Where no image can be shifted,
-    what is measured on shifted images is empty or None.
-    """
+    """Accuracy, cost and what shifts do, fields of `CellResult`; the model is moved to an accelerator, if any."""
     forward_flops, training_flops = flops_per_image(model, dataset)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
@@ -42,57 +35,57 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[
         for images, labels in batches(test, batch_size=EVALUATION_BATCH):
             correct += int((model(images.to(device)).argmax(dim=1).cpu() == labels).sum())
     return {
-        "backend": ", ".join(model.chosen_backends()) if isinstance(model, CHOOSING) else "torch",
+        "backend": backend_of(model),
         "forward_flops": float(forward_flops),
         "training_flops": float(training_flops),
         "test_images": len(test),
         "accuracy": correct / len(test),
         **_under_shifts(model, test, measure, device),
+        "stability": {
+            mode: found
+            for mode, asked in measure.stability.items()
+            if (found := _stability(model, mode, asked, _some(test, asked.images), device)) is not None
+        },
     }
+
+
+def _stability(model: nn.Module, mode: str, asked: Stability, split: Split, device: torch.device) -> Stable | None:
+    """How many answers stay where images move; None of a model that does not take the size that the mode shows it."""
+    size = tuple(split.images.shape[2:])
+    movement = Movement(mode, crop_size=asked.crop_size)
+    seen = movement.seen_size(size)
+    everywhere = tuple((y, x) for y in range(size[0]) for x in range(size[1]))
+    shifts = ((0.0, 0.0), *(asked.shifts or everywhere))
+    if not can_see(model, seen, size):
+        return None
+    options = {"labels": split.labels, "output": "logits", "batch_size": EVALUATION_BATCH, "device": device}
+    with seeing(model, seen):
+        moved = measure_responses(model, split.images, shifts, movement, **options)
+    assert moved.agreement is not None
+    same = moved.agreement[moved.moved]
+    return Stable(len(split), len(same), same.double().mean().item(), same.all(dim=0).double().mean().item())
 
 
 def _under_shifts(model: nn.Module, test: Split, measure: Measure, device: torch.device) -> dict[str, Any]:
     shifted = _shifted(test, measure)
     if not len(shifted):
-        return {
-            "mode": measure.mode,
-            "shifts": (),
-            "shifted_images": 0,
-            "accuracy_by_shift": (),
-            "minimum_accuracy": None,
-            "worst_shift_accuracy": None,
-        }
-    moved = measure_responses(
-        model,
-        shifted.images,
-        measure.shifts,
-        Movement(measure.mode),
-        labels=shifted.labels,
-        output="logits",
-        batch_size=EVALUATION_BATCH,
-        device=device,
-    )
+        nothing = {"minimum_accuracy": None, "worst_shift_accuracy": None}
+        return {"mode": measure.mode, "shifts": (), "shifted_images": 0, "accuracy_by_shift": (), **nothing}
+    options = {"labels": shifted.labels, "output": "logits", "batch_size": EVALUATION_BATCH, "device": device}
+    moved = measure_responses(model, shifted.images, measure.shifts, Movement(measure.mode), **options)
     classes = {}
     for label in measure.classes:
         chosen = moved.take_images(shifted.labels == label)
         if chosen.num_images:
-            classes[label] = ShiftedClass(chosen.num_images, _accuracy(chosen))
+            classes[label] = ShiftedClass(chosen.num_images, accuracies(chosen)["accuracy_by_shift"])
     return {
         "mode": measure.mode,
         "shifts": moved.shifts,
         "shifted_images": moved.num_images,
-        "accuracy_by_shift": _accuracy(moved),
-        "minimum_accuracy": NUMBERS["minimum_accuracy"].value(moved),
-        "worst_shift_accuracy": NUMBERS["worst_shift_accuracy"].value(moved),
+        **accuracies(moved),
         "classes": classes,
         **_equivariance(model, shifted, measure, device),
     }
-
-
-def _accuracy(responses: Responses) -> tuple[float, ...]:
-    accuracy = CURVES["accuracy"].values(responses)
-    assert accuracy is not None
-    return tuple(accuracy.tolist())
 
 
 def _some(split: Split, count: int | None) -> Split:
@@ -145,33 +138,19 @@ def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
 def measure_heads(moments: Sequence[Moment], chance: Sequence[HeadGrid]) -> dict[str, Any]:
     """The heads of every layer at the start and at the end, and what is by chance, ready for JSON.
 
-    Of a head that is a Gaussian it keeps "center" and "precision", Σ⁻¹ as its entries yy, yx and xx; of another the
-    "mean" and "covariance" of its attention likewise. Of all "offset" and "weight", and of the layer "grid", the fields
-    of `HeadGrid`; of "chance", what random initial parameters give in the mean, these alone.
+    Kept are "center" and "precision" of Gaussians, Σ⁻¹ as its entries yy, yx and xx, and "mean" and "covariance" of
+    other heads; "offset" and "weight"; and of the layer "grid", the fields of `HeadGrid`, as for "chance".
     """
-    return {
-        "start": _layers(moments[0]),
-        "end": _layers(moments[-1]),
-        "chance": [_fields(grid) for grid in chance],
-    }
+    return {"start": _layers(moments[0]), "end": _layers(moments[-1]), "chance": [_fields(grid) for grid in chance]}
 
 
 def _layers(moment: Moment) -> list[dict[str, object]]:
     layers: list[dict[str, object]] = []
     for layer, grid in enumerate(moment.grids):
         heads = moment.heads.of_layer(layer)
-        if torch.isfinite(heads.center).all():
-            shape = {"center": heads.center, "precision": heads.precision}
-        else:
-            shape = {"mean": heads.mean, "covariance": heads.covariance}
-        layers.append(
-            {
-                **{name: _numbers(tensor) for name, tensor in shape.items()},
-                "offset": heads.offset.tolist(),
-                "weight": _numbers(heads.weight),
-                "grid": _fields(grid),
-            }
-        )
+        shape = ("center", "precision") if torch.isfinite(heads.center).all() else ("mean", "covariance")
+        numbers = {name: _numbers(getattr(heads, name)) for name in (*shape, "weight")}
+        layers.append({**numbers, "offset": heads.offset.tolist(), "grid": _fields(grid)})
     return layers
 
 

@@ -12,11 +12,9 @@ from teka.training import read_recipe
 
 
 def read_study(path: str | Path) -> Study:
-    """Read a study's YAML file.
+    """Read a study's YAML file, whose keys are the arguments of `Study`, `Measure` and `Tune`.
 
-    Args:
-        path: The file; its keys are the arguments of `Study`, `Measure` and `Tune`. Among the fields of a run, `recipe`
-            stands for all that the recipe of this name decides; fields beside it go before it.
+    Among the fields of a run, `recipe` stands for all that the recipe of this name decides; fields beside it go first.
 
     Raises:
         ValueError: No such file, not YAML, an unknown key or recipe, or a value of the wrong kind.

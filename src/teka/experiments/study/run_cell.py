@@ -23,6 +23,7 @@ from teka.data import Dataset, Split
 from teka.errors import unknown_name, wrong_value
 from teka.experiments.study.cells import (
     CELLS,
+    MODELS,
     CellResult,
     CurvePoint,
     FailedCell,
@@ -37,8 +38,11 @@ from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training import Run
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state, load_weights
-from teka.training.heads.record import HeadRecorder, Moment, chance_of
+from teka.training.heads.measure import chance_head_grids
+from teka.training.heads.record import HeadRecorder, Moment
+from teka.training.run import DataOptions
 from teka.training.train import load_data, train
+from teka.training.trained_run import TrainedRun, evaluate, export
 
 WEIGHT_FILES = {"last": LAST, "best": BEST}
 # The numbers that only the run decides; times are the machine's.
@@ -67,9 +71,8 @@ def torch_threads(count: int) -> Iterator[None]:
 class LearningCurve(Callback):
     """Measures held-out images after some of the steps, and the time of the steps alone.
 
-    Neither the measurement nor the loading of images counts as time of a step. The points are part of a checkpoint, so
-    that a resumed run has the whole curve. They are at equal distances in steps, the last one after the last step; None
-    is one after every epoch, of a run that may stop before its last.
+    Neither measuring nor loading counts as time of a step. The points, part of a checkpoint, are at equal distances in
+    steps, the last one after the last step; None is one after every epoch, of a run that may stop before its last.
     """
 
     def __init__(self, split: Split, *, num_points: int | None) -> None:
@@ -97,11 +100,8 @@ class LearningCurve(Callback):
 
     def state_dict(self) -> dict[str, object]:
         """The curve so far."""
-        return {
-            "points": [dataclasses.asdict(point) for point in self.points],
-            "seconds_of_steps": self.seconds,
-            "process_seconds": self.process_seconds,
-        }
+        points = [dataclasses.asdict(point) for point in self.points]
+        return {"points": points, "seconds_of_steps": self.seconds, "process_seconds": self.process_seconds}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Resume a curve."""
@@ -113,8 +113,7 @@ class LearningCurve(Callback):
         if self.num_points is None:
             return trainer.is_last_batch
         total, step = int(trainer.estimated_stepping_batches), trainer.global_step
-        # The first step at or after each of the equal shares.
-        return step * self.num_points // total > (step - 1) * self.num_points // total
+        return step * self.num_points // total > (step - 1) * self.num_points // total  # first at or after a share
 
     def _measure(self, module: LightningModule, step: int) -> CurvePoint:
         module.eval()
@@ -132,11 +131,7 @@ class LearningCurve(Callback):
 
 
 def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None, command: str) -> None:
-    """Train a cell, measure it and write its JSON file; a training that was cut off resumes from its last epoch.
-
-    While a cell is trained its run lies in a folder of its own, which is removed when the JSON file is there. A cell
-    whose loss became NaN or infinite is written too, with the message as "failed".
-    """
+    """Train a cell, on from its last epoch if it was cut off, measure it, or keep why it "failed", in its file."""
     place = training_folder(folder, cell.name)
     dataset = load_cell_data(cell.run, data_dir)
     if not len(dataset.validation):
@@ -151,16 +146,8 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
         **provenance(command),
     }
     try:
-        trained = train(
-            cell.run.replace(data_dir=data_dir),
-            place,
-            resume=True,
-            command=command,
-            dataset=dataset,
-            callbacks=[curve],
-            progress_bar=False,
-            throughput=False,
-        )
+        run, more = cell.run.replace(data_dir=data_dir), [curve]
+        trained = train(run, place, resume=True, dataset=dataset, callbacks=more, progress_bar=False, throughput=False)
     except FloatingPointError as error:
         result: CellResult | FailedCell = FailedCell(**about, failed=str(error))
     else:
@@ -171,7 +158,7 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
         kept = callback_state(place / CHECKPOINTS / LAST, HeadRecorder.__name__).get("moments")
         if isinstance(model, SelfAttentionNetwork) and isinstance(kept, list):
             moments = [Moment.from_dict(one) for one in kept]
-            measured["heads"] = measure_heads(moments, chance_of(cell.run, moments[0].heads, model))
+            measured["heads"] = measure_heads(moments, chance_head_grids(cell.run, moments[0].heads.layers, model.grid))
         measured |= {name: trained[name] for name in ("parameters", "epochs")}
         result = CellResult(
             **about,
@@ -181,30 +168,27 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
             process_seconds=round(curve.process_seconds, 3),
             learning_curve=tuple(curve.points),
         )
+        if measure.save is not None:
+            finished = TrainedRun(place, run, model, dataset, trained)
+            evaluate(finished, command=command)
+            export(finished, folder.parent / MODELS / cell.name, dtype=measure.save)
     write_cell(folder, cell.name, result)
     shutil.rmtree(place)
 
 
 def load_cell_data(run: Run, data_dir: str | None) -> Dataset:
     """The data of a cell's run; those of the last one are kept, as neighbouring cells have the same."""
-    return _load_data(run.data, data_dir, run.image_size, run.train_size, run.validation_size)
+    return _load_data(dataclasses.replace(run.images, data_dir=data_dir))
 
 
 @functools.lru_cache(maxsize=1)
-def _load_data(
-    name: str, data_dir: str | None, image_size: int | None, train_size: int | None, validation_size: int | None
-) -> Dataset:
-    run = Run.of(
-        data=name, data_dir=data_dir, image_size=image_size, train_size=train_size, validation_size=validation_size
-    )
-    return load_data(run)
+def _load_data(images: DataOptions) -> Dataset:
+    return load_data(Run(images=images))
 
 
 def run_model(cell: Cell, dataset: Dataset, place: Path, measure: Measure) -> nn.Module:
     """The model of a finished training with the weights that are measured, in evaluation mode."""
-    model = cell.run.make_model(
-        image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
-    )
+    model = cell.run.make_model(**dataset.sizes)
     load_weights(model, place / CHECKPOINTS / WEIGHT_FILES[measure.weights])
     return model.eval()
 
@@ -231,7 +215,7 @@ def repeat_cell(study: Study, folder: str | Path, name: str, *, data_dir: str | 
     Args:
         study: The study.
         folder: Its folder, which stays as it is.
-        name: The cell: the name of its file without `.json`.
+        name: Of the cell's file, without `.json`.
         data_dir: Folder with the data sets' files.
 
     Raises:

@@ -27,25 +27,20 @@ from teka.training.execution import without_launcher
 
 PARALLEL = ("loky", "dask", "ray")
 PACKAGES = {"dask": "distributed", "ray": "ray[default]"}
+ANSWER = 10  # seconds until a cluster is taken not to answer
 PAUSE = 5.0  # seconds between two looks at cells that others train
+Train = Callable[[Cell, Path], tuple[Cell, bool]]
 TRAINING = threading.Lock()  # one cell at a time in a process: torch has one random state
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a study is.
+    """How far a study is."""
 
-    Args:
-        stage: "tuning" or "cells".
-        done: Cells that are finished.
-        total: All cells of the stage that were asked for.
-        cell: The cell that has just been finished, or None at the beginning.
-    """
-
-    stage: str
+    stage: str  # "tuning" or "cells"
     done: int
-    total: int
-    cell: Cell | None
+    total: int  # of the cells of the stage that were asked for
+    cell: Cell | None  # that has just been finished; None at the beginning
 
 
 def run_study(
@@ -59,26 +54,22 @@ def run_study(
     command: str = "",
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Path:
-    """Train every cell of a study that has no result yet, after the cells that tune a field.
+    """Train every cell of a study that has no result yet, after the cells that tune a field; gives the folder.
 
     The folder holds `tuning/` and `cells/`, with a JSON file for each finished cell, or what `pack_study` made of them.
     Killed at any moment, the same call resumes it: finished cells stay, and one that was being trained continues from
-    its last whole epoch. Any number of such calls, on all machines that share the folder, train one study together:
-    each cell is claimed by one of them, and what a dead one had claimed is free again.
+    its last whole epoch. Any number of such calls, on all machines that share the folder, train one study together.
 
     Args:
         study: The study.
         out: Its folder.
-        data_dir: Folder with the data sets' files.
+        data_dir: Folder with the data sets' files, as `teka download` lays them out.
         processes: Number of cells trained side by side on a machine, each on its share of the cores.
         parallel: What runs them: "loky", processes of this machine; or "dask" or "ray", the workers of a cluster, of
             which `dask:ADDRESS` and `ray:ADDRESS` say where it is.
         only: Levels of some factors, or "seed" with some seeds; the other cells are left for later.
         command: The command to keep with the numbers.
         progress: Called at the beginning of a stage and after every cell.
-
-    Returns:
-        The folder.
 
     Raises:
         ImportError: The engine is not installed.
@@ -90,28 +81,24 @@ def run_study(
     places = study.places(only or {})
     folder = make_directory("out", out).resolve()  # a cluster's workers may work elsewhere
     data_dir = None if data_dir is None else str(Path(data_dir).resolve())
-    # A function of a cell and of the folder that it belongs into.
-    work = functools.partial(_train, measure=study.measure, data_dir=data_dir, command=command, processes=processes)
+    train = functools.partial(_train, measure=study.measure, data_dir=data_dir, command=command, processes=processes)
     groups = study.tuning_cells(places)
     tuning = [cell for cells in groups.values() for cell in cells]
     with engine(parallel, processes):
-        _run_cells(tuning, functools.partial(work, folder=folder / TUNING), folder / TUNING, progress)
+        _run_cells(tuning, train, folder / TUNING, progress)
         chosen = {levels: _best(cells, folder / TUNING) for levels, cells in groups.items()}
-        cells = study.cells(places, chosen)
-        _run_cells(cells, functools.partial(work, folder=folder / CELLS), folder / CELLS, progress)
+        _run_cells(study.cells(places, chosen), train, folder / CELLS, progress)
     return folder
 
 
-def _run_cells(
-    cells: Sequence[Cell], work: Callable[[Cell], bool], folder: Path, progress: Callable[[Progress], None]
-) -> None:
-    """Let `work` train the cells that have no file in the folder yet, and wait for those that others train."""
+def _run_cells(cells: Sequence[Cell], train: Train, folder: Path, progress: Callable[[Progress], None]) -> None:
+    """Train the cells that have no file in the folder yet, and wait for those that others train."""
     stage = folder.name
     waiting = [cell for cell in cells if not is_done(folder, cell)]
     progress(Progress(stage, len(cells) - len(waiting), len(cells), None))
     while waiting:
         before = len(waiting)
-        for cell in _finished(work, waiting):
+        for cell in _finished(train, waiting, folder):
             waiting.remove(cell)
             progress(Progress(stage, len(cells) - len(waiting), len(cells), cell))
         waiting = [cell for cell in waiting if not is_done(folder, cell)]
@@ -119,11 +106,11 @@ def _run_cells(
             time.sleep(PAUSE)
 
 
-def _finished(work: Callable[[Cell], bool], cells: Sequence[Cell]) -> Iterable[Cell]:
+def _finished(train: Train, cells: Sequence[Cell], folder: Path) -> Iterable[Cell]:
     """The cells that are done now, as they become so."""
     run: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")
     try:
-        for cell, done in run(joblib.delayed(_with_cell)(work, cell) for cell in cells):
+        for cell, done in run(joblib.delayed(train)(cell, folder) for cell in cells):
             if done:
                 yield cell
     except BrokenExecutor as error:
@@ -133,11 +120,9 @@ def _finished(work: Callable[[Cell], bool], cells: Sequence[Cell]) -> Iterable[C
         ) from error
 
 
-def _with_cell(work: Callable[[Cell], bool], cell: Cell) -> tuple[Cell, bool]:
-    return cell, work(cell)
-
-
-def _train(cell: Cell, *, folder: Path, measure: Measure, data_dir: str | None, command: str, processes: int) -> bool:
+def _train(
+    cell: Cell, folder: Path, *, measure: Measure, data_dir: str | None, command: str, processes: int
+) -> tuple[Cell, bool]:
     """Train a cell, if nobody else does, and say whether it has its file now."""
     lightning = logging.getLogger("lightning.pytorch")
     level = lightning.level
@@ -147,7 +132,7 @@ def _train(cell: Cell, *, folder: Path, measure: Measure, data_dir: str | None, 
         with TRAINING, without_launcher(), torch_threads(share_of_cores(processes)), claimed(folder, cell.name) as mine:
             if mine and not is_done(folder, cell):
                 run_cell(cell, measure, folder, data_dir=data_dir, command=command)
-            return mine
+            return cell, mine
     except ValueError as error:
         raise ValueError(f"cell {cell.name}: {error}") from error
     finally:
@@ -194,12 +179,13 @@ def engine(parallel: str, processes: int) -> Iterator[None]:
     name, _, address = parallel.partition(":")
     if name not in PARALLEL:
         raise unknown_name("parallel", parallel, PARALLEL)
+    options: dict[str, Any] = {"n_jobs": -1}
     with contextlib.ExitStack() as stack:
         if name == "loky":
             options = {"n_jobs": processes, "initializer": _begin, "initargs": (os.getpid(),)}
         else:
             try:
-                options = _reach(name, address, processes, stack)
+                _reach(name, address, processes, stack)
             except ImportError as error:
                 raise ImportError(f"--parallel {name} needs {error.name}; pip install {PACKAGES[name]}") from error
             except (OSError, ValueError, RuntimeError) as error:
@@ -208,15 +194,15 @@ def engine(parallel: str, processes: int) -> Iterator[None]:
         yield
 
 
-def _reach(name: str, address: str, processes: int, stack: contextlib.ExitStack) -> dict[str, object]:
-    """Connect to a cluster, or start one of processes on this machine; options for joblib."""
+def _reach(name: str, address: str, processes: int, stack: contextlib.ExitStack) -> None:
+    """Connect to a cluster, or start one of processes on this machine."""
     if name == "dask":
         from dask import config
         from distributed import Client
 
         here = not address and config.get("scheduler-address", None) is None
         started = {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None} if here else {}
-        stack.enter_context(Client(address or None, timeout=10, **started))
+        stack.enter_context(Client(address or None, timeout=ANSWER, **started))
     else:
         import ray  # pyright: ignore[reportMissingImports]
         from ray.util.joblib import register_ray  # pyright: ignore[reportMissingImports]
@@ -224,16 +210,15 @@ def _reach(name: str, address: str, processes: int, stack: contextlib.ExitStack)
         ray.init(address or None, **({} if address else {"num_cpus": processes}))
         stack.callback(ray.shutdown)
         register_ray()
-    return {"n_jobs": -1}
 
 
 def _begin(parent: int) -> None:
     """Set up a process of this machine: interruptions are left to the parent, whose end is this one's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
 
+    def die_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
 
-def _die_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)
+    threading.Thread(target=die_with_parent, daemon=True).start()

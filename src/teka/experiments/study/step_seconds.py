@@ -1,11 +1,10 @@
 """Time a training step of every model of a study, all in turn."""
 
-import dataclasses
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from teka.codec import decode, encode
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.experiments.study.cells import CellResult
+from teka.experiments.study.cells import CellResult, FailedCell
 from teka.experiments.study.run_cell import load_cell_data, share_of_cores, torch_threads
 from teka.experiments.study.run_study import Progress
 from teka.experiments.study.study import Cell, Study
@@ -56,20 +55,19 @@ class StepSeconds:
     steps_a_round: int | None = None
     models: tuple[ModelSeconds, ...]
 
-    def time(self, cells: Iterable[CellResult]) -> list[CellResult] | None:
-        """The cells with their steps times the seconds of one in place of what their own training took.
-
-        None where the model of one was not timed.
-        """
+    def time(self, cells: Iterable[CellResult | FailedCell]) -> tuple[CellResult | FailedCell, ...] | None:
+        """The cells, their CPU seconds steps times those of one; None where a finished one's model was not timed."""
         seconds = {frozenset(model.labels.items()): model.seconds for model in self.models}
         timed = []
         for cell in cells:
-            one = seconds.get(frozenset(cell.labels.items()))
-            if one is None:
-                return None
-            curve = tuple(dataclasses.replace(point, process_seconds=one * point.step) for point in cell.learning_curve)
-            timed.append(dataclasses.replace(cell, process_seconds=one * cell.steps, learning_curve=curve))
-        return timed
+            if isinstance(cell, CellResult):
+                one = seconds.get(frozenset(cell.labels.items()))
+                if one is None:
+                    return None
+                curve = tuple(replace(point, process_seconds=one * point.step) for point in cell.learning_curve)
+                cell = replace(cell, process_seconds=one * cell.steps, learning_curve=curve)
+            timed.append(cell)
+        return tuple(timed)
 
 
 def read_step_seconds(folder: Path) -> StepSeconds | None:
@@ -89,9 +87,7 @@ class StepTimer:
     def __init__(self, cell: Cell, dataset: Dataset) -> None:
         run = cell.run
         self.cell = cell
-        self.model = run.make_model(
-            image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
-        )
+        self.model = run.make_model(**dataset.sizes)
         self.optimizer = make_optimizer(self.model, run, fused=True if is_large_on_cpu(self.model) else None)
         self.augmentations = make_augmentations(run)
         self.images = dataset.train.images[: run.batch_size]
@@ -123,12 +119,12 @@ def measure_step_seconds(
     command: str = "",
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Path:
-    """Time a training step of every model of a study, all in turn in this process, and write `step_seconds.json`.
+    """Time a training step of every model of a study in turn, and write `step_seconds.json`, whose path it gives.
 
     The processor seconds of cells that were trained on different days, or beside other work, cannot be compared. Here
-    every model takes two steps in each of nine rounds, so that whatever the machine does meets all of them alike; the
-    median of the rounds is what a step takes. With this file a study's tables and plots take a cell's seconds to be its
-    steps times those of one step. A step is the gradient of one batch, clipping and the optimizer, on the CPU.
+    every model takes two steps in each of nine rounds; the median of the rounds is what a step (the gradient of one
+    batch, clipping and the optimizer, on the CPU) takes. With this file a study's tables and plots take a cell's
+    seconds to be its steps times those of one step.
 
     Args:
         study: The study.
@@ -137,9 +133,6 @@ def measure_step_seconds(
         processes: As in `run_study`: the threads are the share of the cores that a cell trained by so many has.
         command: The command to keep with the numbers.
         progress: Called at the beginning and after every model of every round.
-
-    Returns:
-        The file.
 
     Raises:
         ValueError: No process, or data that cannot be loaded.
@@ -154,20 +147,19 @@ def measure_step_seconds(
 
     tell(None)
     with torch_threads(threads):
-        timers = []
+        timers: dict[StepTimer, list[float]] = {}
         for cell in cells:
-            timers.append(StepTimer(cell, load_cell_data(cell.run, data_dir)))
-            timers[-1].take(WARMUP)
+            timer = StepTimer(cell, load_cell_data(cell.run, data_dir))
+            timer.take(WARMUP)
+            timers[timer] = []
             tell(cell)
-        seconds: list[list[float]] = [[] for _ in cells]
-        for _ in range(ROUNDS):
-            for timer, found in zip(timers, seconds, strict=True):
-                found.append(timer.take(STEPS))
-                tell(timer.cell)
+        for _, (timer, found) in itertools.product(range(ROUNDS), timers.items()):
+            found.append(timer.take(STEPS))
+            tell(timer.cell)
         models = []
-        for cell, found in zip(cells, seconds, strict=True):
+        for timer, found in timers.items():
             median, low, high = (round(of(found), 6) for of in (statistics.median, min, max))
-            models.append(ModelSeconds(labels=cell.labels, seconds=median, lowest=low, highest=high))
+            models.append(ModelSeconds(labels=timer.cell.labels, seconds=median, lowest=low, highest=high))
         measured = StepSeconds(
             **provenance(command), threads=threads, rounds=ROUNDS, steps_a_round=STEPS, models=tuple(models)
         )

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from teka.audit.movement import TRANSLATION_MODES
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name, check_sizes
+from teka.errors import wrong_value
+from teka.models.model_file import DTYPES
 from teka.training import Run
 
 LONGEST_NAME = 180  # of the levels of a cell in the name of its file, which may be of 255 bytes
@@ -32,6 +34,27 @@ def slug(words: str) -> str:
 
 
 @dataclass(frozen=True)
+class Stability:
+    """Which answers are asked for again with the images moved.
+
+    Args:
+        shifts: The shifts (dy, dx), fractions in a mode that takes them; none for every whole shift of the torus.
+        images: Number of test images, drawn once with a fixed seed; None for all that are measured.
+        crop_size: Side of the window of mode "crop"; of models that take no other size nothing is then measured.
+
+    Raises:
+        ValueError: A number below 1.
+    """
+
+    shifts: tuple[tuple[float, float], ...] = ()
+    images: int | None = None
+    crop_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes({"images": self.images, "crop_size": self.crop_size}, or_none=True)
+
+
+@dataclass(frozen=True)
 class Measure:
     """What is measured of every trained model.
 
@@ -39,17 +62,17 @@ class Measure:
         images: Number of test images, drawn once with a fixed seed; None for all.
         shifted_images: Number of these that are shifted, the first ones; None for all.
         shifts: The shifts (dy, dx); (0, 0) is added where it is missing.
-        mode: What happens at the edge, a mode of `teka.audit.translate`. In mode "lossless" those images alone are
-            shifted that can be rolled by every shift with only background wrapping: all their blank margins, as
-            `teka.data.lossless_selection` counts them, are wide enough. Of photographs there may be none.
+        mode: What happens at the edge, a mode of `teka.audit.translate`; with "lossless" those images alone are shifted
+            whose blank margins, as `teka.data.lossless_selection` counts them, are wide enough for every shift.
         classes: Classes whose accuracy at every shift is kept besides that of all.
-        weights: Which weights are measured: "last", those after the last step, or "best", those of the epoch with the
-            highest validation accuracy.
+        stability: By mode of `teka.audit.translate`, what is asked for again with the images moved.
+        weights: Those measured: "last", or "best", of the epoch with the highest validation accuracy.
         curve_points: Points of the learning curve, at equal distances in steps; a run with a patience has one after
             every epoch.
+        save: Keep each model in the folder `models`, in "float32" or "float16"; None for not at all.
 
     Raises:
-        ValueError: A number below 1, a class below 0, an unknown mode or unknown weights.
+        ValueError: A number below 1, a class below 0, or an unknown name.
     """
 
     images: int | None = None
@@ -57,8 +80,10 @@ class Measure:
     shifts: tuple[tuple[int, int], ...] = ((0, 0),)
     mode: str = "circular"
     classes: tuple[int, ...] = ()
+    stability: Mapping[str, Stability] = field(default_factory=dict)
     weights: str = "last"
     curve_points: int = 8
+    save: str | None = None
 
     def __post_init__(self) -> None:
         for argument in ("images", "shifted_images", "curve_points"):
@@ -66,11 +91,12 @@ class Measure:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise wrong_value(f"measure.{argument}", value, "a whole number of at least 1")
         # A canvas or a crop would ask for models of another size than the trained ones.
-        modes = tuple(mode for mode in TRANSLATION_MODES if mode not in ("canvas", "crop"))
-        if self.mode not in modes:
-            raise unknown_name("measure.mode", self.mode, modes)
-        if self.weights not in WEIGHTS:
-            raise unknown_name("measure.weights", self.weights, WEIGHTS)
+        check_name("measure.mode", self.mode, set(TRANSLATION_MODES) - {"canvas", "crop"})
+        check_name("measure.weights", self.weights, WEIGHTS)
+        for mode in self.stability:
+            check_name("measure.stability", mode, TRANSLATION_MODES)
+        if self.save is not None:
+            check_name("measure.save", self.save, DTYPES)
         for label in self.classes:
             if not isinstance(label, int) or label < 0:
                 raise wrong_value("measure.classes", list(self.classes), "whole numbers of at least 0")
@@ -80,8 +106,7 @@ class Measure:
 class Tune:
     """How a field of the runs is chosen for each level of some factors, before the study proper.
 
-    Every value is trained at each level of the factors `per`, with every other factor at the levels of one place or of
-    several; the value with the lowest loss on held-out images, in the mean of the places, is taken.
+    The value with the lowest loss on held-out images, in the mean of the places, is taken.
 
     Args:
         field: The field of `Run`.
@@ -154,7 +179,6 @@ class Study:
             self._check_level("reference", factor, level)
         if self.tune is not None:
             self._check_tune(self.tune)
-            _check_names("tune.values", [str(value) for value in self.tune.values])
         longest = "--".join(max(map(slug, levels), key=len) for levels in self.factors.values())
         if len(longest.encode()) > LONGEST_NAME:
             raise wrong_value("factors", longest, f"levels whose names make at most {LONGEST_NAME} bytes together")
@@ -181,13 +205,11 @@ class Study:
 
     def places(self, only: Mapping[str, Sequence[str]]) -> list[tuple[dict[str, str], int]]:
         """The levels and the seed of every cell that is asked for, seed by seed: one stopped early has whole grids."""
+        known = {**self.factors, "seed": dict.fromkeys(map(str, self.seeds))}
         for factor, levels in only.items():
-            known = {**self.factors, "seed": dict.fromkeys(map(str, self.seeds))}
-            if factor not in known:
-                raise unknown_name("only", factor, known)
+            check_name("only", factor, known)
             for level in levels:
-                if level not in known[factor]:
-                    raise unknown_name(f"only {factor}", level, known[factor])
+                check_name(f"only {factor}", level, known[factor])
         places = [
             (labels, seed)
             for seed in self.seeds
@@ -208,23 +230,18 @@ class Study:
         """The cells that are compared to tune a field, by the levels of `tune.per`; none without a field to tune."""
         if self.tune is None:
             return {}
+        field, seed = self.tune.field, self.tune.seed
         groups: dict[tuple[str, ...], list[Cell]] = {}
         for place, _ in places:
             levels = tuple(place[factor] for factor in self.tune.per)
             if levels not in groups:
-                cells = [
-                    self._tuning_cell(labels, self.tune, value)
+                groups[levels] = [
+                    Cell({**labels, field: str(value)}, self.make_cell(labels, seed, {field: value}).run)
                     for at in self.tune.at
                     if not self._is_left_out(labels := {factor: at.get(factor, place[factor]) for factor in place})
                     for value in self.tune.values
                 ]
-                if cells:
-                    groups[levels] = cells
-        return groups
-
-    def _tuning_cell(self, labels: Mapping[str, str], tune: Tune, value: object) -> Cell:
-        cell = self.make_cell(labels, tune.seed, {tune.field: value})
-        return Cell({**labels, tune.field: str(value)}, cell.run)
+        return {levels: cells for levels, cells in groups.items() if cells}
 
     def _chosen_field(self, labels: Mapping[str, str], chosen: Mapping[tuple[str, ...], object]) -> dict[str, object]:
         if self.tune is None:
@@ -238,25 +255,21 @@ class Study:
 
     def _check_tune(self, tune: Tune) -> None:
         for factor in tune.per:
-            if factor not in self.factors:
-                raise unknown_name("tune.per", factor, self.factors)
+            check_name("tune.per", factor, self.factors)
         for at in tune.at:
             for factor, level in at.items():
                 self._check_level("tune.at", factor, level)
             if set(at) != set(self.factors) - set(tune.per):
                 raise wrong_value("tune.at", dict(at), f"a level of every factor that is not in {list(tune.per)}")
-        known = Run().to_dict()
-        if tune.field not in known:
-            raise unknown_name("tune.field", tune.field, known)
+        check_name("tune.field", tune.field, Run().to_dict())
+        _check_names("tune.values", [str(value) for value in tune.values])
 
     def _is_left_out(self, labels: Mapping[str, str]) -> bool:
         return any(all(labels[factor] in levels for factor, levels in out.items()) for out in self.leave_out)
 
     def _check_level(self, argument: str, factor: str, level: str) -> None:
-        if factor not in self.factors:
-            raise unknown_name(f"{argument} factor", factor, self.factors)
-        if level not in self.factors[factor]:
-            raise unknown_name(f"{argument} level of {factor}", level, self.factors[factor])
+        check_name(f"{argument} factor", factor, self.factors)
+        check_name(f"{argument} level of {factor}", level, self.factors[factor])
 
 
 def _check_names(argument: str, names: Iterable[str]) -> None:

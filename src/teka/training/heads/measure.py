@@ -1,8 +1,8 @@
 """Where the heads of a self-attention network look, and whether those of a layer form the grid of a window."""
 
+import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from teka.grid import Grid
 from teka.models import SelfAttentionNetwork
 from teka.models.self_attention_network import make_gaussian_or_table
 from teka.nn import Attention
+from teka.training.run import Run
 
 LOCAL_WEIGHT = 0.5
 CHANCE_DRAWS = 200
@@ -29,9 +30,8 @@ BATCH = 10
 class Heads(NamedTuple):
     """Where heads look from a query in the middle of the grid, by position alone, all layers one after another.
 
-    Offsets δ = key − query are counted in tokens, downwards and to the right. A Gaussian head has a center Δ_h and a
-    precision Σ⁻¹, with log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h); those of a table are NaN. The others are of the head's
-    attention p_j = c_j / Σ_j c_j over the tokens of the grid, whatever gave it, without its content.
+    Offsets δ = key − query are in tokens, downwards and to the right. A Gaussian head has a center Δ_h and a precision
+    Σ⁻¹, log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h), NaN of others; the rest is of its attention p_j = c_j / Σ_j c_j.
     """
 
     layer: Int[Tensor, "heads"]  # from 0
@@ -49,8 +49,7 @@ class Heads(NamedTuple):
     @property
     def layers(self) -> list[int]:
         """Number of heads of each layer."""
-        counts = Counter(self.layer.tolist())
-        return [counts[layer] for layer in sorted(counts)]
+        return self.layer.bincount().tolist()
 
 
 def middle_query(grid: Grid) -> tuple[int, int]:
@@ -123,9 +122,8 @@ def _gaussian(
 class HeadGrid:
     """How near the heads of a layer are to the offsets of a window, each taken by a head of its own.
 
-    All are numbers of heads or offsets, in means over several draws not whole, but for two medians over the heads in
-    tokens. A head's offset is the one with its largest weight. A head is local if that is at least ½: it looks at one
-    place more than at all others together (Lemma 1 has a weight of 1).
+    Numbers of heads or offsets, in means over draws not whole, and two medians over the heads in tokens. A head's
+    offset is the one with its largest weight; a head is local if that is at least ½ (Lemma 1 has a weight of 1).
     """
 
     heads: int
@@ -147,21 +145,17 @@ def head_grids(heads: Heads) -> list[HeadGrid]:
     return grids
 
 
-def chance_head_grids(position: str, heads: Iterable[int], *, grid: Grid, embedding_dim: int) -> list[HeadGrid]:
-    """What heads have before training: for each layer the mean over 200 draws of its initial parameters.
-
-    The draws are the same every time, and torch's random state stays as it was.
-    """
-    counts = list(heads)
-    by_count = {count: _chance(position, count, grid, embedding_dim) for count in set(counts)}
-    return [by_count[count] for count in counts]
+def chance_head_grids(run: Run, layers: Sequence[int], grid: Grid) -> list[HeadGrid]:
+    """What a run's heads have before training, by layer: means over 200 draws of initial parameters, ever the same."""
+    by_count = {count: _chance(run, count, grid) for count in set(layers)}
+    return [by_count[count] for count in layers]
 
 
-def _chance(position: str, heads: int, grid: Grid, embedding_dim: int) -> HeadGrid:
+def _chance(run: Run, heads: int, grid: Grid) -> HeadGrid:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        options = {"heads": heads, "sides": grid.shape, "embedding_dim": embedding_dim}
-        drawn = [make_gaussian_or_table(position, **options)() for _ in range(CHANCE_DRAWS)]
+        options = {"heads": heads, "sides": grid.shape, "embedding_dim": run.dim}
+        drawn = [make_gaussian_or_table(run.position, **options)() for _ in range(CHANCE_DRAWS)]
         # One kernel with the heads of all, which are looked at together.
         tensors = [name for name, value in vars(drawn[0]).items() if isinstance(value, Tensor)]
         joined: Any = dataclasses.replace(
@@ -198,9 +192,9 @@ def _count(offset: Int[Tensor, "draws heads 2"], chosen: Bool[Tensor, "draws hea
 def attention_maps(
     model: SelfAttentionNetwork, images: Float[Tensor, "batch channels height width"], query: tuple[int, int]
 ) -> tuple[NDArray, ...]:
-    """The weights that a token gives to all tokens, for each layer (heads, rows, columns); the query is (row, column).
+    """The weights that a token (row, column) gives to all tokens, for each layer (heads, rows, columns), of sum 1 each.
 
-    They add up to 1 in each head. Where content enters they are the mean over the images; without it one is looked at.
+    Where content enters they are the mean over the images; without it one is looked at.
     """
     sides = model.grid.shape
     if len(query) != 2 or not all(0 <= place < side for place, side in zip(query, sides, strict=True)):
@@ -217,14 +211,11 @@ def attention_maps(
         weights = attention_weights(layer, inputs[0], model.grid)[:, :, query[0] * sides[1] + query[1]]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
-    handles = [layer.register_forward_pre_hook(add) for layer in layers]
-    try:
-        with torch.inference_mode():
-            for batch in images.split(BATCH):
-                model(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.inference_mode(), contextlib.ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(add))
+        for batch in images.split(BATCH):
+            model(batch)
     return tuple((sums[layer] / len(images)).unflatten(-1, sides).numpy() for layer in layers)
 
 

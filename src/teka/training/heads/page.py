@@ -28,19 +28,12 @@ COLUMNS = {
     "distance": ("distance", 2),
 }
 """Heads of the table: a number with its digits, at the first and at the last moment, or one by chance."""
-TABLE_NOTE = (
-    "First value: at the start; second: at the end. Different offsets: of the places with a head's largest weight. "
-    "Taken: of the 9 or 25 offsets of the window about the query, those that are some head's. By chance: the mean over "
-    "200 draws of random initial parameters. At one place: heads with half of their attention or more on one token. "
-    "Spread: standard deviation of the attention in its widest direction, and distance: that of its mean from the "
-    "query; medians over the heads, in tokens."
+GAUSSIAN_NOTE = "the centers of the heads' Gaussians", "hold 50 % (solid) and 90 % (dotted) of each"
+MEAN_NOTE = (
+    "the means of the heads' attention from a query in the middle",
+    "would hold 50 % (solid) and 90 % (dotted) of a Gaussian with its mean and covariance; the shape of a head that "
+    "looks at several places is in its map",
 )
-PROGRESS_NOTE = (
-    "Offsets of the 3 × 3 window at which some head has its largest weight, heads with half of their attention or more "
-    "on one token, and the standard deviation of the attention in its widest direction. Grey: what random initial "
-    "parameters give in the mean."
-)
-ACCURACY_TEXT = "Accuracy against epochs, on held-out images and on the training images as they were augmented."
 
 
 def head_table(record: HeadRecord) -> list[tuple[str, ...]]:
@@ -62,41 +55,14 @@ def head_table(record: HeadRecord) -> list[tuple[str, ...]]:
 def head_finding(record: HeadRecord) -> str:
     """In a few sentences, how many offsets of the window the heads take and how many look at one place."""
     taken, local = record.numbers["window_3"], record.numbers["local"]
-    total = int(record.numbers["heads"][-1].sum())
+    total, at_one_place = int(record.numbers["heads"][-1].sum()), int(local[-1].sum())
     first, last = (listed([f"{count:.0f}" for count in taken[moment]]) for moment in (0, -1))
     by_layer = f"in layers 1 to {record.num_layers}" if record.num_layers > 1 else "in the layer"
-    chance = record.chance["window_3"].mean()
-    words = (
-        f"Of the 9 offsets of the 3 × 3 window, heads take {first} at the {record.when(0)} {by_layer}, and "
-        f"{last} at {record.when(-1)}; random initial parameters take {chance:.1f} in the mean. "
-    )
-    at_one_place = int(local[-1].sum())
-    count = f"{at_one_place} of the {total} heads" if at_one_place else f"None of the {total} heads"
-    return words + f"{count} {'have' if at_one_place > 1 else 'has'} half of the attention or more on one token."
-
-
-def centers_note(record: HeadRecord) -> str:
-    """What the picture of the centers shows."""
-    which, ellipses = "centers of the heads' Gaussians", "hold 50 % (solid) and 90 % (dotted) of each"
-    if not record.is_gaussian:
-        which = "means of the heads' attention from a query in the middle"
-        ellipses = (
-            "would hold 50 % (solid) and 90 % (dotted) of a Gaussian with its mean and covariance; the shape of a head "
-            "that looks at several places is in its map"
-        )
-    content = " What content adds is not in it." if record.content else ""
     return (
-        f"The numbers are the {which}, around the query (black square); the ellipses {ellipses}. The frame is the "
-        f"image of {record.grid[0]} × {record.grid[1]} tokens, as the query in its middle sees it.{content}"
-    )
-
-
-def maps_note(record: HeadRecord, query: tuple[int, int], num_images: int) -> str:
-    """What the attention maps show."""
-    by = f"with content, mean of {num_images:,} test images" if record.content else "by position alone"
-    return (
-        f"Weights of the token in row {query[0]}, column {query[1]} (black square) after the last epoch, {by}. White "
-        "is 0, the darkest blue the largest weight of the map, which stands below it."
+        f"Of the 9 offsets of the 3 × 3 window, heads take {first} at the {record.when(0)} {by_layer}, and {last} at "
+        f"{record.when(-1)}; random initial parameters take {record.chance['window_3'].mean():.1f} in the mean. "
+        f"{at_one_place or 'None'} of the {total} heads {'have' if at_one_place > 1 else 'has'} half of the attention "
+        "or more on one token."
     )
 
 
@@ -124,7 +90,7 @@ def write_heads(
     Args:
         record: The heads over training.
         maps: For each layer the weights of one token at the end, (heads, rows, columns).
-        folder: Where to write; made if it is missing.
+        folder: Made if it is missing.
         query: Row and column of that token, from 0.
         num_images: Images over which the weights are a mean.
         name: What to call the network.
@@ -137,6 +103,7 @@ def write_heads(
     """
     moments = draw.choose_moments(record)
     frames = draw.draw_frames(record, moments)
+    stills = [draw.encode_frames([frame], "PNG") for frame in frames]
     drawn = {
         "head_centers.png": draw.draw_head_centers(record, sorted({0, len(record.epoch) - 1})),
         "attention_maps.png": draw.draw_attention_maps(maps, query),
@@ -144,32 +111,25 @@ def write_heads(
         "accuracy.png": draw.draw_head_accuracy(record),
     }
     pictures = {file: encode_png(figure) for file, figure in drawn.items() if figure is not None}
-    uris = {file: data_uri(picture) for file, picture in pictures.items()}
     rows = head_table(record)
-    page = render_page(
-        "teka.training.heads",
-        "heads.html.j2",
-        {
-            "title": f"Where the heads look: {name}",
-            "version": __version__,
-            "finding": head_finding(record),
-            "centers": uris["head_centers.png"],
-            "centers_note": centers_note(record),
-            "frames": list(zip(map(record.when, moments), map(data_uri, map(draw.encode_frame, frames)), strict=True)),
-            "maps": uris["attention_maps.png"],
-            "maps_note": maps_note(record, query, num_images),
-            "query": query,
-            "progress": uris["head_grid.png"],
-            "progress_note": PROGRESS_NOTE,
-            "columns": [column.rstrip() for column in COLUMNS],
-            "rows": rows,
-            "table_note": TABLE_NOTE,
-            "accuracy": uris.get("accuracy.png"),
-            "accuracy_text": ACCURACY_TEXT,
-            "settings": settings,
-        },
-    )
-    files = {"heads.html": page.encode(), **pictures, "heads.gif": draw.encode_gif(frames)}
+    which, ellipses = GAUSSIAN_NOTE if record.is_gaussian else MEAN_NOTE
+    content = {
+        "title": f"Where the heads look: {name}",
+        "version": __version__,
+        "finding": head_finding(record),
+        "record": record,
+        "which": which,
+        "ellipses": ellipses,
+        "by": f"with content, mean of {num_images:,} test images" if record.content else "by position alone",
+        "frames": list(zip(map(record.when, moments), map(data_uri, stills), strict=True)),
+        "pictures": {file: data_uri(picture) for file, picture in pictures.items()},
+        "query": query,
+        "columns": [column.rstrip() for column in COLUMNS],
+        "rows": rows,
+        "settings": settings,
+    }
+    page = render_page("teka.training.heads", "heads.html.j2", content)
+    files = {"heads.html": page.encode(), **pictures, "heads.gif": draw.encode_frames(frames, "GIF")}
     folder = make_directory("out", folder)
     for file, content in files.items():
         write_bytes(folder / file, content)

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,33 +38,27 @@ FRAME_MILLISECONDS, LAST_MILLISECONDS = 150, 2500
 
 
 def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib.figure.Figure":
-    """Draw the heads of every layer at some moments, one below another.
+    """Draw the heads of every layer at some moments, one below another (Cordonnier et al. 2020, Figures 2, 3, 7, 10).
 
-    The black square is the query, in the middle; cells are tokens, and the frame is the image as that query sees it.
-    Each head has its number and colour; its ellipses hold 50 % (solid) and 90 % (dotted) of a Gaussian with its center
-    and covariance. A line leads from where it was at first. Source: Cordonnier et al. 2020, Figures 2, 3, 7 and 10.
+    The frame is the image as the query, the black square, sees it. Ellipses hold 50 % (solid) and 90 % (dotted) of a
+    Gaussian with the head's center and covariance; a line leads from where it was at first.
     """
     columns = min(record.num_layers, COLUMNS)
     lines = math.ceil(record.num_layers / columns)
     height, width = record.grid
     figure = make_figure(PANEL * columns + 0.1, (PANEL * height / width + 0.3) * lines * len(moments) + 0.1)
-    panels = figure.subplots(lines * len(moments), columns, squeeze=False)
-    for place, moment in enumerate(moments):
-        own = panels[place * lines : (place + 1) * lines].flat
+    panels = figure.subplots(lines * len(moments), columns, squeeze=False).reshape(len(moments), -1)
+    for moment, own in zip(moments, panels, strict=True):
         for layer, panel in enumerate(own):
-            if layer >= record.num_layers:
+            if layer < record.num_layers:
+                _draw_layer(panel, record, moment, layer)
+            else:
                 panel.set_axis_off()
-                continue
-            _draw_layer(panel, record, moment, layer)
-            panel.set_title(f"layer {layer + 1}, {record.when(moment)}", fontsize=9, color=INK)
     return figure
 
 
 def ellipse(center: NDArray[np.floating], covariance: NDArray[np.floating], share: float) -> NDArray[np.floating]:
-    """Points of the ellipse that holds a share below 1 of a Gaussian of two axes, (points, 2).
-
-    {Δ + √(−2 ln(1 − share)) Σ^½ u : ‖u‖ = 1}
-    """
+    """Points of the ellipse that holds a share of a Gaussian: {Δ + √(−2 ln(1 − share)) Σ^½ u : ‖u‖ = 1}."""
     angles = np.linspace(0, 2 * np.pi, 121)
     values, vectors = np.linalg.eigh(covariance)
     radii = np.sqrt(np.maximum(values, 0) * -2 * np.log1p(-share))
@@ -78,9 +72,8 @@ def _draw_layer(panel: "matplotlib.axes.Axes", record: HeadRecord, moment: int, 
     (rows, columns), (row, column) = record.grid, record.query
     low, high = np.array([-row, -column]) - 0.5, np.array([rows - row, columns - column]) - 0.5
     margin = BEYOND * np.array([rows, columns])
-    panel.set_xlim(low[1] - margin[1], high[1] + margin[1])
-    panel.set_ylim(high[0] + margin[0], low[0] - margin[0])
-    panel.set_aspect("equal")
+    (top, left), (bottom, right) = low - margin, high + margin
+    panel.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     panel.vlines(np.arange(low[1], high[1] + 1), low[0], high[0], color=GRID, linewidth=0.5)
     panel.hlines(np.arange(low[0], high[0] + 1), low[1], high[1], color=GRID, linewidth=0.5)
     panel.add_patch(Rectangle((low[1], low[0]), columns, rows, fill=False, edgecolor=PALE, linewidth=0.9))
@@ -103,22 +96,13 @@ def _draw_layer(panel: "matplotlib.axes.Axes", record: HeadRecord, moment: int, 
         )  # fmt: skip
     if outside:
         panel.set_xlabel(f"{outside} {'center' if outside == 1 else 'centers'} outside", fontsize=8, color=INK)
-    _hide_frame(panel)
-
-
-def _hide_frame(panel: "matplotlib.axes.Axes") -> None:
-    panel.set_xticks([])
-    panel.set_yticks([])
-    for spine in panel.spines.values():
-        spine.set_visible(False)
+    panel.set_title(f"layer {layer + 1}, {record.when(moment)}", fontsize=9, color=INK)
+    panel.set(xticks=[], yticks=[])
+    panel.spines[:].set_visible(False)
 
 
 def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, int]) -> "matplotlib.figure.Figure":
-    """Draw the weights that a token gives to all tokens: a row for each layer, a column for each head.
-
-    White is 0 and the darkest blue the largest weight of the map, which stands below it. The black square is the query.
-    Source: Cordonnier et al. 2020, Figure 6.
-    """
+    """Draw the weights that a token gives to all tokens, by layer and head (Cordonnier et al. 2020, Figure 6)."""
     most = max(len(layer) for layer in maps)
     _, rows, columns = maps[0].shape
     figure = make_figure(CELL * most + 0.5, (CELL * rows / columns + 0.2) * len(maps) + 0.3)
@@ -135,9 +119,8 @@ def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, 
             panel.imshow(weights[head], cmap=shades, vmin=0, vmax=weights[head].max(), interpolation="nearest")
             square = Rectangle((query[1] - 0.5, query[0] - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4)
             panel.add_patch(square)
-            _hide_frame(panel)
-            for spine in panel.spines.values():
-                spine.set(visible=True, color="#c3c9d1")
+            panel.set(xticks=[], yticks=[])
+            panel.spines[:].set_color("#c3c9d1")
             panel.set_xlabel(f"{weights[head].max():.2f}", fontsize=7, color=INK, labelpad=1.5)
             if layer == 0 or len(maps[layer - 1]) <= head:
                 panel.set_title(str(head + 1), fontsize=8, color=line_style(head).colour, fontweight="bold", pad=3)
@@ -147,8 +130,7 @@ def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, 
 
 def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
     """Draw accuracy against epochs, where it was measured. Source: Cordonnier et al. 2020, Figures 4 and 8."""
-    curves = {name: getattr(record, key) for name, key in ACCURACIES}
-    curves = {name: curve for name, curve in curves.items() if np.isfinite(curve).any()}
+    curves = {name: curve for name, key in ACCURACIES if np.isfinite(curve := getattr(record, key)).any()}
     if not curves:
         return None
     figure = make_figure(6.4, 3.0)
@@ -156,9 +138,9 @@ def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
     labels = []
     for index, (name, curve) in enumerate(curves.items()):
         known = np.isfinite(curve)
-        epochs, percents = record.epoch[known], 100 * curve[known]
-        _draw_line(panel, epochs, percents, index)
-        labels.append(LineLabel(name, line_style(index).colour, float(epochs[-1]), float(percents[-1])))
+        _draw_line(panel, record.epoch[known], 100 * curve[known], index)
+        ends = float(record.epoch[known][-1]), float(100 * curve[known][-1])
+        labels.append(LineLabel(name, line_style(index).colour, *ends))
     panel.set_ylim(0, 102)
     panel.set_ylabel("accuracy (%)", fontsize=9, color=INK)
     _dress(panel, "")
@@ -169,10 +151,8 @@ def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
 def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
     """Draw against epochs how near the heads of each layer are to a window of a convolution; chance is grey."""
     end, last = float(record.epoch[-1]), PANELS[-1][0]
-    labels = [
-        LineLabel(f"layer {layer + 1}", line_style(layer).colour, end, float(value))
-        for layer, value in enumerate(record.numbers[last][-1])
-    ]
+    ends = enumerate(record.numbers[last][-1].tolist())
+    labels = [LineLabel(f"layer {layer + 1}", line_style(layer).colour, end, value) for layer, value in ends]
     labels.append(LineLabel("random start", PALE, end, float(record.chance[last].mean())))
     stretch = stretch_for([label.name for label in labels])
     figure = make_figure(9.6, 2.9 * stretch)
@@ -226,18 +206,10 @@ def draw_frames(record: HeadRecord, moments: Sequence[int]) -> "list[Image]":
     return [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
 
 
-def encode_gif(frames: "Sequence[Image]") -> bytes:
-    """The frames as a GIF that repeats, and stays on the last for a while."""
+def encode_frames(frames: "Sequence[Image]", format: Literal["PNG", "GIF"]) -> bytes:
+    """The only frame as a PNG, or the frames as a GIF that repeats, and stays on the last for a while."""
     durations = [*[FRAME_MILLISECONDS] * (len(frames) - 1), LAST_MILLISECONDS]
-    return _encode(frames[0], "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
-
-
-def encode_frame(frame: "Image") -> bytes:
-    """One frame as a PNG."""
-    return _encode(frame, "PNG")
-
-
-def _encode(image: "Image", format: str, **options: Any) -> bytes:
+    moving = {"save_all": True, "append_images": frames[1:], "duration": durations, "loop": 0}
     buffer = io.BytesIO()
-    image.save(buffer, format=format, optimize=True, **options)
+    frames[0].save(buffer, format, optimize=True, **(moving if format == "GIF" else {}))
     return buffer.getvalue()

@@ -33,10 +33,9 @@ LAYOUT: Layout = {
     **dict.fromkeys(NUMBERS, ("fiu", ("moments", "layers"))),
     **dict.fromkeys([f"chance_{name}" for name in NUMBERS], ("fiu", ("layers",))),
 }
-"""The arrays: the fields of `Heads` for each moment and head, and those of `HeadGrid` for each moment and layer.
+"""Fields of `Heads` for each moment and head, and of `HeadGrid` for each moment and layer, "chance_" before training.
 
-"chance_" are those of `HeadGrid` before training; an accuracy is NaN where it was not measured, and "content" is empty
-for none. "grid" is (rows, columns) and "query" (row, column).
+An accuracy is NaN where it was not measured, and "content" empty for none; "grid" and "query" are by row and column.
 """
 # Eigenvalues of a precision below this are a head that attends everywhere: a standard deviation of 1,000 tokens.
 LEAST_PRECISION = 1e-6
@@ -53,8 +52,8 @@ class Moment:
 
     def to_dict(self) -> dict[str, object]:
         """Plain containers and tensors, which a checkpoint may hold."""
-        grids = [dataclasses.asdict(one) for one in self.grids]
-        return {"epoch": self.epoch, "accuracy": dict(self.accuracy), "heads": self.heads._asdict(), "grids": grids}
+        grids = [vars(one) for one in self.grids]
+        return {**vars(self), "accuracy": dict(self.accuracy), "heads": self.heads._asdict(), "grids": grids}
 
     @classmethod
     def from_dict(cls, fields: Mapping) -> "Moment":
@@ -93,31 +92,23 @@ class HeadRecorder(Callback):
         accuracy = {name: float(metrics[name]) for name in ACCURACIES if name in metrics}
         self.moments.append(Moment(epoch, accuracy, heads, head_grids(heads)))
         if trainer.is_global_zero:
-            self._chance = self._chance or chance_of(self.run, heads, self.model)
+            self._chance = self._chance or chance_head_grids(self.run, heads.layers, self.model.grid)
             write_arrays(self.folder / HEADS_FILE, self._arrays())
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        grid, moments = self.model.grid, self.moments
-        arrays = {
-            "encoding": np.array(self.run.position),
-            "content": np.array(self.run.content or ""),
-            "grid": np.array(grid.shape),
-            "query": np.array(middle_query(grid)),
-            "epoch": np.array([moment.epoch for moment in moments]),
-            **{name: np.array([moment.accuracy.get(name, np.nan) for moment in moments]) for name in ACCURACIES},
+    def _arrays(self) -> dict[str, Any]:
+        moments = self.moments
+        return {
+            "encoding": self.run.position,
+            "content": self.run.content or "",
+            "grid": self.model.grid.shape,
+            "query": middle_query(self.model.grid),
+            "epoch": [moment.epoch for moment in moments],
+            **{name: [moment.accuracy.get(name, np.nan) for moment in moments] for name in ACCURACIES},
+            **{name: np.stack([getattr(moment.heads, name).numpy() for moment in moments]) for name in Heads._fields},
+            "layer": moments[0].heads.layer.numpy(),
+            **{name: [[getattr(one, name) for one in moment.grids] for moment in moments] for name in NUMBERS},
+            **{f"chance_{name}": [getattr(one, name) for one in self._chance] for name in NUMBERS},
         }
-        for name in Heads._fields:
-            arrays[name] = np.stack([getattr(moment.heads, name).numpy() for moment in moments])
-        arrays["layer"] = arrays["layer"][0]
-        for name in NUMBERS:
-            arrays[name] = np.array([[getattr(one, name) for one in moment.grids] for moment in moments])
-            arrays[f"chance_{name}"] = np.array([getattr(one, name) for one in self._chance])
-        return arrays
-
-
-def chance_of(run: Run, heads: Heads, model: SelfAttentionNetwork) -> list[HeadGrid]:
-    """What the initial parameters of each layer of a run's network give in the mean."""
-    return chance_head_grids(run.position, heads.layers, grid=model.grid, embedding_dim=run.dim)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def test_accuracies_at_the_ends_of_the_scale_are_drawn(study_of, study_cell, acc
     matrix = StudyMatrix(study_of(*cells))
     figures = (draw_learning_curves(matrix, "rotation", {}), draw_heat_map(matrix), draw_dot_plot(matrix, {}))
     for figure in (*figures, draw_shift_plot(matrix)):
-        figure.savefig(io.BytesIO(), format="png")
+        figure.savefig(io.BytesIO(), format="png", dpi=50)
 
 
 def test_names_are_no_formulae(study_of, study_cell):
@@ -155,4 +155,4 @@ def test_names_are_no_formulae(study_of, study_cell):
     matrix = StudyMatrix(study_of(*[study_cell(labels=one) for one in labels]))
     figures = (draw_learning_curves(matrix, NAMES[2], {}), draw_heat_map(matrix), draw_dot_plot(matrix, {}))
     for figure in (*figures, draw_shift_plot(matrix)):
-        figure.savefig(io.BytesIO(), format="png")
+        figure.savefig(io.BytesIO(), format="png", dpi=50)

@@ -3,13 +3,8 @@ from statistics import fmean
 import pytest
 
 from teka.audit.statistics.estimate import mean_over_seeds
-from teka.experiments.study.report.results import (
-    StudyMatrix,
-    accuracy_at_equal_time,
-    compare_with,
-    read_study_results,
-    reference_group,
-)
+from teka.experiments.study.cells import decode_cell
+from teka.experiments.study.report.results import StudyMatrix, StudyResults, compare_with, read_study_results
 
 
 def test_cells_are_gathered_over_seeds(study_of, study_cells):
@@ -126,12 +121,13 @@ def pair(study_of, study_cell):
 
 def test_a_slower_run_is_read_between_its_points(pair):
     ours, reference = pair([curve((5, 10.0, 0.3), (10, 30.0, 0.7))], [SLOW])
-    assert accuracy_at_equal_time(ours.results[0], reference.results[0]) == (pytest.approx(0.5), False)
+    comparison = compared(ours, reference)
+    assert comparison.early == 0
+    assert (comparison.equal_time and comparison.equal_time.value) == pytest.approx(0.5 - 0.9)
 
 
 def test_a_run_that_ends_earlier_is_marked_and_keeps_its_last_accuracy(pair):
     ours, reference = pair([FAST], [SLOW])
-    assert accuracy_at_equal_time(ours.results[0], reference.results[0]) == (0.8, True)
     comparison = compared(ours, reference)
     assert comparison.early == 1
     assert (comparison.equal_time and comparison.equal_time.value) == pytest.approx(-0.1)
@@ -139,7 +135,6 @@ def test_a_run_that_ends_earlier_is_marked_and_keeps_its_last_accuracy(pair):
 
 def test_a_run_without_a_point_by_then_has_no_accuracy(pair):
     ours, reference = pair([SLOW], [FAST])
-    assert accuracy_at_equal_time(ours.results[0], reference.results[0]) is None
     assert compared(ours, reference).equal_time is None
 
 
@@ -178,39 +173,37 @@ def test_groups_without_a_common_seed_are_not_compared(study_of, study_cell, fai
 def test_the_reference_has_the_same_levels_otherwise(study_of, study_cells):
     study = study_of(*study_cells())
     for group in study.groups:
-        found = reference_group(study, group, {"kernel": "softmax"})
+        found = study.reference_of(group, {"kernel": "softmax"})
         assert found is not None
         assert found.labels == {**group.labels, "kernel": "softmax"}
-        assert reference_group(study, group, {}) is None
-        assert reference_group(study, group, {"kernel": "not there yet"}) is None
+        assert study.reference_of(group, {}) is None
+        assert study.reference_of(group, {"kernel": "not there yet"}) is None
 
 
 def test_an_unknown_factor_is_an_error(study_of, study_cell):
     study = study_of(study_cell())
     with pytest.raises(ValueError, match=r"reference factor is 'kernels', expected one of .*; did you mean 'kernel'"):
-        reference_group(study, study.groups[0], {"kernels": "softmax"})
+        study.reference_of(study.groups[0], {"kernels": "softmax"})
 
 
-@pytest.mark.parametrize(
-    ("factors", "column", "rows"),
-    [
-        pytest.param("data kernel position", "position", ("kernel",), id="kernel-by-position"),
-        pytest.param("position data kernel", "position", ("kernel",), id="in-any-order"),
-        pytest.param("data variant", None, ("variant",), id="a-single-factor-makes-rows"),
-        pytest.param("data position", None, ("position",), id="even-if-it-is-position"),
-        pytest.param("kernel depth", "depth", ("kernel",), id="another-factor-makes-columns"),
-        pytest.param("depth kernel", "depth", ("kernel",), id="but-never-the-kernel"),
-        pytest.param("data kernel position depth", "position", ("kernel", "depth"), id="further-ones-join-the-rows"),
-        pytest.param("data", None, (), id="data-alone"),
-    ],
-)
-def test_factors_find_their_places(study_of, study_cell, factors, column, rows):
-    matrix = StudyMatrix(study_of(study_cell(labels={factor: f"some {factor}" for factor in factors.split()})))
-    assert (matrix.column_factor, matrix.row_factors) == (column, rows)
-    (group,) = matrix.study.groups
-    assert matrix.at(*matrix.place_of(group)) is group
-    assert matrix.panels == (["some data"] if "data" in factors.split() else [""])
-    assert matrix.name_of(group)
+def test_factors_find_their_places(failed_cell):
+    for factors, column, rows in (
+        ("data kernel position", "position", ("kernel",)),
+        ("position data kernel", "position", ("kernel",)),
+        ("data variant", None, ("variant",)),  # a single factor makes rows
+        ("data position", None, ("position",)),
+        ("kernel depth", "depth", ("kernel",)),
+        ("depth kernel", "depth", ("kernel",)),  # the kernel is never in columns
+        ("data kernel position depth", "position", ("kernel", "depth")),  # further ones join the rows
+        ("data", None, ()),
+    ):
+        cell = decode_cell(failed_cell(labels={factor: f"some {factor}" for factor in factors.split()}), factors)
+        matrix = StudyMatrix(StudyResults((cell,), planned=1))
+        assert (matrix.column_factor, matrix.row_factors) == (column, rows), factors
+        (group,) = matrix.study.groups
+        assert matrix.at(*matrix.place_of(group)) is group, factors
+        assert matrix.panels == (["some data"] if "data" in factors.split() else [""]), factors
+        assert matrix.name_of(group), factors
 
 
 def test_rows_and_columns_go_from_the_best_to_the_worst(study_of, study_cells):

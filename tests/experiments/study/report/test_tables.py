@@ -24,10 +24,7 @@ def test_failed_cells_are_counted_and_missing_ones_are_dashes(study_of, study_ce
     cells += [failed_cell(kernel="softmax", seed=0), *(study_cell(seed=seed, accuracy=0.9) for seed in (1, 2))]
     cells += [study_cell(position="none", seed=0, accuracy=0.5)]
     (table,) = accuracy_tables(study_of(*cells))
-    assert table.rows == (
-        ("softmax", "90.0 ± 0.0\ndiverged (1 of 3)", "50.0"),
-        ("taylor 2", "diverged (3 of 3)", "–"),
-    )
+    assert table.rows == (("softmax", "90.0 ± 0.0\ndiverged (1 of 3)", "50.0"), ("taylor 2", "diverged (3 of 3)", "–"))
 
 
 def test_a_single_factor_has_no_matrix(study_of, study_cell):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from teka.audit.page.tables import WIDTH
+from teka.experiments.study.report import write
 from teka.experiments.study.report.write import write_study
 
 REFERENCE = {"kernel": "softmax"}
@@ -28,14 +29,15 @@ def test_tables_and_pictures_are_written_and_nothing_else(study_folder, study_ce
     assert "softmax × rotation" in written.terminal
 
 
-@pytest.mark.parametrize("reference", [{}, REFERENCE, {"kernel": "not there yet"}])
-def test_every_table_fits_a_terminal_of_120_columns(study_folder, study_cell, failed_cell, reference):
+def test_every_table_fits_a_terminal_of_120_columns(study_folder, study_cell, failed_cell, monkeypatch):
     cells = [study_cell("mnist", kernel, seed=seed) for kernel in ("softmax", "constant") for seed in range(3)]
     folder = study_folder(*cells[1:], failed_cell("mnist", "softmax", seed=0))
-    text = write_study(folder, reference=reference).terminal
-    assert max(map(len, text.splitlines())) <= WIDTH
-    assert "diverged (1 of 3)" in text
-    assert "5 of 6 cells finished, 1 diverged." in text
+    monkeypatch.setattr(write, "_pictures", lambda matrix, reference: {})
+    for reference in ({}, REFERENCE, {"kernel": "not there yet"}):
+        text = write_study(folder, reference=reference).terminal
+        assert max(map(len, text.splitlines())) <= WIDTH, reference
+        assert "diverged (1 of 3)" in text, reference
+        assert "5 of 6 cells finished, 1 diverged." in text, reference
 
 
 def test_markdown_has_as_many_cells_in_every_row(study_folder, study_cell):

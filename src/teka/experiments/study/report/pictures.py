@@ -1,24 +1,12 @@
-"""The pictures of a study: accuracy in dots, in a map of rows and columns, and under shifts.
-
-Each is a figure that belongs to no window and no global state.
-"""
+"""The pictures of a study: accuracy in dots, in a map of rows and columns, and under shifts."""
 
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from teka.audit.page.charts import (
-    WIDTH,
-    add_legend,
-    dress_panel,
-    limit_percent,
-    make_figure,
-    make_panels,
-    name_rows,
-    set_accuracy_scale,
-)
+from teka.audit.page import charts
 from teka.audit.page.notation import percent
 from teka.audit.page.style import BLACK, GRID, INK, PALE, line_style
 from teka.experiments.study.report.results import Quantity, StudyGroup, StudyMatrix
@@ -26,7 +14,6 @@ from teka.experiments.study.report.results import Quantity, StudyGroup, StudyMat
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
-    from matplotlib.typing import ColorType
 
 SPREAD = 0.62
 """Share of a row's height over which its dots are spread."""
@@ -45,20 +32,17 @@ ROW_HEIGHT, NAMES_WIDTH, PANEL_WIDTH, TITLE_CHARACTERS = 0.235, 1.7, 1.5, 16
 
 
 def draw_dot_plot(matrix: StudyMatrix, reference: Mapping[str, str]) -> "matplotlib.figure.Figure":
-    """Draw the accuracy of every group as a dot with its 95 % interval over seeds, one panel for each data set.
-
-    In a study without columns a line marks the reference.
-    """
+    """Draw every group's accuracy as a dot with its 95 % interval; without columns a line marks the reference."""
     beside = min(MOST_BESIDE, len(matrix.panels))
     rows = -(-len(matrix.panels) // beside)
     height = 0.75 + len(matrix.rows) * (DOTS_ROW_HEIGHT + DOT_HEIGHT * len(matrix.columns))
-    figure = make_figure(WIDTH if beside > 1 else 0.75 * WIDTH, 0.35 + rows * height)
-    places = make_panels(figure, len(matrix.panels), beside)
+    figure = charts.make_figure(charts.WIDTH if beside > 1 else 0.75 * charts.WIDTH, 0.35 + rows * height)
+    places = charts.make_panels(figure, len(matrix.panels), beside)
     for place, name in zip(places, matrix.panels, strict=True):
         _draw_dots(place, matrix, name, reference)
     if matrix.column_factor:
         handles = places[0].get_lines()[: len(matrix.columns)]
-        add_legend(figure, handles, matrix.columns, columns=min(6, len(matrix.columns)))
+        charts.add_legend(figure, handles, matrix.columns, columns=min(6, len(matrix.columns)))
     return figure
 
 
@@ -78,24 +62,24 @@ def _draw_dots(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, re
             height = place + SPREAD * ((index + 0.5) / count - 0.5)
             if accuracy.half_width is not None:
                 upper.append(accuracy.upper)
-                ends = limit_percent([accuracy.lower, accuracy.upper])
+                ends = charts.limit_percent([accuracy.lower, accuracy.upper])
                 panel.plot(ends, [height] * 2, color=colour, linewidth=1.3, alpha=0.6, solid_capstyle="butt")
             panel.plot(
-                limit_percent([accuracy.value]), [height], marker, color=colour, markersize=5.5,
+                charts.limit_percent([accuracy.value]), [height], marker, color=colour, markersize=5.5,
                 markeredgecolor="white", markeredgewidth=0.5,
             )  # fmt: skip
             shown.append(accuracy.value)
-    dress_panel(panel, name, "x")
+    charts.dress_panel(panel, name, "x")
     if shown:
         # Wide intervals would stretch the scale to its end, so they are cut off where the best has half of its errors.
         most = (1 + max(shown)) / 2
-        set_accuracy_scale(panel, "x", [*shown, *(min(end, most) for end in upper)], ticks=8)
+        charts.set_accuracy_scale(panel, "x", [*shown, *(min(end, most) for end in upper)], ticks=8)
         panel.set_autoscalex_on(False)
     _mark_reference(panel, matrix, name, reference)
     for place in range(1, len(matrix.rows)):
         panel.axhline(place - 0.5, color="#eef0f3", linewidth=0.7, zorder=0)
     panel.set_xlabel("accuracy (%)", color=INK, fontsize=9)
-    name_rows(panel, matrix.rows)
+    charts.name_rows(panel, matrix.rows)
 
 
 def _mark_reference(
@@ -107,28 +91,28 @@ def _mark_reference(
     group = matrix.at(name, row, "")
     accuracy = group.estimate("accuracy") if group else None
     if accuracy:
-        (place,) = limit_percent([accuracy.value])
+        (place,) = charts.limit_percent([accuracy.value])
         panel.axvline(place, color=PALE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
         panel.plot([place], [matrix.rows.index(row)], "o", color=BLACK, markersize=7)
 
 
 def draw_heat_map(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
-    """Draw the accuracy of every group as a cell with its mean and half the width of its interval.
+    """Draw the accuracy of every group with half the width of its interval: the darker, the fewer errors.
 
-    The darker, the fewer errors; the best of each data set is bold. A cell whose runs all diverged says so, one that is
-    not there yet is blank.
+    The best of each data set is bold; a cell whose runs all diverged says so, one that is not there yet is blank.
     """
     panel_width = CELL_WIDTH * len(matrix.columns) + PANEL_GAP
     beside = max(1, min(len(matrix.panels), int((WIDEST - MAP_NAMES_WIDTH) / panel_width)))
     rows = -(-len(matrix.panels) // beside)
-    figure = make_figure(MAP_NAMES_WIDTH + beside * panel_width, rows * (1.0 + CELL_HEIGHT * len(matrix.rows)))
-    for place, name in zip(make_panels(figure, len(matrix.panels), beside), matrix.panels, strict=True):
+    figure = charts.make_figure(MAP_NAMES_WIDTH + beside * panel_width, rows * (1.0 + CELL_HEIGHT * len(matrix.rows)))
+    for place, name in zip(charts.make_panels(figure, len(matrix.panels), beside), matrix.panels, strict=True):
         _draw_cells(place, matrix, name)
     return figure
 
 
 def _draw_cells(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str) -> None:
     from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
 
     groups = {
         (row, column): group
@@ -137,31 +121,25 @@ def _draw_cells(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str) -
         if (group := matrix.at(name, row_name, column_name))
     }
     means = {place: found.value for place, group in groups.items() if (found := group.estimate("accuracy"))}
-    depths = {place: float(-np.log(100 - limit_percent([mean])[0])) for place, mean in means.items()}
+    depths = {place: float(-np.log(100 - charts.limit_percent([mean])[0])) for place, mean in means.items()}
     low, high = min(depths.values(), default=0.0), max(depths.values(), default=0.0)
     for place, group in groups.items():
         share = DARKEST * (depths[place] - low) / ((high - low) or 1.0) if place in depths else None
-        colour = "white" if share is None else colormaps["Blues"](0.04 + share)
-        _draw_cell(panel, place, colour, hatched=share is None)
+        row, column = place
+        look = {"facecolor": "white", "edgecolor": GRID, "hatch": "////", "linewidth": 0.0}
+        if share is not None:
+            look = {"facecolor": colormaps["Blues"](0.04 + share), "edgecolor": "white", "linewidth": 1.0}
+        panel.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
         is_best = place in means and means[place] == max(means.values())
         _write_cell(panel, place, group, "white" if (share or 0.0) > WHITE_TEXT_FROM else INK, is_best)
     columns = [textwrap.fill(column, NAME_CHARACTERS, break_long_words=False) for column in matrix.columns]
     panel.set_xlim(-0.5, len(columns) - 0.5)
-    dress_panel(panel, name, "")
+    charts.dress_panel(panel, name, "")
     panel.spines["bottom"].set_visible(False)
     panel.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")
     for text in panel.get_xticklabels():
         text.set_parse_math(False)
-    name_rows(panel, matrix.rows)
-
-
-def _draw_cell(panel: "matplotlib.axes.Axes", place: tuple[int, int], colour: "ColorType", *, hatched: bool) -> None:
-    from matplotlib.patches import Rectangle
-
-    row, column = place
-    hatch, edge, width = ("////", GRID, 0.0) if hatched else (None, "white", 1.0)
-    square = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=width)
-    panel.add_patch(square)
+    charts.name_rows(panel, matrix.rows)
 
 
 def _write_cell(
@@ -174,45 +152,39 @@ def _write_cell(
     else:
         below = f"± {percent(accuracy.half_width)}" if accuracy.half_width is not None else ""
         below = f"{len(group.failed)} of {total} div." if group.failed else below
-        lines = [(percent(accuracy.value), -0.14 if below else 0.0, 9.0, ink), (below, 0.22, 6.5, ink)]
-    lines = [line for line in lines if line[0]]
+        lines = [(percent(accuracy.value), -0.14 if below else 0.0, 9.0, ink)]
+        lines += [(below, 0.22, 6.5, ink)] if below else []
     for text, shift, size, colour in lines:
         weight = "bold" if is_best and size > 8 else "normal"
         panel.text(column, row + shift, text, ha="center", va="center", fontsize=size, color=colour, fontweight=weight)
 
 
 def draw_shift_plot(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
-    """Draw for every group three accuracies on the shifted images, means over seeds, joined by a line.
-
-    One panel for each data set and column, data sets below each other.
-    """
-    panels, columns = matrix.panels, matrix.columns
-    # Without columns the data sets stand beside each other.
-    places = [[(name, column) for column in columns] for name in panels]
-    if not matrix.column_factor:
-        places = [[(name, "") for name in panels]]
-    width = max(WIDTH if len(places[0]) > 1 else 0.75 * WIDTH, NAMES_WIDTH + PANEL_WIDTH * len(places[0]))
-    figure = make_figure(width, 0.4 + len(places) * (0.75 + ROW_HEIGHT * len(matrix.rows)))
+    """Draw three accuracies of every group on the shifted images, joined by a line, by data set and column."""
+    if matrix.column_factor:
+        places = [[(name, column) for column in matrix.columns] for name in matrix.panels]
+    else:  # the data sets stand beside each other
+        places = [[(name, "") for name in matrix.panels]]
+    width = max(charts.WIDTH if len(places[0]) > 1 else 0.75 * charts.WIDTH, NAMES_WIDTH + PANEL_WIDTH * len(places[0]))
+    figure = charts.make_figure(width, 0.4 + len(places) * (0.75 + ROW_HEIGHT * len(matrix.rows)))
     grid = figure.subplots(len(places), len(places[0]), squeeze=False, sharey=True)
     for line, names in zip(grid, places, strict=True):
-        shares = {name: _shares(matrix, name) for name, _ in names}
+        shares = {
+            name: [share for group in matrix.ranked_groups(name) for share in _three(group).values()]
+            for name, _ in names
+        }
         for panel, (name, column) in zip(line, names, strict=True):
             _draw_shifts(panel, matrix, name, column)
             title = textwrap.fill(column if matrix.column_factor else name, TITLE_CHARACTERS)
-            dress_panel(panel, title, "x")
+            charts.dress_panel(panel, title, "x")
             if shares[name]:
-                set_accuracy_scale(panel, "x", shares[name], ticks=5)
+                charts.set_accuracy_scale(panel, "x", shares[name], ticks=5)
             panel.set_xlabel("accuracy (%)", color=INK, fontsize=9)
-            name_rows(panel, matrix.rows)
+            charts.name_rows(panel, matrix.rows)
         if matrix.column_factor and names[0][0]:
             line[0].set_ylabel(names[0][0], color=INK, fontsize=10, fontweight="bold", parse_math=False)
-    add_legend(figure, grid[0][0].get_lines()[: len(MARKS)], [name for _, name, *_ in MARKS], columns=len(MARKS))
+    charts.add_legend(figure, grid[0][0].get_lines()[: len(MARKS)], [name for _, name, *_ in MARKS], columns=len(MARKS))
     return figure
-
-
-def _shares(matrix: StudyMatrix, name: str) -> list[float]:
-    groups = [group for row in matrix.rows for column in matrix.columns if (group := matrix.at(name, row, column))]
-    return [share for group in groups for share in _three(group).values()]
 
 
 def _three(group: StudyGroup) -> dict[str, float]:
@@ -220,24 +192,17 @@ def _three(group: StudyGroup) -> dict[str, float]:
 
 
 def _draw_shifts(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, column: str) -> None:
-    for _, _, marker, fill, size in MARKS:
-        edge = PALE if fill == "white" else fill
-        panel.plot(
-            [], [], marker, color=edge, markerfacecolor=fill, markeredgewidth=1.6 if marker == "|" else 1.1,
-            markersize=size,
-        )  # fmt: skip
+    looks: dict[str, dict[str, Any]] = {}
+    for quantity, _, marker, fill, size in MARKS:
+        look = {"marker": marker, "linestyle": "", "markerfacecolor": fill, "markersize": size}
+        edges = {"color": PALE if fill == "white" else fill, "markeredgewidth": 1.6 if marker == "|" else 1.1}
+        looks[quantity] = look | edges
+        panel.plot([], [], **looks[quantity])  # for the legend
     for place, row in enumerate(matrix.rows):
         group = matrix.at(name, row, column)
         found = _three(group) if group else {}
         if found:
-            panel.plot(
-                limit_percent([min(found.values()), max(found.values())]), [place] * 2, color=PALE, linewidth=1.2,
-                zorder=1,
-            )  # fmt: skip
-        for quantity, _, marker, fill, size in MARKS:
-            if quantity in found:
-                panel.plot(
-                    limit_percent([found[quantity]]), [place], marker, color=PALE if fill == "white" else fill,
-                    markerfacecolor=fill, markeredgewidth=1.6 if marker == "|" else 1.1, markersize=size,
-                    clip_on=False,
-                )  # fmt: skip
+            ends = charts.limit_percent([min(found.values()), max(found.values())])
+            panel.plot(ends, [place] * 2, color=PALE, linewidth=1.2, zorder=1)
+        for quantity, share in found.items():
+            panel.plot(charts.limit_percent([share]), [place], **looks[quantity], clip_on=False)

@@ -1,6 +1,6 @@
 """The saved results of a study: its cells, gathered over seeds, laid out in rows and columns, and compared."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -9,20 +9,14 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from teka.audit.statistics.estimate import Estimate, mean_over_seeds
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name
+from teka.errors import wrong_value
 from teka.experiments.study.cells import CELLS, CellResult, FailedCell, decode_cell, list_cells
 from teka.experiments.study.step_seconds import StepSeconds, read_step_seconds
 
 PANEL, ROW, COLUMN = "data", "kernel", "position"
-Quantity = Literal[
-    "accuracy",
-    "minimum_accuracy",
-    "worst_shift_accuracy",
-    "unshifted_accuracy",
-    "process_seconds",
-    "forward_flops",
-    "training_flops",
-]
+BySeed = Literal["accuracy", "minimum_accuracy", "worst_shift_accuracy", "unshifted_accuracy", "process_seconds"]
+Quantity = BySeed | Literal["forward_flops", "training_flops"]
 
 
 class GroupPoint(NamedTuple):
@@ -63,55 +57,37 @@ class StudyGroup:
         """The learning curve over seeds, at every step that some seed was measured at and all reach."""
         points = []
         for step in sorted({step for result in self.results for step in result.along("step")}):
-            accuracies = [value for result in self.results if (value := result.at("accuracy", step)) is not None]
-            seconds = [value for result in self.results if (value := result.at("process_seconds", step)) is not None]
+            accuracies, seconds = (
+                [value for result in self.results if (value := result.at(quantity, step)) is not None]
+                for quantity in ("accuracy", "process_seconds")
+            )
             if len(accuracies) == len(self.results):
-                mean_seconds = sum(seconds) / len(seconds)
-                points.append(
-                    GroupPoint(step, mean_seconds, mean_over_seeds(accuracies), min(accuracies), max(accuracies))
-                )
+                ends = min(accuracies), max(accuracies)
+                points.append(GroupPoint(step, sum(seconds) / len(seconds), mean_over_seeds(accuracies), *ends))
         return points
 
 
-@dataclass(frozen=True)
 class StudyResults:
-    """The cells of a study that are there, at least one, all with the same factors, and how many it will have.
+    """The cells of a study that are there, at least one, all with the same factors: `results` and those `failed`.
 
-    Where a step of every model was timed in turn, the cells' CPU seconds follow the timing.
+    `planned` is how many it will have, by default the product of all levels and seeds, and `missing` how many of them
+    are not there. Where a step of every model was timed in turn, the cells' CPU seconds follow the timing.
     """
 
-    cells: tuple[CellResult | FailedCell, ...]
-    planned: int
-    timing: StepSeconds | None = None
-
-    @property
-    def factors(self) -> tuple[str, ...]:
-        """Names of the factors."""
-        return tuple(self.cells[0].labels)
+    def __init__(
+        self, cells: Sequence[CellResult | FailedCell], planned: int | None = None, timing: StepSeconds | None = None
+    ) -> None:
+        self.cells, self.timing = cells, timing
+        self.results = [cell for cell in cells if isinstance(cell, CellResult)]
+        self.failed = [cell for cell in cells if isinstance(cell, FailedCell)]
+        self.factors, self.seeds = tuple(cells[0].labels), sorted({cell.seed for cell in cells})
+        product = prod(len(self.levels(factor)) for factor in self.factors) * len(self.seeds)
+        self.planned = product if planned is None else planned
+        self.missing = max(0, self.planned - len(cells))
 
     def levels(self, factor: str) -> list[str]:
         """The levels of a factor that some cell has."""
         return list(dict.fromkeys(cell.labels[factor] for cell in self.cells))
-
-    @property
-    def seeds(self) -> list[int]:
-        """Every seed that some cell has."""
-        return sorted({cell.seed for cell in self.cells})
-
-    @property
-    def results(self) -> list[CellResult]:
-        """The finished cells."""
-        return [cell for cell in self.cells if isinstance(cell, CellResult)]
-
-    @property
-    def failed(self) -> list[FailedCell]:
-        """The cells that diverged."""
-        return [cell for cell in self.cells if isinstance(cell, FailedCell)]
-
-    @property
-    def missing(self) -> int:
-        """Cells that are planned and not there."""
-        return max(0, self.planned - len(self.cells))
 
     @cached_property
     def groups(self) -> tuple[StudyGroup, ...]:
@@ -133,11 +109,15 @@ class StudyResults:
         """The group at these levels, None where no cell is there."""
         return next((group for group in self.groups if group.labels == labels), None)
 
+    def reference_of(self, group: StudyGroup, reference: Mapping[str, str]) -> StudyGroup | None:
+        """The group with the same levels as this one but for those of the reference; None where no cell is there."""
+        for factor in reference:
+            check_name("reference factor", factor, self.factors)
+        return self.group({**group.labels, **reference}) if reference else None
+
 
 def read_study_results(folder: str | Path, *, planned: int | None = None) -> StudyResults:
     """Read every cell of a study's folder, loose or packed, and what a training step takes, `step_seconds.json`.
-
-    Where the latter has every model, a cell's CPU seconds are its steps times those of one step.
 
     `planned` is how many cells the study has when it is done; by default the product of all levels and seeds found. A
     file that is not what it should be, cells with different factors, and one that is there twice are errors.
@@ -151,30 +131,21 @@ def read_study_results(folder: str | Path, *, planned: int | None = None) -> Stu
             raise wrong_value(f"{where}: labels", dict(cell.labels), f"the factors of the other cells, {factors}")
         place = (*(cell.labels[factor] for factor in factors), cell.seed)
         if place in cells:
-            raise wrong_value(
-                f"{where}: labels", dict(cell.labels), f"each cell once; another has seed {cell.seed} too"
-            )
+            expected = f"each cell once; another has seed {cell.seed} too"
+            raise wrong_value(f"{where}: labels", dict(cell.labels), expected)
         cells[place] = cell
     if not cells:
         raise wrong_value("folder", str(folder), f"a study's folder, with one cell or more in {CELLS}")
-    found = StudyResults(tuple(cells.values()), planned=0)
-    product = prod(len(found.levels(factor)) for factor in factors) * len(found.seeds)
     timing = read_step_seconds(Path(folder))
-    timed = timing.time(found.results) if timing else None
-    planned = product if planned is None else planned
-    if timed is None:
-        return StudyResults(found.cells, planned)
-    results = iter(timed)
-    kept = tuple(next(results) if isinstance(cell, CellResult) else cell for cell in found.cells)
-    return StudyResults(kept, planned, timing)
+    timed = timing.time(cells.values()) if timing else None
+    return StudyResults(timed or tuple(cells.values()), planned, timing if timed else None)
 
 
 class StudyMatrix:
     """A study laid out: one panel for each data set, and in it rows and columns, both from the best to the worst.
 
-    The factor "data" makes the panels. Of the other factors, where there are two or more, "position", or else the last
-    one other than "kernel", makes the columns; all that remain make the rows together. Without data sets the only panel
-    is "", without columns the only column.
+    The factor "data" makes the panels, "position", or else the last one other than "kernel", the columns if there are
+    two others, and what remains the rows together. Without data sets the only panel is "", without columns the column.
     """
 
     def __init__(self, study: StudyResults) -> None:
@@ -227,46 +198,34 @@ class StudyMatrix:
         return sorted(levels, key=lambda level: -fmean(leads[level]) if level in leads else 1.0)
 
 
-class AtEqualTime(NamedTuple):
-    """Accuracy at the CPU time at which the reference ends; the last one of a run that ends earlier."""
-
-    accuracy: float
-    is_early: bool
-
-
 class Comparison(NamedTuple):
-    """Accuracy less that of the reference, over the seeds that both have, after as many steps and as many CPU seconds.
-
-    The latter is None where every run is too slow to have a point on its curve by then. `early` is how many runs ended
-    before that time, so that their last accuracy stands for it.
-    """
+    """Accuracy less that of the reference, over the seeds that both have, after as many steps and as much CPU time."""
 
     equal_steps: Estimate
-    equal_time: Estimate | None
-    early: int
+    equal_time: Estimate | None  # where every run is too slow to have a point on its curve by then
+    early: int  # how many runs ended before that time, so that their last accuracy stands for it
 
 
-def accuracy_at_equal_time(result: CellResult, reference: CellResult) -> AtEqualTime | None:
-    """Accuracy on the learning curve at the CPU time at which the reference ends; None without a point by then."""
+def _at_equal_time(result: CellResult, reference: CellResult) -> tuple[float | None, bool]:
+    """Accuracy on the curve at the CPU time at which the reference ends, and whether it is the last, of a run over."""
     end, last = reference.learning_curve[-1].process_seconds, result.learning_curve[-1]
     if last.process_seconds < end:
-        return AtEqualTime(last.accuracy, is_early=True)
-    accuracy = result.at("accuracy", end, along="process_seconds")
-    return None if accuracy is None else AtEqualTime(accuracy, is_early=False)
+        return last.accuracy, True
+    return result.at("accuracy", end, along="process_seconds"), False
 
 
-def compare_with(group: StudyGroup, reference: StudyGroup) -> Comparison | None:
+def compare_with(group: StudyGroup, reference: StudyGroup | None) -> Comparison | None:
     """The group against the reference; None where no seed has finished in both."""
-    by_seed = {result.seed: result for result in reference.results}
+    by_seed = {result.seed: result for result in (reference.results if reference else ())}
     pairs = [(result, by_seed[result.seed]) for result in group.results if result.seed in by_seed]
     if not pairs:
         return None
-    timed = [(accuracy_at_equal_time(result, other), other) for result, other in pairs]
-    differences = [at.accuracy - other.learning_curve[-1].accuracy for at, other in timed if at is not None]
+    timed = [(*_at_equal_time(result, other), other.learning_curve[-1].accuracy) for result, other in pairs]
+    differences = [accuracy - last for accuracy, _, last in timed if accuracy is not None]
     return Comparison(
         equal_steps=mean_over_seeds([_difference_at_equal_steps(result, other) for result, other in pairs]),
         equal_time=mean_over_seeds(differences) if differences else None,
-        early=sum(at.is_early for at, _ in timed if at is not None),
+        early=sum(is_early for _, is_early, _ in timed),
     )
 
 
@@ -277,11 +236,3 @@ def _difference_at_equal_steps(result: CellResult, reference: CellResult) -> flo
     if result.steps == reference.steps or ours is None or theirs is None:
         return result.accuracy - reference.accuracy
     return ours - theirs
-
-
-def reference_group(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> StudyGroup | None:
-    """The group with the same levels as this one but for those of the reference; None where no cell is there."""
-    for factor in reference:
-        if factor not in study.factors:
-            raise unknown_name("reference factor", factor, study.factors)
-    return study.group({**group.labels, **reference}) if reference else None

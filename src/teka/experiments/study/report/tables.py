@@ -1,12 +1,11 @@
 """The tables of a study: accuracies in rows and columns, and every group against the reference."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import fmean, stdev
 
 from teka.audit.page.notation import averaged, listed, percent, significant
 from teka.audit.page.tables import Table
-from teka.audit.statistics.estimate import Estimate
-from teka.experiments.study.report.results import StudyGroup, StudyMatrix, StudyResults, compare_with, reference_group
+from teka.audit.statistics.estimate import Estimate, mean_over_seeds
+from teka.experiments.study.report.results import Quantity, StudyGroup, StudyMatrix, StudyResults, compare_with
 
 NOTHING = "–"
 DIFFERENCES = ("at equal\nsteps", "at equal\ntime")
@@ -14,33 +13,18 @@ SHIFTS = ("not\nshifted", "worst\nshift", "every\nshift", "equivariance\nerror",
 EARLY = "*"
 
 
-def with_interval(share: Estimate) -> str:
-    """A share in % and half the width of its interval: "95.3 ± 0.4"."""
-    return percent(share.value) + _within(share.half_width)
+def with_interval(share: Estimate | None, *, signed: bool = False) -> str:
+    """A share in % and half its interval, "95.3 ± 0.4", or a difference of shares, "−0.3 ± 0.4"; a dash for none."""
+    if share is None:
+        return NOTHING
+    # Adding 0 makes a rounded −0 a 0.
+    value = f"{round(100 * share.value, 1) + 0.0:+.1f}".replace("-", "−") if signed else percent(share.value)
+    return value if share.half_width is None else f"{value} ± {percent(share.half_width)}"
 
 
-def signed_with_interval(difference: Estimate) -> str:
-    """A difference of shares in % points with its sign, a true minus: "−0.3 ± 0.4"."""
-    return _signed(difference.value) + _within(difference.half_width)
-
-
-def with_deviation(shares: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds of shares in %: "94.8 ± 0.3"; the mean alone for one seed."""
-    return percent(fmean(shares)) + _within(stdev(shares) if len(shares) > 1 else None)
-
-
-def signed_with_deviation(differences: Sequence[float]) -> str:
-    """The same of differences of shares, with a sign, a true minus: "−0.3 ± 0.4"."""
-    return _signed(fmean(differences)) + _within(stdev(differences) if len(differences) > 1 else None)
-
-
-def _signed(difference: float) -> str:
-    rounded = round(100 * difference, 1) + 0.0  # Adding 0 makes a rounded −0 a 0.
-    return f"{rounded:+.1f}".replace("-", "−")
-
-
-def _within(spread: float | None) -> str:
-    return "" if spread is None else f" ± {percent(spread)}"
+def over_seeds(shares: Sequence[float], *, signed: bool = False) -> str:
+    """The same of a share of every seed; the mean alone for one seed."""
+    return with_interval(mean_over_seeds(shares) if shares else None, signed=signed)
 
 
 def diverged(group: StudyGroup) -> str:
@@ -53,8 +37,8 @@ def accuracy_cell(group: StudyGroup | None) -> str:
     """The accuracy of a group over its seeds, and on a further line how many of them diverged; a dash for nothing."""
     if group is None:
         return NOTHING
-    accuracy = group.estimate("accuracy")
-    return "\n".join(part for part in (accuracy and with_interval(accuracy), diverged(group)) if part)
+    shares = with_interval(group.estimate("accuracy")) if group.results else ""
+    return "\n".join(part for part in (shares, diverged(group)) if part)
 
 
 def accuracy_tables(study: StudyResults) -> list[Table]:
@@ -81,13 +65,11 @@ def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list
         words += f", and the difference to {levels} in % points"
 
     def cells(group: StudyGroup) -> tuple[str, ...]:
-        accuracy = group.estimate("accuracy")
-        differences = _differences(study, group, reference) if reference else ()
         flops, seconds = group.estimate("forward_flops"), group.estimate("process_seconds")
         return (
             str(len(group.results)),
-            with_interval(accuracy) if accuracy else NOTHING,
-            *differences,
+            with_interval(group.estimate("accuracy")),
+            *(_differences(study, group, reference) if reference else ()),
             significant(flops.value / 1e6) if flops else NOTHING,
             significant(seconds.value) if seconds else NOTHING,
         )
@@ -121,23 +103,21 @@ def _ranked_tables(
 
 
 def _differences(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> tuple[str, str]:
-    other = reference_group(study, group, reference)
+    other = study.reference_of(group, reference)
     if other is group:
         return "reference", "reference"
-    comparison = compare_with(group, other) if other else None
+    comparison = compare_with(group, other)
     if comparison is None:
         return NOTHING, NOTHING
-    at_time = signed_with_interval(comparison.equal_time) if comparison.equal_time else NOTHING
-    return signed_with_interval(comparison.equal_steps), at_time + (EARLY if comparison.early else " ")
+    at_steps, at_time = (with_interval(one, signed=True) for one in (comparison.equal_steps, comparison.equal_time))
+    return at_steps, at_time + (EARLY if comparison.early else " ")
 
 
 def _under_shifts(group: StudyGroup) -> tuple[str, ...]:
-    shares = [
-        group.estimate("unshifted_accuracy"), group.estimate("minimum_accuracy"), group.estimate("worst_shift_accuracy")
-    ]  # fmt: skip
+    shares: tuple[Quantity, ...] = ("unshifted_accuracy", "minimum_accuracy", "worst_shift_accuracy")
     errors = [group.largest("equivariance_error"), group.largest("noise_floor")]
     return (
-        *(with_interval(share) if share else NOTHING for share in shares),
+        *(with_interval(group.estimate(share)) for share in shares),
         *(NOTHING if error is None else f"{error:.1e}" for error in errors),
     )
 
@@ -154,7 +134,16 @@ def study_notes(study: StudyResults, reference: Mapping[str, str]) -> list[str]:
             "at which the reference ends; a run cut off there has not gone through its whole learning-rate schedule. "
             f"{EARLY}: the run ends earlier, and its last accuracy stands for it."
         )
-    notes.append(_seconds(study))
+    if (timing := study.timing) is None:
+        notes.append(
+            "CPU seconds: of each cell's own training steps, which other work on the machine makes longer; `teka study "
+            "--step-seconds` times a step of every model in turn."
+        )
+    else:
+        notes.append(
+            f"CPU seconds: steps times those of one step, the median of {timing.rounds} rounds in which every model "
+            f"was timed in turn, on {timing.hardware}, {timing.date}."
+        )
     notes.append(
         "Under shifts: accuracy on the shifted images where they are not shifted, the lowest at any shift, and the "
         "share of the images right at every shift; equivariance error and noise floor are the largest over seeds."
@@ -179,19 +168,6 @@ def measured(study: StudyResults, *packages: str) -> str:
     return f"Measured {when} on {listed(machines)} with {' and '.join(versions)}."
 
 
-def _seconds(study: StudyResults) -> str:
-    timing = study.timing
-    if timing is None:
-        return (
-            "CPU seconds: of each cell's own training steps, which other work on the machine makes longer; `teka study "
-            "--step-seconds` times a step of every model in turn."
-        )
-    return (
-        f"CPU seconds: steps times those of one step, the median of {timing.rounds} rounds in which every model was "
-        f"timed in turn, on {timing.hardware}, {timing.date}."
-    )
-
-
 def _conditions(study: StudyResults) -> str:
     results = study.results
     values = {
@@ -202,8 +178,3 @@ def _conditions(study: StudyResults) -> str:
     }
     sizes = [f"{listed([f'{number:,}' for number in sorted(numbers)])} {name}" for name, numbers in values.items()]
     return f"{'; '.join(sizes)}. {measured(study, 'teka', 'torch')}"
-
-
-def study_tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
-    """Every table of a study."""
-    return [*accuracy_tables(study), *comparison_tables(study, reference), *shift_tables(study)]

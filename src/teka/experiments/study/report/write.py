@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from teka.audit.page.charts import encode_png
 from teka.audit.page.tables import WIDTH, Table
@@ -14,30 +14,22 @@ from teka.errors import require
 from teka.experiments.study.report.curves import draw_learning_curves
 from teka.experiments.study.report.pictures import draw_dot_plot, draw_heat_map, draw_shift_plot
 from teka.experiments.study.report.results import (
-    Quantity,
+    BySeed,
     StudyGroup,
     StudyMatrix,
     StudyResults,
     compare_with,
     read_study_results,
-    reference_group,
 )
-from teka.experiments.study.report.tables import study_notes, study_tables
+from teka.experiments.study.report.tables import accuracy_tables, comparison_tables, shift_tables, study_notes
 from teka.files import write_bytes
 
-QUANTITIES: tuple[Quantity, ...] = (
-    "accuracy",
-    "minimum_accuracy",
-    "worst_shift_accuracy",
-    "unshifted_accuracy",
-    "process_seconds",
-)
+QUANTITIES: tuple[BySeed, ...] = get_args(BySeed)
 
 
 def _row(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> dict[str, str | float | int | None]:
     """A group in numbers; shares are from 0 to 1, what is not known is None."""
-    other = reference_group(study, group, reference)
-    comparison = compare_with(group, other) if other else None
+    comparison = compare_with(group, study.reference_of(group, reference))
     first = group.results[0] if group.results else None
     forward, training = group.estimate("forward_flops"), group.estimate("training_flops")
     row: dict[str, str | float | int | None] = {
@@ -78,27 +70,18 @@ def _summary(
     """The counts, the rows, and for each group its learning curve over seeds and its values by seed, ready for JSON."""
     groups = []
     for group, row in rows:
-        curve = [
-            {
-                "step": point.step,
-                "process_seconds": point.process_seconds,
-                "mean": point.accuracy.value,
-                "half_width": point.accuracy.half_width,
-                "seeds": len(group.results),
-            }
-            for point in group.curve
-        ]
+        curve = []
+        for point in group.curve:
+            accuracy = {"mean": point.accuracy.value, "half_width": point.accuracy.half_width}
+            place = {"step": point.step, "process_seconds": point.process_seconds}
+            curve.append({**place, **accuracy, "seeds": len(group.results)})
         seeds = [{"seed": r.seed, **{quantity: getattr(r, quantity) for quantity in QUANTITIES}} for r in group.results]
         groups.append({**row, "seeds": seeds, "learning_curve": curve})
+    counts = {"finished": len(study.results), "diverged": len(study.failed), "missing": study.missing}
     return {
         "reference": dict(reference),
         "factors": list(study.factors),
-        "cells": {
-            "planned": study.planned,
-            "finished": len(study.results),
-            "diverged": len(study.failed),
-            "missing": study.missing,
-        },
+        "cells": {"planned": study.planned, **counts},
         "diverged": [{"labels": cell.labels, "seed": cell.seed, "message": cell.failed} for cell in study.failed],
         "groups": groups,
     }
@@ -122,30 +105,22 @@ def write_files(
 
 
 def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: int | None = None) -> Written:
-    """Write the tables and pictures of a study's folder from the cells that are there.
+    """Write `summary.md`, `summary.csv`, `summary.json` and the pictures of the cells that are there, each file whole.
 
-    Every file is written whole or not at all; nothing is written if the cells cannot be read. Without a finished cell
-    there are no pictures.
+    Nothing is written if the cells cannot be read, and no picture without a finished one.
 
     Args:
         folder: The study's folder, with its cells in `cells` or packed.
         reference: The level of some factors that the others are compared with; empty for no comparison.
         planned: How many cells the study has when it is done; by default the product of all levels and seeds found.
-
-    Returns:
-        The files, `summary.md`, `summary.csv`, `summary.json` and the pictures, and the text for a terminal.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: No cell, a cell that is not what it should be, or a reference factor that the study does not have.
-        OSError: The folder cannot be written.
     """
     folder = Path(folder)
     study = read_study_results(folder, planned=planned)
     matrix = StudyMatrix(study)
     ranked = [group for panel in matrix.panels for group in matrix.ranked_groups(panel)]
     rows = [(group, _row(study, group, reference)) for group in ranked]
-    tables, notes = study_tables(study, reference), study_notes(study, reference)
+    tables = [*accuracy_tables(study), *comparison_tables(study, reference), *shift_tables(study)]
+    notes = study_notes(study, reference)
     summary = json.dumps(_summary(study, rows, reference), indent=2, ensure_ascii=False, allow_nan=False)
     contents: dict[str, str | bytes] = {
         "summary.md": "\n\n".join([*(table.markdown() for table in tables), *notes]) + "\n",
