@@ -16,6 +16,14 @@ settings.load_profile("teka")
 jaxtyping.jaxtyped = check
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_core() -> Iterator[None]:
+    """What divides the cores among processes gives each of them one thread too."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "cpu_count", lambda: 1)
+        yield
+
+
 @pytest.fixture
 def as_users_run_it() -> Iterator[None]:
     """Without the checks of annotations, which are on in the tests only and would raise before teka's own errors."""

@@ -22,15 +22,14 @@ from teka.checks import (
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_a_floating_tensor_of_the_shape_passes_with_any_batch(dtype: torch.dtype):
-    for batch in (0, 1, 3):
-        check_tensor("query", torch.zeros(batch, 4, 5, dtype=dtype), "batch", "tokens", 5)
+def test_a_floating_tensor_of_the_shape_passes_with_any_batch():
+    for dtype in [torch.float16, torch.bfloat16, torch.float32, torch.float64]:
+        for batch in (0, 1, 3):
+            check_tensor("query", torch.zeros(batch, 4, 5, dtype=dtype), "batch", "tokens", 5)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "message"),
-    [
+def test_what_is_no_such_tensor_is_refused_by_name():
+    for tensor, message in [
         ([[1.0]], r"query is of type list, expected a tensor of a floating dtype"),
         (np.zeros((1, 4, 5)), r"query is of type ndarray, expected a tensor"),
         (None, r"query is None, expected a tensor"),
@@ -39,11 +38,9 @@ def test_a_floating_tensor_of_the_shape_passes_with_any_batch(dtype: torch.dtype
         (torch.zeros(4, 5), r"query has shape \(4, 5\), expected \(batch, tokens, 5\)$"),
         (torch.zeros(1, 4, 6), r"query has shape \(1, 4, 6\), expected \(batch, tokens, 5\)$"),
         (torch.zeros(1, 0, 5), r"query has shape \(1, 0, 5\), expected .* of which only batch may be 0"),
-    ],
-)
-def test_what_is_no_such_tensor_is_refused_by_name(tensor: object, message: str):
-    with pytest.raises(ValueError, match=message):
-        check_tensor("query", tensor, "batch", "tokens", 5)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            check_tensor("query", tensor, "batch", "tokens", 5)
 
 
 def test_the_kind_of_dtype_can_be_another():
@@ -73,18 +70,16 @@ def test_a_negative_number_is_refused_where_numbers_can_be_read_at_no_cost(as_us
     assert torch.equal(compiled(negative.detach()), 2 * negative.detach())
 
 
-@pytest.mark.parametrize("number", [1, 0.5, -2, Fraction(1, 3), np.float32(2), np.int64(3)])
-def test_numbers_of_any_kind_are_numbers(number: object):
-    assert is_number(number)
-    assert is_positive(number) == (number != -2)
+def test_numbers_of_any_kind_are_numbers():
+    for number in [1, 0.5, -2, Fraction(1, 3), np.float32(2), np.int64(3)]:
+        assert is_number(number)
+        assert is_positive(number) == (number != -2)
 
 
-@pytest.mark.parametrize(
-    "other", [None, "1", True, math.nan, math.inf, 1e300, 10**400, 1j, torch.tensor(1.0), np.ones(1), [1]]
-)
-def test_what_is_no_finite_number_is_none(other: object):
-    assert not is_number(other)
-    assert not is_positive(other)
+def test_what_is_no_finite_number_is_none():
+    for other in [None, "1", True, math.nan, math.inf, 1e300, 10**400, 1j, torch.tensor(1.0), np.ones(1), [1]]:
+        assert not is_number(other)
+        assert not is_positive(other)
 
 
 def test_what_float32_takes_for_0_is_not_positive():
@@ -93,9 +88,8 @@ def test_what_float32_takes_for_0_is_not_positive():
     assert not is_positive(0.0)
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
+def test_a_size_that_cannot_be_is_named():
+    for size, message in [
         (0, "waves is 0, expected at least 1"),
         (-1, "waves is -1, expected at least 1"),
         (2.0, "waves is 2.0, expected a whole number"),
@@ -104,12 +98,10 @@ def test_what_float32_takes_for_0_is_not_positive():
         (None, "waves is None, expected a whole number"),
         (torch.tensor(3), r"waves is tensor\(3\), expected a whole number"),
         (2**62, "waves is .*, expected a whole number up to 2147483647"),
-    ],
-)
-def test_a_size_that_cannot_be_is_named(size: object, message: str):
-    with pytest.raises(ValueError, match=message):
-        check_sizes({"heads": np.int64(1), "waves": size})
-    assert not is_whole(size) or size != 1
+    ]:
+        with pytest.raises(ValueError, match=message):
+            check_sizes({"heads": np.int64(1), "waves": size})
+        assert not is_whole(size) or size != 1
 
 
 def test_a_size_may_be_0_or_none_where_that_is_said():
@@ -117,18 +109,18 @@ def test_a_size_may_be_0_or_none_where_that_is_said():
     check_sizes({"dim_head": None}, or_none=True)
 
 
-@pytest.mark.parametrize("flag", [0, 1, None, "yes", np.bool_(True)])
-def test_a_flag_is_true_or_false(flag: object):
-    check_flags({"causal": True, "gate": False})
-    with pytest.raises(ValueError, match=r"gate is .*, expected True or False"):
-        check_flags({"causal": True, "gate": flag})
+def test_a_flag_is_true_or_false():
+    for flag in [0, 1, None, "yes", np.bool_(True)]:
+        check_flags({"causal": True, "gate": False})
+        with pytest.raises(ValueError, match=r"gate is .*, expected True or False"):
+            check_flags({"causal": True, "gate": flag})
 
 
-@pytest.mark.parametrize("name", ["dens", 3, None, ["dense"], np.zeros(2), {"dense"}])
-def test_a_name_is_one_of_those_that_are_known(name: object):
-    check_name("backend", "dense", ("auto", "dense"))
-    with pytest.raises(ValueError, match=r"backend is .*, expected one of 'auto', 'dense'"):
-        check_name("backend", name, ("auto", "dense"))
+def test_a_name_is_one_of_those_that_are_known():
+    for name in ["dens", 3, None, ["dense"], np.zeros(2), {"dense"}]:
+        check_name("backend", "dense", ("auto", "dense"))
+        with pytest.raises(ValueError, match=r"backend is .*, expected one of 'auto', 'dense'"):
+            check_name("backend", name, ("auto", "dense"))
 
 
 def test_one_side_is_a_square_and_two_are_height_and_width():
@@ -136,9 +128,9 @@ def test_one_side_is_a_square_and_two_are_height_and_width():
     assert height_and_width("size", (5, 7)) == height_and_width("size", [5, 7]) == (5, 7)
 
 
-@pytest.mark.parametrize("size", [2, (3, 2), (), (5,), (5, 5, 5), (True, 5), (5.0, 5)])
-def test_other_sizes_are_errors_that_name_the_argument_and_the_smallest(size: tuple[int, ...], as_users_run_it: None):
-    with pytest.raises(ValueError, match=r"size is .* each at least 3 pixels"):
-        height_and_width("size", size, smallest=3)
-    with pytest.raises(ValueError, match="size is 1000000, expected at most 50,000,000 pixels"):
-        height_and_width("size", 1_000_000)
+def test_other_sizes_are_errors_that_name_the_argument_and_the_smallest(as_users_run_it: None):
+    for size in [2, (3, 2), (), (5,), (5, 5, 5), (True, 5), (5.0, 5)]:
+        with pytest.raises(ValueError, match=r"size is .* each at least 3 pixels"):
+            height_and_width("size", size, smallest=3)
+        with pytest.raises(ValueError, match="size is 1000000, expected at most 50,000,000 pixels"):
+            height_and_width("size", 1_000_000)

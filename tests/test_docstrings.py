@@ -2,8 +2,12 @@
 
 import ast
 import functools
+import inspect
+import pkgutil
 import re
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -70,3 +74,23 @@ def test_what_lists_names_lists_all_of_them(argument: str):
 def test_the_command_line_names_what_a_run_takes(argument: str):
     (text,) = [text for *place, text in described() if place == [ModelOptions.__name__, argument]]
     assert all(f'"{name}"' in text for name in TAKES[argument])
+
+
+def documented(kind: type, name: str) -> bool:
+    """Whether a class, or one of this library that it derives from, says what its method does."""
+    bases = [one for one in kind.__mro__ if one.__module__.startswith("teka") and name in vars(one)]
+    return any(inspect.unwrap(getattr(vars(one)[name], "__func__", vars(one)[name])).__doc__ for one in bases)
+
+
+def test_every_public_method_has_a_docstring_or_overrides_one_that_has():
+    modules = [import_module(one.name) for one in pkgutil.walk_packages(teka.__path__, "teka.")]
+    classes = {kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)}
+    mute = [
+        f"{kind.__module__}.{kind.__name__}.{name}"
+        for kind in classes
+        if kind.__module__.startswith("teka") and not kind.__name__.startswith("_")
+        for name, member in vars(kind).items()
+        if not (name.startswith("_") or name == "extra_repr" or name in vars(kind).get("__annotations__", ()))
+        if isinstance(member, FunctionType | classmethod | staticmethod | property) and not documented(kind, name)
+    ]
+    assert mute == []

@@ -1,6 +1,6 @@
 import pytest
 
-from teka.errors import unknown_name, wrong_shape, wrong_type, wrong_value
+from teka.errors import first_line, unknown_name, wrong_shape, wrong_type, wrong_value
 
 
 def test_an_unknown_name_comes_with_all_known_ones_and_the_nearest():
@@ -34,3 +34,8 @@ def test_a_wrong_shape_is_named_with_what_came_and_what_was_expected():
     error = wrong_shape("query", [2, 3], "(batch, heads, tokens, dim)")
     assert isinstance(error, ValueError)
     assert str(error) == "query has shape (2, 3), expected (batch, heads, tokens, dim)"
+
+
+def test_the_reason_of_an_error_is_its_first_line_or_its_class():
+    assert first_line(RuntimeError("no such key\nat line 3")) == "no such key"
+    assert first_line(AssertionError()) == "AssertionError"

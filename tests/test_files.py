@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.files import check_output, make_directory, read_json, read_yaml, write_bytes, write_json
+from teka.files import check_output, make_directory, new_folder, read_json, read_yaml, write_bytes, write_json
 
 Scalar = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
@@ -48,11 +48,11 @@ def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_number_that_json_does_not_have_is_refused_and_nothing_is_written(number: float, tmp_path: Path):
-    with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(tmp_path / "content.json", {"loss": number})
-    assert list(tmp_path.iterdir()) == []
+def test_a_number_that_json_does_not_have_is_refused_and_nothing_is_written(tmp_path: Path):
+    for number in [math.nan, math.inf]:
+        with pytest.raises(ValueError, match="JSON compliant"):
+            write_json(tmp_path / "content.json", {"loss": number})
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_json_is_indented_and_keeps_letters_as_they_are(tmp_path: Path):
@@ -65,18 +65,18 @@ def test_a_missing_file_is_named(tmp_path: Path):
         read_json(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"{'a': 1}", b"\xff\xfe\x00"])
-def test_a_file_that_is_not_json_is_named(content: bytes, tmp_path: Path):
-    (tmp_path / "broken.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"broken\.json is not JSON"):
-        read_json(tmp_path / "broken.json")
+def test_a_file_that_is_not_json_is_named(tmp_path: Path):
+    for content in [b"", b"{", b"{'a': 1}", b"\xff\xfe\x00"]:
+        (tmp_path / "broken.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"broken\.json is not JSON"):
+            read_json(tmp_path / "broken.json")
 
 
-@pytest.mark.parametrize("content", [[1], "text", None, 3])
-def test_json_that_is_no_object_is_named(content: object, tmp_path: Path):
-    (tmp_path / "list.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"list\.json holds .*, expected a JSON object"):
-        read_json(tmp_path / "list.json")
+def test_json_that_is_no_object_is_named(tmp_path: Path):
+    for content in [[1], "text", None, 3]:
+        (tmp_path / "list.json").write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"list\.json holds .*, expected a JSON object"):
+            read_json(tmp_path / "list.json")
 
 
 def test_a_folder_is_made_with_its_parents_and_taken_as_it_is_thereafter(tmp_path: Path):
@@ -85,11 +85,11 @@ def test_a_folder_is_made_with_its_parents_and_taken_as_it_is_thereafter(tmp_pat
         assert (tmp_path / "a" / "b").is_dir()
 
 
-@pytest.mark.parametrize("below", ["file", "file/folder"])
-def test_a_folder_that_is_a_file_or_below_one_is_refused_by_its_argument(below: str, tmp_path: Path):
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"out is .* expected a folder that can be written to.*(exists|directory)"):
-        make_directory("out", tmp_path / below)
+def test_a_folder_that_is_a_file_or_below_one_is_refused_by_its_argument(tmp_path: Path):
+    for below in ["file", "file/folder"]:
+        (tmp_path / "file").write_text("", encoding="utf-8")
+        with pytest.raises(ValueError, match=r"out is .* expected a folder that can be written to.*(exists|directory)"):
+            make_directory("out", tmp_path / below)
 
 
 def test_what_stood_there_takes_another_name(tmp_path: Path):
@@ -127,11 +127,11 @@ def test_of_a_link_the_file_is_replaced_that_it_points_to(tmp_path: Path):
     assert (tmp_path / "file").read_bytes() == b"after"
 
 
-@pytest.mark.parametrize("path", ["", ".", "none/file", "a" * 300, "/proc/file", "/dev/full/file"])
-def test_an_output_that_cannot_be_written_is_refused_by_its_argument(path: str, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"html is .*, expected a file that can be written \(.+\)"):
-        check_output("html", tmp_path / path)
-    assert list(tmp_path.iterdir()) == []
+def test_an_output_that_cannot_be_written_is_refused_by_its_argument(tmp_path: Path):
+    for path in ["", ".", "none/file", "a" * 300, "/proc/file", "/dev/full/file"]:
+        with pytest.raises(ValueError, match=r"html is .*, expected a file that can be written \(.+\)"):
+            check_output("html", tmp_path / path)
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,21 @@ def test_yaml_without_measure_is_refused(text: str, message: str, tmp_path: Path
 def test_yaml_with_aliases_is_read(tmp_path: Path):
     (tmp_path / "file.yaml").write_text("a: &a {x: 1}\nb: [*a, *a]", encoding="utf-8")
     assert read_yaml("study", tmp_path / "file.yaml") == {"a": {"x": 1}, "b": [{"x": 1}, {"x": 1}]}
+
+
+def test_a_new_folder_takes_its_place_whole_or_not_at_all(tmp_path: Path):
+    place = tmp_path / "run"
+    for content in ("old", "new"):
+        with new_folder("out", place, replace=True) as folder:
+            (folder / "file").write_text(content)
+        assert (place / "file").read_text() == content
+    with pytest.raises(FileNotFoundError), new_folder("out", place, replace=True) as folder:
+        (folder / "missing" / "file").write_text("half")
+    with pytest.raises(OSError, match=r"not empty|exists"), new_folder("out", place) as folder:
+        (folder / "file").write_text("over what is not to be replaced")
+    assert (place / "file").read_text() == "new"
+    (tmp_path / "empty").mkdir()
+    with new_folder("out", tmp_path / "empty") as folder:
+        (folder / "file").write_text("there")
+    assert (tmp_path / "empty" / "file").read_text() == "there"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "empty"}

@@ -79,9 +79,8 @@ def test_a_part_imports_only_from_parts_to_its_left(part: str):
         assert not late, f"{module} imports from {', '.join(sorted(late))}, which lie to its right"
 
 
-@pytest.mark.parametrize(
-    ("source", "package", "expected"),
-    [
+def test_the_reader_of_imports_finds_every_form():
+    for source, package, expected in [
         ("import teka.nn.attention", (), {"nn"}),
         ("from teka import nn, Grid", (), {"nn"}),
         ("from teka.models import Performer", (), {"models"}),
@@ -90,10 +89,8 @@ def test_a_part_imports_only_from_parts_to_its_left(part: str):
         ("from .attention import Attention", ("nn",), {"nn"}),
         ("def late():\n    from teka.cli import main", (), {"cli"}),
         ("import torch.nn\nfrom torch import nn", (), set()),
-    ],
-)
-def test_the_reader_of_imports_finds_every_form(source: str, package: tuple[str, ...], expected: set[str]):
-    assert imported_parts(source, package) == expected
+    ]:
+        assert imported_parts(source, package) == expected
 
 
 def test_without_the_extra_the_error_of_training_names_it():

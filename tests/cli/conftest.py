@@ -1,17 +1,31 @@
 import sys
 
+import numpy as np
 import pytest
 
 from teka.cli import main
+from teka.data import load
 from teka.training import Run, train
 
-TINY = Run.of(image_size=14, train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32)
+TINY = Run.of(train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32)
 
 
 @pytest.fixture(scope="session")
-def trained_folder(tmp_path_factory):
+def few_digits(tmp_path_factory):
+    """A file of 96 digits for training and 20 for testing, of 8 × 8 on a canvas of 16 × 16."""
+    path, arrays = tmp_path_factory.mktemp("data") / "few.npz", {}
+    digits = load("digits", image_size=16)
+    for part, split, number in (("", digits.train, 96), ("test_", digits.test, 20)):
+        arrays[f"{part}images"] = np.rint(255 * split.images[:number, 0].numpy()).astype(np.uint8)
+        arrays[f"{part}labels"] = split.labels[:number].numpy()
+    np.savez(path, **arrays)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def trained_folder(few_digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
-    train(TINY, folder)
+    train(TINY.replace(data=few_digits), folder)
     return folder
 
 

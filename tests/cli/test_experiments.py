@@ -7,6 +7,7 @@ import yaml
 from teka.cli import experiments, main
 from teka.cli.experiments import parse_only
 from teka.experiments.reproduce import read_reproduction
+from teka.experiments.study import step_seconds
 from teka.files import read_json, write_json
 
 pytestmark = pytest.mark.xdist_group("experiments")
@@ -61,9 +62,9 @@ def test_bad_options_of_shift_are_one_line(trained_folder, tmp_path, fails):
 
 
 @pytest.fixture(scope="module")
-def demonstrated(tmp_path_factory):
-    """A demo with models that take a second, its way unchanged, run with one seed and then with two."""
-    small = {"dim": 8, "heads": 1, "depth": 2, "train_size": 64, "batch_size": 32}
+def demonstrated(few_digits, tmp_path_factory):
+    """A demo with models and data that take a second, its way unchanged, run with one seed and then with two."""
+    small = {"data": few_digits, "dim": 8, "heads": 1, "depth": 2, "train_size": 32, "batch_size": 32}
     place = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(experiments, "DEMO_RUNS", tuple(run.replace(**small) for run in experiments.DEMO_RUNS))
@@ -122,7 +123,7 @@ def study(tmp_path_factory):
     """A study of two cells, run from the command line."""
     path = tmp_path_factory.mktemp("studies") / "tiny.yaml"
     path.write_text(yaml.safe_dump(STUDY, sort_keys=False), encoding="utf-8")
-    assert main(["study", str(path), "--processes", "2"]) == 0
+    assert main(["study", str(path), "--processes", "1"]) == 0
     return path
 
 
@@ -131,7 +132,7 @@ def test_the_results_lie_beside_the_file_with_tables_and_pictures(study):
     assert {path.stem for path in (folder / "cells").glob("*.json")} == {CELL, "softmax--seed-0"}
     assert {"summary.md", "summary.csv", "summary.json"} <= {path.name for path in folder.iterdir()}
     assert list(folder.glob("*.png"))
-    assert read_json(folder / "cells" / f"{CELL}.json")["command"] == f"teka study {study} --processes 2"
+    assert read_json(folder / "cells" / f"{CELL}.json")["command"] == f"teka study {study} --processes 1"
 
 
 def test_the_summary_alone_trains_nothing_and_shows_the_table(study, capsys):
@@ -143,13 +144,15 @@ def test_the_summary_alone_trains_nothing_and_shows_the_table(study, capsys):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_steps_are_timed_and_the_tables_take_their_seconds(study, tmp_path, capsys):
-    assert main(["study", str(study), "--step-seconds", "--out", str(tmp_path)]) == 0
+def test_steps_are_timed_and_the_tables_take_their_seconds(study, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(step_seconds, "ROUNDS", 1)
+    command = ["study", str(study), "--step-seconds", "--processes", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
     shown = capsys.readouterr().out
     assert f"written: {tmp_path / 'step_seconds.json'}" in shown
     assert "squared relu" not in shown.splitlines()[-1]  # no cell, no table
     shutil.copytree(study.with_suffix("") / "cells", tmp_path / "cells")
-    assert main(["study", str(study), "--step-seconds", "--out", str(tmp_path)]) == 0
+    assert main(command) == 0
     assert "every model was timed in turn" in " ".join(capsys.readouterr().out.split())
     assert "every model was timed in turn" in (tmp_path / "summary.md").read_text(encoding="utf-8")
 

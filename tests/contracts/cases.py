@@ -10,12 +10,14 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+from zlib import crc32
 
 import pytest
 import torch
+from hypothesis import is_hypothesis_test, seed
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -48,6 +50,8 @@ CROSSED_KERNELS = ("softmax", "squared_relu", "positive", "trigonometric", "tayl
 # To a backend learned features are features like others: they meet one relative kernel of each kind, and each backend.
 RELATIVES_OF_LEARNED = (None, "rotation", "clipped", "fourier", "rotary")
 Parametrised = TypeVar("Parametrised", Kernel, Relative)
+# By name the first argument of a test, and further ones.
+Runs = dict[str, tuple[Any, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -141,16 +145,29 @@ FAST_CAUSAL = [case for case in CAUSAL if case.backend != "dense"]
 PLACEABLE_PAIRS = [pair for pair in PAIRS if pair.relative != "table"]
 
 
-def across(name: str, cases: Sequence[Case], **factors: Iterable[object]) -> pytest.MarkDecorator:
-    """Parametrise a test with cases and further factors, so that pairwise every level meets every level.
+def each(runs: Mapping[str, Any]) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
+    """Run a quick test with each of these arguments in one item; a failure names its key."""
+
+    def decorate(test: Callable[[Any], None]) -> Callable[[], None]:
+        def of_all() -> None:
+            _run_each(test, {name: (one, {}) for name, one in runs.items()})
+
+        return _named_as(test, of_all)
+
+    return decorate
+
+
+def together(cases: Sequence[Case], **factors: Iterable[object]) -> Callable[[Callable[..., None]], Callable]:
+    """Run a test on the cases of each content kernel in one item; a failure names its case.
 
     Args:
-        name: The cases' argument.
-        cases: The cases, each of which meets one combination of the factors, or all in the exhaustive suite.
+        cases: The test's first argument. Each case meets one combination of the factors, so chosen that pairwise every
+            level meets every level, or all in the exhaustive suite, where an item is of one relative kernel too.
         factors: The levels of further arguments.
     """
     combinations = list(itertools.product(*factors.values()))
-    met, rows = Counter(), []
+    met: Counter[object] = Counter()
+    items: dict[str, Runs] = {}
     for case in cases:
         of_case = (("kernel", case.kernel), ("relative", case.relative), ("backend", case.backend))
 
@@ -162,27 +179,33 @@ def across(name: str, cases: Sequence[Case], **factors: Iterable[object]) -> pyt
 
         for combination in combinations if EXHAUSTIVE else [min(combinations, key=often)]:
             met.update(pairs(combination))
-            words = [f"{factor} {level}" for factor, level in zip(factors, combination, strict=True)]
-            rows.append(pytest.param(case, *combination, id=", ".join([str(case), *words])))
-    return pytest.mark.parametrize((name, *factors), rows)
+            levels = dict(zip(factors, combination, strict=True))
+            name = ", ".join([str(case), *(f"{factor} {level}" for factor, level in levels.items())])
+            item = f"{case.kernel}-{case.relative}" if EXHAUSTIVE else case.kernel
+            items.setdefault(item, {})[name] = (case, levels)
 
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        def of_kernel(runs: Runs) -> None:
+            _run_each(test, runs)
 
-def together(cases: Sequence[Case]) -> Callable[[Callable[[Case], None]], Callable[[list[Case]], None]]:
-    """Run a quick test on the cases of each content kernel together; a failure names its case."""
-    kernels = {case.kernel: [one for one in cases if one.kernel == case.kernel] for case in cases}
-
-    def decorate(test: Callable[[Case], None]) -> Callable[[list[Case]], None]:
-        def of_kernel(cases: list[Case]) -> None:
-            for case in cases:
-                try:
-                    test(case)
-                except Exception as error:
-                    raise AssertionError(f"{case}: {error}") from error
-
-        of_kernel.__name__, of_kernel.__module__ = test.__name__, test.__module__
-        return pytest.mark.parametrize("cases", kernels.values(), ids=kernels)(of_kernel)
+        return pytest.mark.parametrize("runs", items.values(), ids=list(items))(_named_as(test, of_kernel))
 
     return decorate
+
+
+def _named_as(test: Callable, item: Callable) -> Callable:
+    item.__name__, item.__module__ = test.__name__, test.__module__
+    return item
+
+
+def _run_each(test: Callable[..., None], runs: Runs) -> None:
+    for name, (one, levels) in runs.items():
+        if is_hypothesis_test(test):  # examples of its own for each
+            seed(crc32(name.encode()))(test)
+        try:
+            test(one, **levels)
+        except (Exception, pytest.fail.Exception) as error:
+            raise AssertionError(f"{name}: {error}") from error
 
 
 def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> tuple[Parametrised, dict[str, Tensor]]:

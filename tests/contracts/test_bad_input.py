@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contracts.cases import build_kernel, build_relative, draw_inputs
+from tests.contracts.cases import build_kernel, build_relative, draw_inputs, each
 from torch import Tensor, nn
 
 import teka
@@ -194,12 +193,12 @@ def call_wrongly(data: st.DataObject) -> bool:
     return refused is not None
 
 
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 @given(data=st.data())
 def test_a_wrong_argument_gives_a_result_or_an_error_that_names_it(data: st.DataObject):
     call_wrongly(data)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_right_arguments_give_a_result(entry: str):
-    ENTRIES[entry].call(**ENTRIES[entry].good)
+@each(ENTRIES)
+def test_right_arguments_give_a_result(entry: Entry):
+    entry.call(**entry.good)

@@ -3,7 +3,6 @@
 import itertools
 from typing import Any
 
-import pytest
 import torch
 from tests.contracts.cases import (
     CAUSAL,
@@ -13,6 +12,7 @@ from tests.contracts.cases import (
     build_kernel,
     build_relative,
     draw_inputs,
+    each,
     pair_exists,
     together,
     with_leaves,
@@ -120,8 +120,9 @@ def test_other_modules_take_no_samples():
     assert blocks.inverse(blocks(torch.randn(0, 3, 4, 6))).shape == (0, 3, 4, 6)
 
 
-@pytest.mark.parametrize(("position", "pool"), list(itertools.product(POSITIONS, POOLS)))
-def test_a_performer_takes_no_images(position: str, pool: str):
+@each({f"{position}, {pool}": (position, pool) for position, pool in itertools.product(POSITIONS, POOLS)})
+def test_a_performer_takes_no_images(chosen: tuple[str, str]):
+    position, pool = chosen
     kernel = "squared_relu" if position not in RELATIVES or pair_exists("squared_relu", position) else "positive"
     model = Performer(4, 1, 3, dim=8, depth=2, heads=2, position=position, pool=pool, kernel=kernel)
     assert_learns_as_from_samples(model, torch.randn(2, 1, 4, 4), size=(3,))

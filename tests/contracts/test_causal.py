@@ -13,7 +13,6 @@ from tests.contracts.cases import (
     FAST_CAUSAL,
     PAIRS,
     Case,
-    across,
     build_kernel,
     build_relative,
     causal_backends,
@@ -145,7 +144,7 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
     assert offered(Positions(Grid(11)), num_prefix_tokens=1) == with_prefix
 
 
-@pytest.mark.parametrize("case", FAST_CAUSAL, ids=str)
+@together(FAST_CAUSAL)
 @settings(max_examples=4)
 @given(data=st.data())
 def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, data: st.DataObject):
@@ -155,7 +154,7 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, da
         assert relative_change(fast[name], expected) <= TOLERANCE, name
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@together(CAUSAL)
 def test_float32_stays_within_its_band_of_the_float64_truth(case: Case):
     sequence = Sequence((CHUNK + 9,), num_prefix_tokens=0, num_leading_dropped=3, seed=0)
     truth = attend_with_gradients(case, sequence, "dense")
@@ -165,7 +164,7 @@ def test_float32_stays_within_its_band_of_the_float64_truth(case: Case):
         assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
 
 
-@across("pair", PAIRS, num_prefix_tokens=[0, 2])
+@together(PAIRS, num_prefix_tokens=[0, 2])
 def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_places(pair: Case, num_prefix_tokens: int):
     inputs = draw_inputs(num_prefix_tokens + 23, heads=HEADS, dim=DIM)
     mask = causal_mask(2, num_prefix_tokens + 23, 5)
@@ -193,15 +192,16 @@ def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_pla
         assert not output[0, :, :5].any()
 
 
-@pytest.mark.parametrize("case", FAST_CAUSAL, ids=str)
-def test_chunk_by_chunk_is_token_by_token_is_every_pair(case: Case, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(linear, "CHUNK_TOKENS", 4)
+@together(FAST_CAUSAL)
+def test_chunk_by_chunk_is_token_by_token_is_every_pair(case: Case):
     inputs = draw_inputs(13, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
-    chunked, dense = (
-        attention(*inputs, kernel=kernel, relative=relative, grid=Grid(13), is_causal=True, backend=backend)
-        for backend in (case.backend, "dense")
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "CHUNK_TOKENS", 4)
+        chunked, dense = (
+            attention(*inputs, kernel=kernel, relative=relative, grid=Grid(13), is_causal=True, backend=backend)
+            for backend in (case.backend, "dense")
+        )
     outputs, state = [], None
     for token in range(13):
         query, key, value = (tensor[:, :, token : token + 1] for tensor in inputs)
@@ -236,7 +236,7 @@ def past_under_other_futures(
     return outputs
 
 
-@across("case", CAUSAL, past=[1, 77, CHUNK])
+@together(CAUSAL, past=[1, 77, CHUNK])
 def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int):
     dtype = torch.float64 if past == 77 else torch.float32
     inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)
@@ -246,7 +246,7 @@ def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int)
         assert torch.equal(after, before)
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@together(CAUSAL)
 def test_from_a_token_that_is_nan_on_outputs_are_nan_and_the_past_learns_as_without_it(case: Case):
     inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
@@ -308,7 +308,7 @@ def causal_layer(pair: Case) -> Attention:
     return layer
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@together(PAIRS)
 def test_no_later_token_changes_a_bit_of_a_layers_past(pair: Case):
     layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64)
     other = torch.cat([tokens[:, :6], 1e3 * torch.randn(2, 5, 8, dtype=torch.float64)], dim=1)
@@ -317,7 +317,7 @@ def test_no_later_token_changes_a_bit_of_a_layers_past(pair: Case):
     assert relative_change(after[:, 6:], before[:, 6:]) > 1e-3
 
 
-@pytest.mark.parametrize("pair", FAST_CAUSAL, ids=str)
+@together(FAST_CAUSAL)
 def test_a_layers_steps_give_its_outputs(pair: Case):
     layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64)
     outputs, state = [], None

@@ -9,12 +9,12 @@ from tests.contracts.cases import (
     PAIRS,
     PLACEABLE_PAIRS,
     Case,
-    across,
     build_kernel,
     build_relative,
     cross_backends,
     draw_inputs,
     draw_mask,
+    each,
     explicit_attention,
     relative_change,
     roll_tokens,
@@ -98,7 +98,7 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
         assert offered(kernel, relative, anywhere) == documented
 
 
-@across("pair", PAIRS, masked=[False, True])
+@together(PAIRS, masked=[False, True])
 def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: bool):
     for query_grid, key_grid in grids_for(pair).values():
         placement = Positions(query_grid, key=Positions(key_grid))
@@ -116,7 +116,7 @@ def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: boo
             assert relative_change(output, expected) <= TOLERANCE, backend
 
 
-@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
+@together(PLACEABLE_PAIRS)
 def test_every_backend_is_the_equation_between_any_positions(pair: Case):
     generator = torch.Generator().manual_seed(2)
     some, others = (6 * torch.rand(*size, 2, dtype=torch.float64, generator=generator) for size in ((7,), (2, 11)))
@@ -202,7 +202,7 @@ def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
         assert relative_change(padded, plain) <= TOLERANCE, backend
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PLACEABLE_PAIRS if pair.is_equivariant_for_every_draw], ids=str)
+@together([pair for pair in PLACEABLE_PAIRS if pair.is_equivariant_for_every_draw])
 @settings(max_examples=4)
 @given(shift=st.lists(st.floats(-50, 50), min_size=1, max_size=3), seed=st.integers(0, 2**16))
 def test_a_shift_of_queries_and_keys_together_changes_nothing(pair: Case, shift: list[float], seed: int):
@@ -229,7 +229,7 @@ def test_a_shift_of_the_queries_alone_is_seen(pair: Case):
     assert (relative_change(outputs[1], outputs[0]) > 1e-3) == (pair.relative is not None)
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.relative != "rotation_joint"], ids=str)
+@together([pair for pair in PAIRS if pair.relative != "rotation_joint"])
 def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
     coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5, periodic=True)
     fine = Grid((6, 10), periodic=True)
@@ -337,9 +337,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", BAD)
-def test_what_cannot_be_is_an_error_that_names_it(fault: str):
-    changed, message = BAD[fault]
+@each(BAD)
+def test_what_cannot_be_is_an_error_that_names_it(fault: tuple[dict[str, Any], str]):
+    changed, message = fault
     with pytest.raises(ValueError, match=message):
         call(**changed)
 
@@ -369,9 +369,9 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", BAD_CONTEXTS)
-def test_a_bad_context_is_an_error_that_names_it(fault: str, as_users_run_it: None):
-    changed, message = BAD_CONTEXTS[fault]
+@each(BAD_CONTEXTS)
+def test_a_bad_context_is_an_error_that_names_it(fault: tuple[dict[str, Any], str]):
+    changed, message = fault
     with pytest.raises(ValueError, match=message):
         Attention(8, 2, relative="fourier", context_dim=6)(torch.zeros(2, 15, 8), COARSE, **changed)
 

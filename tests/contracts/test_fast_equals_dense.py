@@ -8,13 +8,13 @@ from tests.contracts.cases import (
     FAST,
     POSSIBLE,
     Case,
-    across,
     build_kernel,
     build_relative,
     draw_inputs,
     draw_mask,
     is_signed,
     relative_change,
+    together,
     with_leaves,
 )
 from torch import Tensor
@@ -116,8 +116,8 @@ def fits_a_torus(case: Case, size: Size) -> bool:
     return True
 
 
-@pytest.mark.parametrize("case", FAST, ids=str)
-@settings(max_examples=25)
+@together(FAST)
+@settings(max_examples=12)
 @given(size=sizes())
 def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, size: Size):
     if case.relative == "rotary" and size.dim == 1 and case.kernel in ("squared_relu", "focused", "relu", "elu"):
@@ -133,7 +133,7 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, si
         assert relative_change(fast[name], expected) <= TOLERANCE, name
 
 
-@across("case", POSSIBLE, shape=FLOAT32_SHAPES)
+@together(POSSIBLE, shape=FLOAT32_SHAPES)
 def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: tuple[int, ...]):
     size = Size(shape, (False,) * len(shape), heads=3, dim=5, num_prefix_tokens=1, masked=True, max_distance=4, seed=0)
     truth, single = attend(case, size, "dense"), attend(case, size, case.backend, torch.float32)
@@ -142,26 +142,18 @@ def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: t
         assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
 
 
-@pytest.mark.parametrize(("factor", "dtype", "band"), [(3, torch.float32, 1e-5), (30, torch.float64, 1e-8)])
-@pytest.mark.parametrize("case", [case for case in FAST if not is_signed(case)], ids=str)
-def test_large_queries_and_keys_cost_a_fast_path_no_accuracy(
-    case: Case, factor: float, dtype: torch.dtype, band: float
-):
+@together([case for case in FAST if not is_signed(case)])
+def test_large_queries_and_keys_cost_a_fast_path_no_accuracy(case: Case):
     # Features of large vectors differ by many orders of magnitude, which a difference of sums would not survive.
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=2, max_distance=3)
     kernel = build_kernel(case.kernel, relative, 16)
     query, key, value = (tensor.float() for tensor in draw_inputs(36, dim=16, scale=1.0))
-    outputs = [
-        attention(
-            factor * query.to(kind),
-            factor * key.to(kind),
-            value.to(kind),
-            kernel=kernel,
-            relative=relative,
-            grid=Grid((5, 7)),
-            backend=backend,
-            num_prefix_tokens=1,
-        ).double()
-        for backend, kind in (("dense", torch.float64), (case.backend, dtype))
-    ]
-    assert relative_change(outputs[1], outputs[0]) <= band
+
+    def attend(factor: float, dtype: torch.dtype, backend: str) -> Tensor:
+        inputs = (factor * query.to(dtype), factor * key.to(dtype), value.to(dtype))
+        options = {"kernel": kernel, "relative": relative, "grid": Grid((5, 7)), "num_prefix_tokens": 1}
+        return attention(*inputs, **options, backend=backend).double()
+
+    for factor, dtype, band in ((3, torch.float32, 1e-5), (30, torch.float64, 1e-8)):
+        truth, fast = attend(factor, torch.float64, "dense"), attend(factor, dtype, case.backend)
+        assert relative_change(fast, truth) <= band, (factor, dtype)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change, roll_tokens
+from tests.contracts.cases import each, relative_change, roll_tokens
 from torch import Tensor, nn
 
 from teka import Grid, diagnose
@@ -16,54 +16,55 @@ CLEARLY = 1e-3
 TORUS = Grid((5, 7), periodic=True)
 DIM, HEADS = 12, 3
 
-PLACED: list[Any] = [
-    pytest.param({"relative": "fourier", "position_heads": 1}, id="one of three heads by position, waves"),
-    pytest.param({"relative": "fourier", "num_waves": 2}, id="two waves"),
-    pytest.param({"relative": "table", "position_heads": 2}, id="two of three heads by position, table"),
-    pytest.param({"relative": "rotation", "position_heads": 1}, id="one of three heads by position, rotation"),
-    pytest.param({"relative": "quadratic", "position_heads": 2}, id="two of three heads by position, quadratic"),
-    pytest.param({"relative": "clipped", "position_heads": 0}, id="clipped in every head"),
-    pytest.param({"relative": "clipped", "position_heads": 2}, id="clipped in two of three heads"),
-    pytest.param({"relative": "clipped", "query_key": "normalized"}, id="normalized beside clipped"),
-    pytest.param({"relative": "fourier", "query_key": "centred", "gate": True}, id="centred and gated, waves"),
-    pytest.param({"relative": "rotary", "query_key": "normalized"}, id="normalized and turned"),
-    pytest.param({"relative": "rotary", "query_key": "centred", "kernel": "softmax"}, id="centred and turned softmax"),
-    pytest.param({"value_convolution": 3}, id="convolution"),
-    pytest.param({"values": "tokens", "relative": "quadratic", "kernel": "constant"}, id="means of whole tokens"),
-    pytest.param(
-        {"values": "tokens", "relative": "clipped", "dim_head": 5, "gate": True, "value_convolution": 3},
-        id="means of whole tokens, clipped, gated and with a convolution",
-    ),
-    pytest.param({"value_convolution": 5, "gate": True, "relative": "clipped"}, id="convolution, gate and clipped"),
-    pytest.param(
-        {
-            "relative": "fourier",
-            "position_heads": 1,
-            "num_waves": 3,
-            "query_key": "normalized",
-            "gate": True,
-            "value_convolution": 3,
-        },
-        id="all together",
-    ),
-]
-UNPLACED: list[Any] = [
-    pytest.param({"query_key": "normalized"}, id="normalized"),
-    pytest.param({"query_key": "normalized", "kernel": "softmax"}, id="normalized softmax"),
-    pytest.param({"query_key": "centred"}, id="centred"),
-    pytest.param({"query_key": "centred", "kernel": "positive"}, id="centred random features"),
-    pytest.param({"gate": True}, id="gated"),
-    pytest.param({"gate": True, "kernel": "constant"}, id="gated mean"),
-    pytest.param({"gate": True, "query_key": "centred", "kernel": "focused"}, id="gated, centred and focused"),
-]
-CAUSAL: list[Any] = [
-    pytest.param({"relative": "fourier", "position_heads": 1}, id="one of three heads by position, waves"),
-    pytest.param({"relative": "clipped", "position_heads": 0}, id="clipped in every head"),
-    pytest.param({"relative": "clipped", "position_heads": 2}, id="clipped in two of three heads"),
-    pytest.param({"query_key": "normalized"}, id="normalized"),
-    pytest.param({"gate": True, "relative": "fourier", "num_waves": 2}, id="gated, two waves"),
-    pytest.param({"gate": True, "query_key": "normalized", "relative": "clipped"}, id="gated, normalized, clipped"),
-]
+PLACED: dict[str, dict[str, Any]] = {
+    "one of three heads by position, waves": {"relative": "fourier", "position_heads": 1},
+    "two waves": {"relative": "fourier", "num_waves": 2},
+    "two of three heads by position, table": {"relative": "table", "position_heads": 2},
+    "one of three heads by position, rotation": {"relative": "rotation", "position_heads": 1},
+    "two of three heads by position, quadratic": {"relative": "quadratic", "position_heads": 2},
+    "clipped in every head": {"relative": "clipped", "position_heads": 0},
+    "clipped in two of three heads": {"relative": "clipped", "position_heads": 2},
+    "normalized beside clipped": {"relative": "clipped", "query_key": "normalized"},
+    "centred and gated, waves": {"relative": "fourier", "query_key": "centred", "gate": True},
+    "normalized and turned": {"relative": "rotary", "query_key": "normalized"},
+    "centred and turned softmax": {"relative": "rotary", "query_key": "centred", "kernel": "softmax"},
+    "convolution": {"value_convolution": 3},
+    "means of whole tokens": {"values": "tokens", "relative": "quadratic", "kernel": "constant"},
+    "means of whole tokens, clipped, gated and with a convolution": {
+        "values": "tokens",
+        "relative": "clipped",
+        "dim_head": 5,
+        "gate": True,
+        "value_convolution": 3,
+    },
+    "convolution, gate and clipped": {"value_convolution": 5, "gate": True, "relative": "clipped"},
+    "all together": {
+        "relative": "fourier",
+        "position_heads": 1,
+        "num_waves": 3,
+        "query_key": "normalized",
+        "gate": True,
+        "value_convolution": 3,
+    },
+}
+UNPLACED: dict[str, dict[str, Any]] = {
+    "normalized": {"query_key": "normalized"},
+    "normalized softmax": {"query_key": "normalized", "kernel": "softmax"},
+    "centred": {"query_key": "centred"},
+    "centred random features": {"query_key": "centred", "kernel": "positive"},
+    "gated": {"gate": True},
+    "gated mean": {"gate": True, "kernel": "constant"},
+    "gated, centred and focused": {"gate": True, "query_key": "centred", "kernel": "focused"},
+}
+CAUSAL: dict[str, dict[str, Any]] = {
+    "one of three heads by position, waves": {"relative": "fourier", "position_heads": 1},
+    "clipped in every head": {"relative": "clipped", "position_heads": 0},
+    "clipped in two of three heads": {"relative": "clipped", "position_heads": 2},
+    "normalized": {"query_key": "normalized"},
+    "gated, two waves": {"gate": True, "relative": "fourier", "num_waves": 2},
+    "gated, normalized, clipped": {"gate": True, "query_key": "normalized", "relative": "clipped"},
+}
+ALL = PLACED | UNPLACED
 
 
 def build(**options: Any) -> Attention:
@@ -82,14 +83,14 @@ def draw_tokens(num_tokens: int, *, batch: int = 2, seed: int = 1) -> Tensor:
     return torch.randn(batch, num_tokens, DIM, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+@each(ALL)
 def test_rolling_the_tokens_of_a_torus_rolls_the_output(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
     expected = roll_tokens(TORUS, layer(tokens, TORUS), (2, 3))
     assert relative_change(layer(roll_tokens(TORUS, tokens, (2, 3)), TORUS), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("options", PLACED)
+@each(PLACED)
 def test_rolling_the_tokens_changes_nothing_for_a_class_token(options: dict[str, Any]):
     layer, tokens, prefix = build(**options), draw_tokens(TORUS.num_tokens), draw_tokens(1, seed=2)
     rolled = roll_tokens(TORUS, tokens, (2, 3))
@@ -98,7 +99,7 @@ def test_rolling_the_tokens_changes_nothing_for_a_class_token(options: dict[str,
     assert relative_change(after[:, 1:], roll_tokens(TORUS, before[:, 1:], (2, 3))) < TOLERANCE
 
 
-@pytest.mark.parametrize("options", PLACED)
+@each(PLACED)
 def test_a_bounded_canvas_is_seen_alike_wherever_the_kept_tokens_lie(options: dict[str, Any]):
     layer, patch = build(**options), draw_tokens(12).unflatten(1, (3, 4))
     outputs = []
@@ -111,21 +112,21 @@ def test_a_bounded_canvas_is_seen_alike_wherever_the_kept_tokens_lie(options: di
     assert relative_change(*outputs) < TOLERANCE
 
 
-@pytest.mark.parametrize("options", PLACED)
+@each(PLACED)
 def test_the_order_of_the_tokens_counts_where_there_are_places(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
     order = torch.randperm(TORUS.num_tokens, generator=torch.Generator().manual_seed(3))
     assert relative_change(layer(tokens[:, order], TORUS), layer(tokens, TORUS)[:, order]) > CLEARLY
 
 
-@pytest.mark.parametrize("options", UNPLACED)
+@each(UNPLACED)
 def test_permuting_the_tokens_permutes_the_output_where_there_are_no_places(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
     assert relative_change(layer(tokens[:, order]), layer(tokens)[:, order]) < TOLERANCE
 
 
-@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+@each(ALL)
 def test_gradients_reach_every_parameter(options: dict[str, Any]):
     layer = build(**options).train()
     # On a torus frequencies are rounded, and have none.
@@ -136,7 +137,7 @@ def test_gradients_reach_every_parameter(options: dict[str, Any]):
         assert parameter.grad.abs().max() > TOLERANCE, name
 
 
-@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+@each(ALL)
 def test_what_is_dropped_changes_nothing(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens + 1)
     keep = torch.arange(2 * 36).reshape(2, 36) % 5 > 0
@@ -146,7 +147,7 @@ def test_what_is_dropped_changes_nothing(options: dict[str, Any]):
     assert relative_change(after[keep], before[keep]) < TOLERANCE
 
 
-@pytest.mark.parametrize("options", UNPLACED)
+@each(UNPLACED)
 def test_a_sample_of_a_ragged_batch_is_what_it_is_alone(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     together = layer(tokens, lengths=torch.tensor([11, 6]))
@@ -154,20 +155,20 @@ def test_a_sample_of_a_ragged_batch_is_what_it_is_alone(options: dict[str, Any])
     assert (together[1, 6:] == 0).all()
 
 
-@pytest.mark.parametrize("options", UNPLACED)
+@each(UNPLACED)
 def test_a_number_of_queries_gives_the_first_of_the_outputs(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     assert relative_change(layer(tokens, num_queries=3), layer(tokens)[:, :3]) < TOLERANCE
 
 
-@pytest.mark.parametrize("options", UNPLACED)
+@each(UNPLACED)
 def test_a_context_of_the_tokens_themselves_changes_nothing(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     keep = torch.arange(22).reshape(2, 11) % 4 > 0
     assert relative_change(layer(tokens, None, keep, context=tokens), layer(tokens, None, keep)) < TOLERANCE
 
 
-@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+@each(ALL)
 def test_a_state_makes_the_same_layer(options: dict[str, Any]):
     layer = build(**options)
     torch.manual_seed(7)
@@ -178,7 +179,7 @@ def test_a_state_makes_the_same_layer(options: dict[str, Any]):
     assert torch.equal(other(tokens, TORUS), layer(tokens, TORUS))
 
 
-@pytest.mark.parametrize("options", CAUSAL)
+@each(CAUSAL)
 def test_no_token_sees_a_later_one_and_steps_give_the_whole(options: dict[str, Any]):
     layer, tokens = build(causal=True, num_axes=1, **options), draw_tokens(9)
     whole = layer(tokens, Grid(9))
@@ -191,7 +192,7 @@ def test_no_token_sees_a_later_one_and_steps_give_the_whole(options: dict[str, A
     assert relative_change(torch.stack(steps, dim=1), whole) < TOLERANCE
 
 
-@pytest.mark.parametrize("options", [*PLACED, *UNPLACED])
+@each(ALL)
 def test_a_diagnosis_sees_the_queries_and_keys_of_the_layer(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
     diagnosis = diagnose(layer, tokens, TORUS)
@@ -214,14 +215,7 @@ def test_off_is_what_it_is_by_default(relative: str | None):
     assert all(torch.equal(layers[0][name], layers[1][name]) for name in layers[0])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"gate": True}, id="a gate"),
-        pytest.param({"value_convolution": 3}, id="a convolution"),
-        pytest.param({"query_key": "normalized"}, id="a gain"),
-    ],
-)
+@each({"a gate": {"gate": True}, "a convolution": {"value_convolution": 3}, "a gain": {"query_key": "normalized"}})
 def test_nothing_more_is_drawn_for_what_begins_at_a_fixed_value(options: dict[str, Any]):
     layers = []
     for extra in ({}, options):

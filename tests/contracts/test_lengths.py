@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, PLACEABLE_PAIRS, Case, across, relative_change, together
+from tests.contracts.cases import PAIRS, PLACEABLE_PAIRS, Case, each, relative_change, together
 from torch import Tensor
 
 from teka import Grid
@@ -32,7 +32,7 @@ def draw_ragged(num_axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     return tokens + 50.0 * padding[..., None], positions + 1e3 * padding[..., None], lengths
 
 
-@across("pair", PLACEABLE_PAIRS, causal=[False, True])
+@together(PLACEABLE_PAIRS, causal=[False, True])
 def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(pair: Case, causal: bool):
     layer, (tokens, positions, lengths) = build(pair, causal=causal), draw_ragged()
     placed: dict[str, Tensor] = {} if pair.relative is None else {"positions": positions}
@@ -44,7 +44,7 @@ def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(
         assert not together[sample, length:].any()
 
 
-@across("pair", PAIRS, causal=[False, True])
+@together(PAIRS, causal=[False, True])
 def test_a_sequence_that_is_shorter_than_its_grid_is_as_on_a_grid_of_its_own(pair: Case, causal: bool):
     layer, (tokens, _, lengths) = build(pair, causal=causal, num_axes=1), draw_ragged()
     together = layer(tokens, Grid(LONGEST), lengths=lengths)
@@ -112,9 +112,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", BAD)
-def test_bad_lengths_are_an_error_that_names_them(fault: str, as_users_run_it: None):
-    changed, message = BAD[fault]
+@each(BAD)
+def test_bad_lengths_are_an_error_that_names_them(fault: tuple[dict[str, Any], str]):
+    changed, message = fault
     layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
     with pytest.raises(ValueError, match=message):
         layer(tokens, positions=positions, **changed)

@@ -1,4 +1,3 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,8 +23,8 @@ TOLERANCE = 1e-10
 NUM_TOKENS = 11
 
 
-@pytest.mark.parametrize("case", [case for case in POSSIBLE if case.relative is None], ids=str)
-@settings(max_examples=20)
+@together([case for case in POSSIBLE if case.relative is None])
+@settings(max_examples=4)
 @given(order=st.permutations(range(NUM_TOKENS)))
 def test_without_position_permuting_tokens_permutes_outputs(case: Case, order: list[int]):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
@@ -35,8 +34,8 @@ def test_without_position_permuting_tokens_permutes_outputs(case: Case, order: l
     assert relative_change(after, before[:, :, order]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("pair", PLACEABLE_PAIRS, ids=str)
-@settings(max_examples=20)
+@together(PLACEABLE_PAIRS)
+@settings(max_examples=4)
 @given(order=st.permutations(range(NUM_TOKENS)))
 def test_permuting_tokens_with_their_positions_permutes_outputs(pair: Case, order: list[int]):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)

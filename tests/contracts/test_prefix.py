@@ -5,7 +5,6 @@ from tests.contracts.cases import (
     PLACEABLE_PAIRS,
     POSSIBLE,
     Case,
-    across,
     build_kernel,
     build_relative,
     draw_inputs,
@@ -40,7 +39,7 @@ def attend(case: Case, inputs: list[Tensor], num_prefix_tokens: int, relative: R
     )
 
 
-@across("case", EXACT, num_prefix_tokens=[1, 2])
+@together(EXACT, num_prefix_tokens=[1, 2])
 def test_a_token_without_position_attends_as_without_a_relative_kernel(case: Case, num_prefix_tokens: int):
     inputs = draw_inputs(num_prefix_tokens + GRID.num_tokens)
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)

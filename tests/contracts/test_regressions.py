@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from jaxtyping import Float
-from tests.contracts.cases import draw_inputs, explicit_attention, relative_change
+from tests.contracts.cases import draw_inputs, each, explicit_attention, relative_change
 from tests.contracts.test_shift import change_under_a_shift_of_positions
 from torch import Generator, Tensor, nn
 
@@ -45,16 +45,10 @@ WHERE: dict[str, tuple[str, str]] = {
         "test_a_mask_on_the_values_but_not_on_the_denominator_is_caught",
         "DenominatorOfAllKeys",
     ),
-    "strategy 1 not equivariant": (
-        "test_the_product_form_is_equivariant_and_the_joint_form_is_not",
-        "RotationJoint",
-    ),
+    "strategy 1 not equivariant": ("test_the_product_form_is_equivariant_and_the_joint_form_is_not", "RotationJoint"),
     "strategy 1 worse than the mean": ("test_a_joint_estimate_worse_than_the_mean_is_reported", "joint"),
     "position heads never redrawn": ("test_position_heads_are_redrawn", "NeverRedrawn"),
-    "the class token on the grid": (
-        "test_a_class_token_placed_on_the_grid_is_caught",
-        "broken = attention",
-    ),
+    "the class token on the grid": ("test_a_class_token_placed_on_the_grid_is_caught", "broken = attention"),
     "square grids only": ("test_grids_that_are_not_square_keep_their_shape", "as_if_square"),
     "float32 hard-coded": ("test_nothing_is_computed_in_float32", "RingsInSinglePrecision"),
     "backward memory of O(L^1.5 · k · d)": ("test_memory_of_rings_grows_as_the_tokens", "rings_row_by_row"),
@@ -63,10 +57,7 @@ WHERE: dict[str, tuple[str, str]] = {
     "redraw counters off by one": ("test_projections_are_redrawn_at_the_steps_named", "OffByOne"),
     "drop_last on the test set": ("test_every_test_image_is_evaluated", "without_the_last_batch"),
     "no seed option": ("test_the_seed_alone_decides_the_order_of_images", "shuffled_by_whatever"),
-    "features of both signs taken to be non-negative": (
-        "test_a_wrong_declaration_is_seen",
-        "SaidToBePositive",
-    ),
+    "features of both signs taken to be non-negative": ("test_a_wrong_declaration_is_seen", "SaidToBePositive"),
     "outputs of any size, of which the diagnosis says that all is well": (
         "test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features",
         '"features"',
@@ -75,9 +66,9 @@ WHERE: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("defect", WHERE)
-def test_every_defect_has_its_test_and_its_twin(defect: str):
-    test, twin = WHERE[defect]
+@each(WHERE)
+def test_every_defect_has_its_test_and_its_twin(where: tuple[str, str]):
+    test, twin = where
     (source,) = [text for text in SOURCES if f"def {test}(" in text]
     assert source.count(twin) > (source == HERE)  # once more than in the table above
 
@@ -268,22 +259,32 @@ MODEL_OPTIONS = SHARED_OPTIONS | {
     "position": ("rotation", "absolute"),
     "patch_size": (1, 2),
     "stem": ("patch", "convolution"),
+    "stem_depth": (0, 1),
     "periodic": (False, True),
     "pool": ("class", "mean"),
+    "head": ("pooled", "dense"),
+    "select": ("norm", "learned"),
+    "blur": (None, 3),
     "mlp_ratio": (4.0, 2.0),
     "longest_wave": (None, 5.0),
     "wave_weight": (None, 3.0),
     "rotation_weight_scale": (None, 2.0),
+    "max_distance": (None, 2),
     "epsilon": (None, 0.3),
 }
 # What else must be chosen for an option to be one.
 WITH_WAVES = {"relative": "fourier", "position": "fourier"}
+WITH_HALVING = {"stem": "polyphase", "patch_size": 2}
 NEEDED = {
     "num_waves": WITH_WAVES,
     "longest_wave": WITH_WAVES,
     "wave_weight": WITH_WAVES,
     "rotary_normalizer": {"relative": "rotary", "position": "rotary", "kernel": "squared_relu", "backend": "linear"},
+    "max_distance": {"position": "clipped"},
     "epsilon": {"kernel": "squared_relu"},
+    "select": WITH_HALVING,
+    "blur": WITH_HALVING,
+    "stem_depth": WITH_HALVING,
 }
 
 
@@ -323,25 +324,24 @@ def option_does_something(
     return not torch.equal(*outputs)
 
 
-@pytest.mark.parametrize("option", LAYER_OPTIONS)
-def test_every_option_of_a_layer_does_something(option: str):
+def test_every_option_of_a_layer_does_something():
     assert set(LAYER_OPTIONS) == set(inspect.signature(Attention).parameters)
     inputs = (torch.randn(2, 15, 8, generator=Generator().manual_seed(2)), Grid((3, 5)))
-    assert option_does_something(Attention, LAYER_OPTIONS, option, inputs)
-    deaf = deaf_to(option, Attention, LAYER_OPTIONS[option][0])
-    assert not option_does_something(deaf, LAYER_OPTIONS, option, inputs)
+    for option in LAYER_OPTIONS:
+        assert option_does_something(Attention, LAYER_OPTIONS, option, inputs), option
+        deaf = deaf_to(option, Attention, LAYER_OPTIONS[option][0])
+        assert not option_does_something(deaf, LAYER_OPTIONS, option, inputs), option
 
 
-@pytest.mark.parametrize("option", MODEL_OPTIONS)
-def test_every_option_of_a_model_does_something(option: str):
+def test_every_option_of_a_model_does_something():
     assert set(MODEL_OPTIONS) == set(inspect.signature(Performer).parameters)
-
     inputs = (torch.randn(2, 2, 6, 4, generator=Generator().manual_seed(2)),)
-    if option == "image_size":  # of which nothing depends but the images that are taken
-        other = Performer(**{name: values[name == option] for name, values in MODEL_OPTIONS.items()})
-        with pytest.raises(ValueError, match="images"):
-            other(*inputs)
-        return
-    assert option_does_something(Performer, MODEL_OPTIONS, option, inputs)
-    deaf = deaf_to(option, Performer, MODEL_OPTIONS[option][0])
-    assert not option_does_something(deaf, MODEL_OPTIONS, option, inputs)
+    for option in MODEL_OPTIONS:
+        if option == "image_size":  # of which nothing depends but the images that are taken
+            other = Performer(**{name: values[name == option] for name, values in MODEL_OPTIONS.items()})
+            with pytest.raises(ValueError, match="images"):
+                other(*inputs)
+            continue
+        assert option_does_something(Performer, MODEL_OPTIONS, option, inputs), option
+        deaf = deaf_to(option, Performer, MODEL_OPTIONS[option][0])
+        assert not option_does_something(deaf, MODEL_OPTIONS, option, inputs), option

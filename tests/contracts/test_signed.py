@@ -1,4 +1,4 @@
-"""A kernel of one's own whose weights may be negative: every backend is the one equation, if it declares so."""
+"""Kernels of one's own: every backend is the one equation, if a kernel declares whether its weights may be negative."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from tests.contracts.cases import (
     draw_mask,
     explicit_attention,
     relative_change,
+    with_leaves,
 )
 from torch import Tensor
 
@@ -75,6 +76,28 @@ class Shifted(LocalKernel):
         return vectors + 0.5, pull
 
 
+@dataclass(frozen=True)
+class Raised(LocalKernel):
+    """φ(x) = x² + 0.5, of whose features none is 0, not even those of what is masked."""
+
+    name: ClassVar[str] = "raised"
+    nonnegative: ClassVar[bool] = True
+
+    def num_features(self, dim: int) -> int:
+        return dim
+
+    def feature_map(self, vectors: Float[Tensor, "*batch dim"], *, scale: float) -> Float[Tensor, "*batch features"]:
+        return vectors.square() + 0.5
+
+    def feature_map_pullback(
+        self, vectors: Float[Tensor, "*batch dim"], *, scale: float
+    ) -> tuple[Float[Tensor, "*batch features"], Callable[[Tensor, Tensor], None]]:
+        def pull(gradient: Tensor, out: Tensor) -> None:
+            torch.mul(gradient, 2 * vectors, out=out)
+
+        return self.feature_map(vectors, scale=scale), pull
+
+
 class SaidToBePositive(Sines):
     """The same with a wrong declaration."""
 
@@ -117,10 +140,23 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("relative", WITHOUT_SOFTMAX)
-@pytest.mark.parametrize("kernel", [Sines(), Shifted()], ids=lambda kernel: kernel.name)
-def test_every_backend_is_the_equation(kernel: FeatureKernel, relative: str | None, is_causal: bool):
-    assert max(changes(kernel, relative, is_causal=is_causal).values()) < 1e-10
+@pytest.mark.parametrize("kernel", [Sines(), Shifted(), Raised()], ids=lambda kernel: kernel.name)
+def test_every_backend_is_the_equation(kernel: FeatureKernel, is_causal: bool):
+    for relative in WITHOUT_SOFTMAX:
+        assert max(changes(kernel, relative, is_causal=is_causal).values()) < 1e-10, relative
+
+
+def test_what_is_masked_moves_no_wave_of_a_kernel_that_is_made_again():
+    inputs, mask = [one.requires_grad_() for one in draw_inputs(35, dim=DIM)], draw_mask(2, 35)
+    drawn = build_relative("fourier", heads=3, dim=DIM, num_axes=2)
+    assert drawn is not None
+    relative, leaves = with_leaves(drawn)
+    found = []
+    for backend in ("dense", "linear"):
+        options = {"kernel": Raised(), "relative": relative, "grid": Grid((5, 7)), "backend": backend}
+        output = attention(*inputs, **options, key_mask=mask)
+        found.append(torch.autograd.grad(output.sin().sum(), [*inputs, *leaves.values()]))
+    assert max(map(relative_change, *found)) < 1e-10
 
 
 @pytest.mark.parametrize("relative", ["rotation", "clipped"])
@@ -128,14 +164,15 @@ def test_a_wrong_declaration_is_seen(relative: str):
     assert max(changes(SaidToBePositive(), relative, is_causal=False).values()) > 0.01
 
 
-@pytest.mark.parametrize("relative", [None, "clipped", "fourier", "rotary"])
-@pytest.mark.parametrize("kernel", [Sines(), Shifted()], ids=lambda kernel: kernel.name)
-def test_token_by_token_it_is_the_same(kernel: FeatureKernel, relative: str | None):
-    built = build_relative(relative, heads=3, dim=DIM, num_axes=1, kernel=kernel, max_distance=3)
-    inputs, grid = draw_inputs(13, dim=DIM, scale=1.0), None if relative is None else Grid(13)
-    whole = attention(*inputs, kernel=kernel, relative=built, grid=grid, is_causal=True, backend="dense")
-    outputs, state = [], None
-    for query, key, value in zip(*(tensor.split(1, dim=2) for tensor in inputs), strict=True):
-        output, state = decode(query, key, value, state, kernel=kernel, relative=built)
-        outputs.append(output)
-    assert relative_change(torch.cat(outputs, dim=2), whole) < 1e-10
+@pytest.mark.parametrize("kernel", [Sines(), Shifted(), Raised()], ids=lambda kernel: kernel.name)
+def test_token_by_token_it_is_the_same(kernel: FeatureKernel):
+    inputs = draw_inputs(13, dim=DIM, scale=1.0)
+    for relative in (None, "clipped", "fourier", "rotary"):
+        built = build_relative(relative, heads=3, dim=DIM, num_axes=1, kernel=kernel, max_distance=3)
+        grid = None if relative is None else Grid(13)
+        whole = attention(*inputs, kernel=kernel, relative=built, grid=grid, is_causal=True, backend="dense")
+        outputs, state = [], None
+        for query, key, value in zip(*(tensor.split(1, dim=2) for tensor in inputs), strict=True):
+            output, state = decode(query, key, value, state, kernel=kernel, relative=built)
+            outputs.append(output)
+        assert relative_change(torch.cat(outputs, dim=2), whole) < 1e-10, relative

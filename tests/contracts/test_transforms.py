@@ -105,7 +105,7 @@ def largest_change(ones: list[Tensor], others: list[Tensor]) -> float:
     return max(relative_change(one, other) for one, other in zip(ones, others, strict=True))
 
 
-@pytest.mark.parametrize("case", MAPPED, ids=str)
+@together(MAPPED)
 def test_vmap_over_one_more_axis_is_a_loop(case: Case):
     by, point, _ = build(case)
     num_tokens = GRIDS[False].num_tokens
@@ -123,7 +123,7 @@ def test_vmap_says_that_it_cannot_choose_rows_by_their_numbers(case: Case):
         vmap(by("fft"), in_dims=(0, *(None for _ in point[1:])))(torch.stack([point[0]] * 2), *point[1:])
 
 
-@pytest.mark.parametrize("case", TWICE, ids=str)
+@together(TWICE)
 def test_the_forward_derivative_is_the_transpose_of_the_backward_one(case: Case):
     by, point, direction = build(case)
     forwards = jvp(by(case.backend), tuple(point), tuple(direction))
@@ -135,7 +135,7 @@ def test_the_forward_derivative_is_the_transpose_of_the_backward_one(case: Case)
     assert math.isclose(float((tangent * weight).sum()), float(backwards), rel_tol=BAND, abs_tol=BAND)
 
 
-@pytest.mark.parametrize("case", FAST, ids=str)
+@together(FAST)
 def test_the_jacobian_is_that_of_dense(case: Case):
     by, point, _ = build(case)
     ours, theirs = (
@@ -144,7 +144,7 @@ def test_the_jacobian_is_that_of_dense(case: Case):
     assert largest_change(ours, theirs) <= BAND
 
 
-@pytest.mark.parametrize("case", TWICE, ids=str)
+@together(TWICE)
 def test_second_derivatives_agree_backwards_and_forwards_and_with_dense(case: Case):
     by, point, direction = build(case)
     truth = second_derivative(weighted(by("dense")), point, direction)
@@ -184,7 +184,7 @@ def test_causal_attention_has_them_too(case: Case):
     assert relative_change(together[1], by(backend)(*point)) <= BAND
 
 
-@pytest.mark.parametrize("case", ONCE, ids=str)
+@together(ONCE)
 def test_torch_says_that_its_fused_softmax_has_one_derivative(case: Case):
     by, point, direction = build(case)
     with pytest.raises(RuntimeError, match="scaled_dot_product"):

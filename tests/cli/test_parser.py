@@ -1,4 +1,4 @@
-from teka.cli.terminal import progress_bar
+from teka.cli.parser import progress_bar
 
 
 def test_where_there_is_no_terminal_a_step_is_a_line_if_lines_are_asked_for_and_nothing_else(capsys):
