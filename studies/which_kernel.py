@@ -24,7 +24,7 @@ from teka.experiments.study.report.results import (
     compare_with,
     read_study_results,
 )
-from teka.experiments.study.report.tables import NOTHING, signed_with_interval, with_interval
+from teka.experiments.study.report.tables import NOTHING, with_interval
 from teka.files import write_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -85,8 +85,8 @@ def differences_with_rotary() -> str:
             found = compare_with(group, reference) if group and reference else None
             time = found.equal_time if found else None
             early = "*" if found and found.early else ""
-            row.append(signed_with_interval(found.equal_steps) if found else NOTHING)
-            row.append(signed_with_interval(time) + early if time else NOTHING)
+            row.append(with_interval(found.equal_steps, signed=True) if found else NOTHING)
+            row.append(with_interval(time, signed=True) + early if time else NOTHING)
         rows.append(row)
     return table(["kernel", *(head for data in SMALL for head in (f"{DATA[data]}: steps", "time"))], rows)
 
@@ -154,7 +154,7 @@ def gains_of_positions() -> str:
 
 def gain(differences: Sequence[float]) -> str:
     """The mean of differences over seeds and its interval."""
-    return signed_with_interval(mean_over_seeds(differences)) if differences else NOTHING
+    return with_interval(mean_over_seeds(differences), signed=True) if differences else NOTHING
 
 
 def beyond_noise() -> str:
@@ -193,7 +193,7 @@ def variants_against(name: str, reference: str) -> str:
         for one in levels["data"]:
             group, other = (study.group({"data": one, "variant": level}) for level in (variant, reference))
             differences = [*paired([group], [other]).values()] if variant != reference else []
-            row += [accuracy(group), signed_with_interval(mean_over_seeds(differences)) if differences else ""]
+            row += [accuracy(group), with_interval(mean_over_seeds(differences), signed=True) if differences else ""]
         rows.append(row)
     head = [column for one in levels["data"] for column in (DATA[one], "difference")]
     return table(["variant", *head], rows)
@@ -228,7 +228,7 @@ def accuracies_of(data: str, candidate: str, seeds: Sequence[int]) -> dict[int, 
 def less(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     """One candidate less another, for every seed that both have."""
     differences = [accuracy - theirs[seed] for seed, accuracy in ours.items() if seed in theirs]
-    return signed_with_interval(mean_over_seeds(differences)) if differences else NOTHING
+    return with_interval(mean_over_seeds(differences), signed=True) if differences else NOTHING
 
 
 def mean(found: Mapping[int, float]) -> str:

@@ -1,9 +1,6 @@
-"""Saved dataclasses: what is ready for JSON from one, and one from that, by the types of its fields.
+"""Saved dataclasses: what is ready for JSON from one, and one from that, by the types of its fields."""
 
-A dataclass with fields of numbers, strings, dataclasses, tuples, lists, dictionaries, or None needs no reader or writer
-of its own.
-"""
-
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -17,12 +14,7 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> Any:
-    """Dataclasses as dictionaries of their fields, tuples as lists, keys as strings; ready for JSON.
-
-    >>> from teka.grid import Grid
-    >>> encode({"grid": Grid((3, 5), periodic=True)})["grid"]["shape"]
-    [3, 5]
-    """
+    """Dataclasses as dictionaries of their fields, tuples as lists, keys as strings; ready for JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -33,17 +25,9 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: type[T], content: object, argument: str | None = None) -> T:
-    """The dataclass that `encode` wrote.
+    """The dataclass that `encode` wrote; a field that is missing takes its default, if it has one.
 
-    A field that is missing takes its default, if it has one.
-
-    Args:
-        kind: The dataclass.
-        content: What was read.
-        argument: What to call the content in an error, the dataclass's name by default.
-
-    Raises:
-        ValueError: A missing or unknown field, or one of another type; the message names where it lies.
+    A ValueError names what is missing, unknown or of another type; the whole is `argument`, or the dataclass's name.
     """
     return _decode(kind, content, argument or kind.__name__)
 
@@ -76,6 +60,9 @@ def _decode(kind: Any, content: object, where: str) -> Any:
     if origin in (dict, Mapping):
         found = _checked(content, Mapping, where, "a dictionary")
         of_key = arguments[0] if arguments[0] in (int, float) else str
+        for key in found if of_key is int else ():
+            if not re.fullmatch("0|-?[1-9][0-9]*", str(key)):
+                raise wrong_value(f"{where}.{key}", key, "a whole number as key, such as '-4'")
         return {of_key(key): _decode(arguments[1], item, f"{where}.{key}") for key, item in found.items()}
     if kind in (Any, object):
         return content

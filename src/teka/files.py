@@ -6,7 +6,8 @@ import glob
 import json
 import os
 import secrets
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,9 +24,7 @@ except ImportError:  # not a POSIX system: what a killed process leaves is not r
 def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | None = None) -> None:
     """Write a file whole or not at all, whatever happens meanwhile: a kill, a full disk, a loss of power.
 
-    The content goes into a temporary file beside it, is flushed to the disk and takes the name; until then what stood
-    there stays, and `previous` is the name that it takes thereafter, if any. Temporary files that killed processes left
-    are removed. Only regular files are replaced: a device or a pipe is written to.
+    Until the end what stood there stays; then it takes the name `previous`, if any. A device or a pipe is written to.
     """
     try:
         if path.exists() and not path.is_file():
@@ -148,6 +147,24 @@ def make_directory(argument: str, path: str | Path) -> Path:
     except OSError as error:
         raise wrong_value(argument, str(path), f"{expected} ({error.strerror})") from error
     return folder
+
+
+@contextlib.contextmanager
+def new_folder(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to fill, which takes the path once that is done without error; `replace` what is no empty folder too."""
+    parent = make_directory(argument, path.parent)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=parent, ignore_cleanup_errors=True) as temporary:
+        new, old = Path(temporary, "new"), Path(temporary, "old")
+        new.mkdir()
+        yield new
+        if replace and path.exists():
+            path.rename(old)
+        try:
+            new.replace(path)
+        except BaseException:
+            if old.exists():
+                old.rename(path)
+            raise
 
 
 def _try_to_write(path: Path) -> None:

@@ -4,11 +4,7 @@ import math
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 
 def flop_counter() -> FlopCounterMode:
@@ -16,24 +12,19 @@ def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=UNCOUNTED)
 
 
-def _fused_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, out_shape: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)
+def _fused_flops(*sizes: Any, **_: Any) -> int:
+    return sdpa_flop_count(*sizes[:3])  # of query, key and value
 
 
-def _fused_backward_flops(
-    gradient: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, out_shape: Any, **__: Any
-) -> int:
-    return sdpa_backward_flop_count(gradient, query, key, value)
+def _fused_backward_flops(*sizes: Any, **_: Any) -> int:
+    return sdpa_backward_flop_count(*sizes[:4])  # of the gradient too, which comes first
 
 
-def _added_product_flops(
-    total: torch.Size, left: torch.Size, right: torch.Size, *_: Any, out_shape: Any, **__: Any
-) -> int:
+def _added_product_flops(total: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * math.prod(left) * right[-1]
 
 
-# torch's counter knows the fused attention of a GPU but not that of a CPU, which does the same products, and products
-# that are added to a tensor but not those that are added to it in place.
+# What torch's counter does not know: fused attention on a CPU, and products that are added in place.
 UNCOUNTED = {
     torch.ops.aten.addmm_: _added_product_flops,
     torch.ops.aten.baddbmm_: _added_product_flops,

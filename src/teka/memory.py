@@ -35,10 +35,7 @@ class TooManyNumbersError(ValueError):
 
 
 def count_numbers(make: Callable[[], nn.Module], most: int) -> int:
-    """The numbers in the parameters and buffers of the model that `make` makes, counted without memory for them.
-
-    More than `most`, or more than `MOST_TENSORS` tensors, as of 10⁹ layers, raise `TooManyNumbersError` at once.
-    """
+    """Count the numbers of the model that `make` makes, without memory; too many raise `TooManyNumbersError`."""
     count = tensors = 0
 
     def add(module: nn.Module, name: str, tensor: Tensor | None) -> None:
@@ -50,11 +47,8 @@ def count_numbers(make: Callable[[], nn.Module], most: int) -> int:
         if count > most:
             raise TooManyNumbersError(f"more than {most:,} numbers")
 
-    hooks = nn.modules.module
-    handles = [
-        hooks.register_module_parameter_registration_hook(add),
-        hooks.register_module_buffer_registration_hook(add),
-    ]
+    on = nn.modules.module
+    handles = [on.register_module_parameter_registration_hook(add), on.register_module_buffer_registration_hook(add)]
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             make()

@@ -32,6 +32,14 @@ COMMANDS = {
     "reproduce": ("experiments:reproduce", "the table and the figure of Horn et al. (2021)"),
     "bench": ("experiments:bench", "time and memory of the layers on this machine"),
 }
+HELP = """usage: teka COMMAND [options]
+
+Attention that depends on where things are relative to each other: models, training and measurement.
+
+commands:
+{}
+
+teka COMMAND --help shows the options of a command, with examples; teka --version the version."""
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -40,9 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the `teka` command with the words after `teka`, the process's own by default.
 
     Returns:
-        Exit code: 0; 1 when an audit stayed below what it was held to, and for nothing else; 130 when interrupted.
-        Whatever else is in the way of an answer is one line on standard error and 2: bad input, a full disk, too
-        little memory, a training that diverged, a download that failed.
+        Exit code: 0; 1 when an audit stayed below what it was held to, and for nothing else; 130 when interrupted; and
+        2, with one line on standard error, for whatever else is in the way of an answer.
     """
     _open_output()
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -62,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     if not given or given[0] in ("-h", "--help"):
-        print(_help())
+        lines = [f"  {name:<{max(map(len, COMMANDS))}}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
+        print(HELP.format("\n".join(lines)))
         return 0
     if given[0] == "--version":
         print(f"teka {__version__}")
@@ -71,8 +79,6 @@ def _run(given: list[str]) -> int:
     if name not in COMMANDS:
         return _say([], unknown_name("command", name, COMMANDS))
     try:
-        from teka.cli.parser import with_underscores
-
         command = pkgutil.resolve_name(f"teka.cli.{COMMANDS[name][0]}")
     except ModuleNotFoundError as error:
         return _say([], f"{error.name} is not installed; pip install 'teka[train,report]'")
@@ -81,7 +87,7 @@ def _run(given: list[str]) -> int:
     for part in ("pytorch", "fabric"):
         logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)
     try:
-        options = command.make_parser().parse_args(with_underscores(given[1:]))
+        options = command.make_parser().parse_args(given[1:])
     except (ValueError, ImportError) as error:
         return _say(given, error)
     shown = warnings.formatwarning
@@ -104,7 +110,6 @@ def _run(given: list[str]) -> int:
 
 
 def _say(given: Sequence[str], message: object) -> int:
-    """Write an error as one line on standard error."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{' '.join(['teka', *given[:1]])}: error: {' '.join(str(message).split())}\n")
     return USAGE_ERROR
@@ -127,19 +132,3 @@ def _close_output() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _help() -> str:
-    lines = [f"  {name:<{max(map(len, COMMANDS))}}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: teka COMMAND [options]",
-            "",
-            "Attention that depends on where things are relative to each other: models, training and measurement.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "teka COMMAND --help shows the options of a command, with examples; teka --version the version.",
-        ]
-    )

@@ -1,16 +1,20 @@
-"""`teka audit`: what a model makes of images that move."""
+"""`teka audit`: what a model makes of images that move; the models of this library are read here."""
 
-import argparse
 import contextlib
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 import teka.audit
-from teka.audit.adapters import FORMS, load
+from teka import models
+from teka.audit.adapters import FORMS, Loader, Preprocessing, Subject, load
 from teka.audit.adapters.case import AuditCase, make_case
+from teka.audit.adapters.subject import Size, subject_of_module
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
 from teka.audit.page.text import audit_text
@@ -20,65 +24,87 @@ from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shifts import axis_shifts, square_shifts
 from teka.audit.statistics.metrics import NUMBERS
 from teka.checks import check_name
-from teka.cli.own_models import OWN_LOADERS
-from teka.cli.parser import Option, Parser, command
-from teka.cli.terminal import progress_bar
+from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.errors import require, wrong_value
-from teka.files import check_output, make_directory, write_json
+from teka.files import check_output, make_directory, read_json, write_json
+from teka.models.model_file import PRETRAINED
+
+
+def load_run(path: str, input_size: Size, device: torch.device | str | None, data_dir: str | None) -> Subject:
+    """The best model of a finished run; its data, which may have moved to `data_dir`, say how large it is."""
+    try:
+        from teka.training import restore
+    except ImportError as error:
+        raise ImportError(f"runs need {error.name}, which is not installed: pip install teka[train]") from error
+    trained = restore(Path(path).expanduser(), data_dir=data_dir)
+    data, name = trained.dataset, trained.name
+    size = _checked_size(name, data.image_size, input_size)
+    transform = Preprocessing(data.in_channels, size)
+    known = {"num_classes": data.num_classes, "loads_at_input_size": True}
+    return subject_of_module(trained.model, name, "teka run", transform, size, device, **known)
+
+
+def load_model_file(path: str, input_size: Size, device: torch.device | str | None, _data_dir: str | None) -> Subject:
+    """The model of a model file's folder, or of the name of one that comes with the library."""
+    config = models.read_config(path)
+    size = _checked_size(Path(path).name, config.image_size, input_size)
+    transform = Preprocessing(config.in_channels, size)
+    known = {"class_names": config.class_names, "num_classes": config.num_classes, "loads_at_input_size": True}
+    return subject_of_module(models.load(path), Path(path).name, "teka model file", transform, size, device, **known)
+
+
+def _checked_size(name: str, size: tuple[int, ...], wanted: Size) -> tuple[int, int]:
+    if len(size) != 2:
+        raise wrong_value("model", name, f"a model of images, not of {len(size)} axes")
+    if wanted not in (None, size) and (wanted, wanted) != size:
+        raise wrong_value("input_size", wanted, f"{size}, the size that {name} was made for")
+    return size[0], size[1]
+
+
+def _is_model_file(spec: str) -> bool:
+    config = Path(spec).expanduser() / "config.json"
+    return spec in PRETRAINED or (config.is_file() and "format_version" in read_json(config))
+
+
+_MODEL_FILE = f"the folder of a model file, or a model that comes with teka ({', '.join(PRETRAINED)})"
+# The models that come with the library go before folders of their names.
+OWN_LOADERS = (
+    Loader(_MODEL_FILE, _is_model_file, load_model_file),
+    Loader("the folder of a teka run", lambda spec: (Path(spec).expanduser() / "run.json").is_file(), load_run),
+)
+
 
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.
-METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share and number.better == "higher")
+METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share and number.over != "rest")
 NOT_PASSED = 1
 # Fields of the settings that are options by their own names and words; others are declared here, of several options.
 SETTINGS = ("background", "output", "stride", "seed", "batch_size", "confidence", "num_resamples", "num_examples")
-Size = int | tuple[int, int] | None
 FORMS_OF_MODELS = "; ".join((*(one.form for one in OWN_LOADERS), *FORMS))
+MODE_HELP = f"How images move, circular by default, several one after the other: {', '.join(TRANSLATION_MODES)}."
+DATA_HELP = "Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file."
 MODEL_HELP = f"One of: {FORMS_OF_MODELS}. Nothing is unpickled; module.py is executed, with all your rights."
 
 
-def _add_modes(parser: Parser) -> None:
-    words = f"How images move, circular by default, several one after the other: {', '.join(TRANSLATION_MODES)}."
-    parser.add_argument("--mode", dest="modes", nargs="+", action="extend", type=str, metavar="MODE", help=words)
-
-
-def _add_settings(parser: Parser) -> None:
-    others: set[str | int] = {name for name in AuditSettings.__dataclass_fields__ if name not in SETTINGS}
-    parser.add_class_arguments(AuditSettings, skip=others)
-
-
 # Data, shifts, settings and results.
-OPTIONS: tuple[Callable[[Parser], object], ...] = (
-    Option(
-        "--data",
-        str,
-        "Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file.",
-        required=True,
-    ),
+OPTIONS = (
+    Option("--data", str, DATA_HELP, required=True),
     Option("--data_dir", str | None, "Folder with the data set's files."),
     Option("--images", int, "Test images at most, drawn by --seed; 0 takes all.", 500),
     Option("--image_size", Size, "Size at which the data are loaded, in pixels."),
     Option("--input_size", Size, "Size of the model's images, if it takes any."),
-    Option(
-        "--shift_before_resize",
-        bool,
-        "Shift images as the data have them, then resize them; without it they are shifted by the model's pixels.",
-    ),
-    _add_modes,
+    Option("--shift_before_resize", bool, "Shift images by the data's pixels, then resize them; else by the model's."),
+    Option("--mode", str, MODE_HELP, dest="modes", nargs="+", action="extend", metavar="MODE"),
     Option("--max_shift", int | float | None, "Largest shift in pixels, by default 8, or a quarter of the side."),
     Option("--shifts", str, f"Which shifts: {', '.join(SHIFT_SETS)}.", "square"),
     Option("--step", int | float, "Pixels from shift to shift; below 1 if sub-pixel.", 1),
-    Option(
-        "--placed_size",
-        Size,
-        "Size of the images that modes crop and canvas move, by default with room for every shift.",
-    ),
+    Option("--placed_size", Size, "Size of what modes crop and canvas move, by default with room for every shift."),
     Option("--ignore_labels", bool, "Leave out accuracy, as for data of other classes than the model's."),
     Option("--layers", str, "Modules to look at, all by default.", nargs="+", metavar="NAME"),
     Option("--budget", float | None, "Seconds for each model; shifts go from coarse to fine."),
     Option("--device", str | None, "Where the model runs, such as cuda; the CPU by default."),
     Option("--preset", str | None, f"A procedure of the literature to add: {', '.join(PRESETS)}."),
-    _add_settings,
+    fields_of(AuditSettings, skip=[name for name in AuditSettings.__dataclass_fields__ if name not in SETTINGS]),
     Option("--resume", str | None, "Folder for the state of measurements, which resume from what is in it."),
     Option("--html", str | None, "Page to write, one file with everything in it."),
     Option("--json", str | None, "Report to write as JSON."),
@@ -100,7 +126,7 @@ OPTIONS: tuple[Callable[[Parser], object], ...] = (
         "teka audit model.py:make --data images.npz --fail-under 0.95 --metric worst_shift_accuracy",
     ),
 )
-def audit(options: argparse.Namespace, command: str) -> int:
+def audit(options: Namespace, command: str) -> int:
     """Move test images and see what a model makes of it.
 
     Accuracy and consistency with intervals, the layer that breaks first, and what could mislead. The answer is 1 where
@@ -134,7 +160,7 @@ def passes(report: AuditReport, metric: str, least: float) -> bool:
     return value >= least
 
 
-def make_settings(options: argparse.Namespace, parts: tuple[str, ...]) -> AuditSettings:
+def make_settings(options: Namespace, parts: tuple[str, ...]) -> AuditSettings:
     """The settings that `OPTIONS` ask for, with the parts to do."""
     return AuditSettings(
         shifts=shift_set(options.shifts, options.max_shift, options.step),
@@ -168,14 +194,13 @@ def shift_set(
     if name in ("dy", "dx"):
         other = 1 if name == "dy" else 0
         steps = tuple(one for one in steps if one[other] == 0)
-    return tuple(tuple(_whole(round(part * step, 9)) for part in one) for one in steps)
+    # Whole numbers of pixels are whole numbers.
+    places = {at: round(at * step, 9) for at in range(-count, count + 1)}
+    places |= {at: int(place) for at, place in places.items() if place == int(place)}
+    return tuple(tuple(places[at] for at in one) for one in steps)
 
 
-def _whole(value: int | float) -> int | float:
-    return int(value) if float(value).is_integer() else value
-
-
-def check_files(options: argparse.Namespace) -> None:
+def check_files(options: Namespace) -> None:
     """Check that results can be written, before anything is measured; folders are made."""
     given = {"html": options.html, "json": options.json}
     paths = {argument: Path(path) for argument, path in given.items() if path is not None}
@@ -188,9 +213,7 @@ def check_files(options: argparse.Namespace) -> None:
         require("jinja2", "reports need", "teka[report]")
 
 
-def write_results(
-    reports: Sequence[AuditReport], content: Mapping[str, object], options: argparse.Namespace, text: str
-) -> None:
+def write_results(reports: Sequence[AuditReport], content: Mapping[str, object], options: Namespace, text: str) -> None:
     """Write the page and the JSON that were asked for, print text and tracebacks; what fails costs only itself."""
     with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
         results.callback(print, text)
@@ -202,16 +225,15 @@ def write_results(
             results.callback(sys.stderr.write, f"{failure.part}:\n{failure.traceback or failure.message}\n")
 
 
-def read_case(model: str, options: argparse.Namespace, settings: AuditSettings) -> AuditCase:
+def read_case(model: str, options: Namespace, settings: AuditSettings) -> AuditCase:
     """A model and its images, by `OPTIONS`."""
-    subject = load(
-        model, input_size=options.input_size, device=options.device, data_dir=options.data_dir, loaders=OWN_LOADERS
-    )
+    folder, device = options.data_dir, options.device
+    subject = load(model, input_size=options.input_size, device=device, data_dir=folder, loaders=OWN_LOADERS)
     return make_case(
         subject,
         options.data,
         settings,
-        data_dir=options.data_dir,
+        data_dir=folder,
         image_size=options.image_size,
         num_images=options.images or None,
         placed_size=options.placed_size,
@@ -231,10 +253,7 @@ def audit_case(case: AuditCase, command: str, state: Path | None, *, debug: bool
                 case.labels,
                 settings=case.settings,
                 name=name,
-                class_names=case.class_names,
-                model_facts=case.model_facts,
-                data_facts=case.data_facts,
-                caveats=case.caveats,
+                **case.known,
                 checkpoint=state,
                 progress=lambda part, done, total, left: show(f"{name}, {part}", done, total, f"{left:.0f} s left"),
                 command=command,

@@ -1,15 +1,13 @@
 """`teka compare`: models over the same images, moved alike."""
 
-import argparse
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from teka.audit.adapters.case import AuditCase
-from teka.audit.example import make_examples
 from teka.audit.measure.responses import Responses
 from teka.audit.page.text import audit_text, comparison_text
-from teka.audit.report import AuditReport
+from teka.audit.report import AuditReport, make_examples
 from teka.audit.settings import PARTS
 from teka.audit.statistics.comparison import compare_responses
 from teka.cli.audit import MODEL_HELP, OPTIONS, audit_case, check_files, make_settings, read_case, write_results
@@ -28,7 +26,7 @@ from teka.files import make_directory
         "teka compare a.onnx b.onnx --data pictures --shift-before-resize --resume runs/compare",
     ),
 )
-def compare(options: argparse.Namespace, command: str) -> None:
+def compare(options: Namespace, command: str) -> None:
     """Audit models with the same images and shifts, and compare the first with each of the others image by image.
 
     Differences have intervals and p-values.
@@ -41,21 +39,21 @@ def compare(options: argparse.Namespace, command: str) -> None:
     state = None if options.resume is None else make_directory("resume", options.resume)
     cases = [read_case(model, options, settings) for model in options.models]
     check_same_sizes(cases)
-    for case in cases:
-        print(case.description)
+    print(*(case.description for case in cases), sep="\n")
     reports = []
     for number, case in enumerate(cases):
         folder = None if state is None else make_directory("resume", state / str(number))
-        reports.append(_audit(case, command, folder, debug=options.debug))
+        report = audit_case(case, command, folder, debug=options.debug)
+        if len(report.metrics) < len(settings.modes):
+            raise ValueError(f"{report.name}: {'; '.join(failure.message for failure in report.failures)}")
+        reports.append(report)
     answers = [[packed.unpack() for packed in report.responses] for report in reports]
     reports = share_examples(cases, reports, answers)
     text = [audit_text(reports)]
     comparisons: list[dict[str, object]] = []
     for report, others in zip(reports[1:], answers[1:], strict=True):
         for first, second in zip(answers[0], others, strict=True):
-            found = compare_responses(
-                first, second, confidence=settings.confidence, num_resamples=settings.num_resamples, seed=settings.seed
-            )
+            found = compare_responses(first, second, **settings.intervals)
             text += ["", comparison_text(found, reports[0].name, report.name)]
             comparisons.append({"first": reports[0].name, "second": report.name, **encode(found)})
     content = {"reports": [report.to_dict() for report in reports], "comparisons": comparisons}
@@ -71,36 +69,16 @@ def check_same_sizes(cases: Sequence[AuditCase]) -> None:
         raise wrong_value("the size of the models' images", shown, expected)
 
 
-def _audit(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
-    report = audit_case(case, command, state, debug=debug)
-    if len(report.metrics) < len(case.settings.modes):
-        raise ValueError(f"{case.subject.name}: {'; '.join(failure.message for failure in report.failures)}")
-    return report
-
-
 def share_examples(
     cases: Sequence[AuditCase], reports: Sequence[AuditReport], answers: Sequence[Sequence[Responses]]
 ) -> list[AuditReport]:
     """The reports with the same images as examples, so that every model's answers to each of them can be shown."""
-    shared: dict[str, dict[int, None]] = {}
-    for report in reports:
-        for example in report.examples:
-            shared.setdefault(example.mode, {})[example.index] = None
-    return [
-        replace(
-            report,
-            examples=tuple(
-                example
-                for responses in of_model
-                for example in make_examples(
-                    case.function,
-                    case.images,
-                    responses,
-                    shared.get(responses.movement.mode, {}),
-                    batch_size=case.settings.batch_size,
-                    device=case.settings.device,
-                )
-            ),
-        )
-        for case, report, of_model in zip(cases, reports, answers, strict=True)
-    ]
+    shared = dict.fromkeys((example.mode, example.index) for report in reports for example in report.examples)
+    changed = []
+    for case, report, of_model in zip(cases, reports, answers, strict=True):
+        examples = []
+        for one in of_model:
+            indices = [index for mode, index in shared if mode == one.movement.mode]
+            examples += make_examples(case.function, case.images, one, indices, case.settings)
+        changed.append(replace(report, examples=tuple(examples)))
+    return changed

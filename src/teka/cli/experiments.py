@@ -1,12 +1,11 @@
 """Commands of experiments: shift, demo, study, reproduce and bench."""
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from teka.cli.parser import Option, command, fields_of
+from teka.cli.parser import Option, Show, command, fields_of, progress_bar
 from teka.cli.runs import DATA_DIR
-from teka.cli.terminal import Show, progress_bar
 from teka.errors import wrong_value
 from teka.experiments.bench import bench as measure_layers
 from teka.experiments.bench.bench import BENCH_FILE, LENGTHS, PLOT_FILE
@@ -15,10 +14,12 @@ from teka.experiments.bench.report import bench_table
 from teka.experiments.reproduce import read_reproduction
 from teka.experiments.reproduce import reproduce as train_reproduction
 from teka.experiments.reproduce.reproduction import SCALES, TARGETS, write_reproduction
-from teka.experiments.study import Study, measure_step_seconds, pack_study, read_study, repeat_cell, run_study
+from teka.experiments.study import Study, pack_study, read_study, run_study
 from teka.experiments.study.cells import CELLS, list_cells
 from teka.experiments.study.report.write import write_study
+from teka.experiments.study.run_cell import repeat_cell
 from teka.experiments.study.run_study import Progress
+from teka.experiments.study.step_seconds import measure_step_seconds
 from teka.files import make_directory
 from teka.training import Run, TrainedRun, restore, train
 from teka.training.shift import ShiftSettings, check_same_data, measure, write_shift_report
@@ -32,24 +33,12 @@ DEMO_RUNS = (
     BASE.replace(position="rotary", backend="linear"),
     BASE.replace(position="rotary", kernel="softmax", backend="dense"),
 )
+LAYERS_HELP = f"The layers, all by default: {', '.join(layer_names())}; four_gemms is always timed."
+ONLY_HELP = "Train only the runs at these levels; 'seed' is a factor too. May be given several times."
 # What every command that trains a grid of runs takes.
 GRID_OPTIONS = (
-    Option("--data_dir", str | None, "Folder with the data sets' files; see teka download."),
-    Option("--processes", int, "Runs trained side by side on a machine, each on its share of cores.", 1),
-    Option(
-        "--parallel",
-        str,
-        "What runs them: loky, processes of this machine; dask or ray, a cluster, at dask:ADDRESS or ray:ADDRESS.",
-        "loky",
-    ),
-    lambda parser: parser.add_argument(
-        "--only",
-        action="append",
-        type=str,
-        default=[],
-        metavar="FACTOR=LEVEL,...",
-        help="Train only the runs at these levels; 'seed' is a factor too. May be given several times.",
-    ),
+    fields_of(run_study, skip=("study", "out", "only", "command", "progress")),
+    Option("--only", str, ONLY_HELP, [], action="append", metavar="FACTOR=LEVEL,..."),
     Option("--summary", bool, "Train nothing, and write the tables and plots."),
     Option("--pack", bool, "Then pack the cells' files into one, cells.jsonl.gz, which is read as well."),
 )
@@ -66,7 +55,7 @@ GRID_OPTIONS = (
         "teka shift runs/mnist-* --mode canvas --max-shift 6",
     ),
 )
-def shift(options: argparse.Namespace, command: str) -> None:
+def shift(options: Namespace, command: str) -> None:
     """Compare trained runs on their test images, shifted along both axes."""
     settings = ShiftSettings(options.max_shift, options.mode, options.selection, options.batch_size)
     folders = [Path(run) for run in options.runs]
@@ -77,16 +66,12 @@ def shift(options: argparse.Namespace, command: str) -> None:
 
 
 def _compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path, command: str) -> None:
-    """Measure runs at every shift, write report.json, the curve and the page, and print the table."""
     check_same_data(trained)
-    accuracies = []
     with progress_bar() as show:
-        for run in trained:
-
-            def step(done: int, total: int, stage: str = f"shift {run.name}") -> None:
-                show(stage, done, total, "")
-
-            accuracies.append(measure(run, settings, step))
+        accuracies = [
+            measure(run, settings, lambda done, total, stage=f"shift {run.name}": show(stage, done, total, ""))
+            for run in trained
+        ]
     write_shift_report(trained, accuracies, settings, folder, command=command)
     written = write_report(folder)
     results = load_report(folder / "report.json")
@@ -100,11 +85,10 @@ def _compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Pat
     Option("--epochs", int, "Passes over the training images.", BASE.epochs),
     examples=("teka demo", "teka demo --seeds 0 1 2 --out runs/demo-three-seeds"),
 )
-def demo(options: argparse.Namespace, command: str) -> None:
+def demo(options: Namespace, command: str) -> None:
     """Train one small model on scikit-learn's digits with three kinds of position, shift the test images and compare.
 
-    The three are absolute positions, the default's relative positions at linear cost, and softmax as the reference.
-    Interrupted, the same command resumes.
+    They are absolute positions, the default's relative ones at linear cost, and softmax. The same command resumes.
     """
     if not options.seeds or len(set(options.seeds)) < len(options.seeds):
         raise wrong_value("seeds", options.seeds, "one seed or more, each once")
@@ -124,11 +108,7 @@ def demo(options: argparse.Namespace, command: str) -> None:
     Option("--out", str | None, "Folder of the results, beside the file and named after it by default."),
     *GRID_OPTIONS,
     Option("--repeat", str | None, "Train one finished cell again elsewhere and compare the numbers.", metavar="CELL"),
-    Option(
-        "--step_seconds",
-        bool,
-        "Train nothing, and time a training step of every model in turn: seconds that can be compared.",
-    ),
+    Option("--step_seconds", bool, "Train nothing, and time a training step of every model in turn, to be compared."),
     examples=(
         "teka study studies/kernels.yaml --data-dir data --processes 2",
         'teka study studies/kernels.yaml --data-dir data --only data=digits --only "kernel=squared relu,softmax"',
@@ -137,7 +117,7 @@ def demo(options: argparse.Namespace, command: str) -> None:
         "teka study studies/kernels.yaml --data-dir data --repeat digits--squared-relu--rotation--seed-0",
     ),
 )
-def study(options: argparse.Namespace, command: str) -> None:
+def study(options: Namespace, command: str) -> None:
     """Train every cell of a study that has no result yet, then write tables and plots of all that have one.
 
     Killed at any moment, the same command resumes.
@@ -167,13 +147,10 @@ def study(options: argparse.Namespace, command: str) -> None:
 
 def _steps(show: Show) -> Callable[[Progress], None]:
     """What a study calls with its progress."""
-    return lambda progress: show(
-        progress.stage, progress.done, progress.total, "" if progress.cell is None else progress.cell.name
-    )
+    return lambda step: show(step.stage, step.done, step.total, "" if step.cell is None else step.cell.name)
 
 
 def _repeat(study: Study, folder: Path, cell: str, data_dir: str | None) -> None:
-    """Train one cell again and say how the numbers compare."""
     repetition = repeat_cell(study, folder, cell, data_dir=data_dir)
     for key, stored in repetition.stored.items():
         print(f"{key:<22} {stored!s:<22} again {repetition.repeated[key]}")
@@ -196,7 +173,13 @@ def parse_only(given: Sequence[str]) -> dict[str, list[str]]:
 
 @command(
     Option("target", str, f"What to reproduce: {' or '.join(TARGETS)}."),
-    Option("--scale", str, f"{SCALES[0]}, for a processor, or {SCALES[1]}, the paper's size.", "small"),
+    Option(
+        "--scale",
+        str,
+        "small, for a processor; full, the paper's size; full-cpu, our models at full resolution; or one-stem, the "
+        "paper's positions behind their stem.",
+        SCALES[0],
+    ),
     Option("--out", str | None, "Folder of the results, runs/reproduce-SCALE by default."),
     *GRID_OPTIONS,
     Option("--list", bool, "Train nothing, and list the data sets, models and seeds."),
@@ -204,10 +187,11 @@ def parse_only(given: Sequence[str]) -> dict[str, list[str]]:
         "teka reproduce table1 --data-dir data --processes 2",
         "teka reproduce figure1 --data-dir data --only seed=0",
         'teka reproduce table1 --scale full --data-dir data --only "model=Performer (absolute)" --only data=mnist',
+        "teka reproduce table1 --scale full-cpu --data-dir data --processes 2",
         "teka reproduce table1 --summary",
     ),
 )
-def reproduce(options: argparse.Namespace, command: str) -> None:
+def reproduce(options: Namespace, command: str) -> None:
     """Train what a table or figure of Horn et al. (2021) still lacks, and write both from all that is there.
 
     Killed at any moment, the same command resumes.
@@ -220,17 +204,9 @@ def reproduce(options: argparse.Namespace, command: str) -> None:
     folder = Path(f"runs/reproduce-{options.scale}" if options.out is None else options.out)
     if not options.summary:
         with progress_bar(lines=True) as show:
-            train_reproduction(
-                options.target,
-                folder,
-                scale=options.scale,
-                data_dir=options.data_dir,
-                processes=options.processes,
-                parallel=options.parallel,
-                only=parse_only(options.only),
-                command=command,
-                progress=_steps(show),
-            )
+            fields = {name: getattr(options, name) for name in ("scale", "data_dir", "processes", "parallel")}
+            only = parse_only(options.only)
+            train_reproduction(options.target, folder, **fields, only=only, command=command, progress=_steps(show))
     written = write_reproduction(folder, description=study.description, planned=len(study.places({})))
     print(f"{written.terminal}\nwritten: {', '.join(map(str, written.files))}")
     if options.pack:
@@ -239,29 +215,16 @@ def reproduce(options: argparse.Namespace, command: str) -> None:
 
 @command(
     # Written out here, so that they take words after one another and not a list in brackets.
-    Option(
-        "--lengths",
-        int,
-        "Numbers of tokens, each the square of a whole number: the cells of a square grid.",
-        list(LENGTHS),
-        nargs="+",
-        metavar="L",
-    ),
-    Option(
-        "--layers",
-        str,
-        f"The layers, all by default: {', '.join(layer_names())}; four_gemms is always timed.",
-        nargs="+",
-        metavar="NAME",
-    ),
-    lambda parser: parser.add_function_arguments(measure_layers, skip={"lengths", "layers", "command", "progress"}),
+    Option("--lengths", int, "Numbers of tokens, cells of a square grid each.", list(LENGTHS), nargs="+", metavar="L"),
+    Option("--layers", str, LAYERS_HELP, nargs="+", metavar="NAME"),
+    fields_of(measure_layers, skip=("lengths", "layers", "command", "progress")),
     examples=(
         "teka bench",
         "teka bench --lengths 256 1024 4096 --threads 1 --out runs/bench",
         "teka bench --direction forward --layers squared_relu scaled_dot_product_attention",
     ),
 )
-def bench(options: argparse.Namespace, command: str) -> None:
+def bench(options: Namespace, command: str) -> None:
     """Time layers in one process, from 256 to 262,144 tokens.
 
     They are held against their own four matrix products, scaled_dot_product_attention and performer-pytorch.

@@ -1,10 +1,11 @@
-"""What a command is, and the parser of every one: typed options, help with examples, and errors of one line."""
+"""What a command is and its parser: typed options, help with examples, errors of one line; and its progress."""
 
 import argparse
+import contextlib
 import itertools
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -19,11 +20,13 @@ class Parser(jsonargparse.ArgumentParser):
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=_Formatter)
 
     def parse_args(self, *arguments: Any, **options: Any) -> Any:
-        """Read the command line, in which an empty word is no value."""
-        for before, word in itertools.pairwise(["", *arguments[0]]):
+        """Read the command line, in which --data-dir is the field data_dir, and an empty word is no value."""
+        dashes = re.compile(r"(?<=^--)[a-z][a-z-]+")
+        words = [dashes.sub(lambda option: option[0].replace("-", "_"), word) for word in arguments[0]]
+        for before, word in itertools.pairwise(["", *words]):
             if not word or re.fullmatch(r"--\w+=", word):
                 self.error(f"{(word or before).rstrip('=') or 'the first argument'} is '', expected a value")
-        return super().parse_args(*arguments, **options)
+        return super().parse_args(words, *arguments[1:], **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Write what is wrong as one line on standard error and exit with 2."""
@@ -39,34 +42,27 @@ class _Formatter(jsonargparse.DefaultHelpFormatter, argparse.RawDescriptionHelpF
     """Keeps the line breaks of the examples."""
 
 
-@dataclass(frozen=True)
 class Option:
     """A row of a command's table: an argument, or with dashes an option; one of type bool is a flag."""
 
-    name: str
-    type: Any
-    help: str
-    default: Any = None
-    nargs: int | str | None = None
-    metavar: str | tuple[str, ...] | None = None
-    required: bool = False
+    def __init__(self, name: str, kind: Any, help: str, default: Any = None, **shape: Any) -> None:
+        given = {"action": "store_true"} if kind is bool else {"type": kind, **shape}
+        self.add = {"help": help, **given, **({} if default is None else {"default": default})}
+        self.name = name
 
     def __call__(self, parser: Parser) -> None:
-        """Add it to a command's parser."""
-        if self.type is bool:
-            parser.add_argument(self.name, action="store_true", help=self.help)
-            return
-        given = {"default": self.default, "nargs": self.nargs, "metavar": self.metavar, "required": self.required}
-        shape = {key: value for key, value in given.items() if value is not None and value is not False}
-        parser.add_argument(self.name, type=self.type, help=self.help, **shape)
+        parser.add_argument(self.name, **self.add)
 
 
-def fields_of(*classes: type) -> Callable[[Parser], None]:
-    """Rows for the arguments of classes, in the words of their docstrings."""
+def fields_of(*sources: Callable, skip: Sequence[str] = ()) -> Callable[[Parser], None]:
+    """Rows for the arguments of classes and functions, but for some, in the words of their docstrings."""
 
     def add(parser: Parser) -> None:
-        for one in classes:
-            parser.add_class_arguments(one)
+        for one in sources:
+            if isinstance(one, type):
+                parser.add_class_arguments(one, skip=set(skip))
+            else:
+                parser.add_function_arguments(one, skip=set(skip))
 
     return add
 
@@ -96,9 +92,34 @@ def command(
     return lambda main: Command(main, options, examples, parser)
 
 
-def with_underscores(arguments: Sequence[str]) -> list[str]:
-    """The command line with --data_dir for --data-dir, as the fields are named."""
-    return [
-        re.sub(r"^--[a-z][a-z-]+", lambda option: "--" + option[0][2:].replace("-", "_"), argument)
-        for argument in arguments
-    ]
+Show = Callable[[str, int, int | None, str], None]
+
+
+@contextlib.contextmanager
+def progress_bar(*, lines: bool = False) -> Iterator[Show]:
+    """A bar at standard error for as long as the block runs, and what moves it: a stage, steps of all, and a note.
+
+    It appears with the first step, so that none stands above an error of what was asked for. Where there is no terminal
+    nothing is written, or a line for each step at standard output: standard error is for what is wrong.
+    """
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    stage, note = (progress.TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
+    times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+    columns = stage, progress.BarColumn(), progress.MofNCompleteColumn(), *times, note
+    stages: list[str] = []
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def show(stage: str, done: int, total: int | None, text: str) -> None:
+            if lines and not console.is_terminal:
+                print(f"{stage} {done}/{total} {text}".rstrip(), flush=True)
+            if stages[-1:] != [stage]:  # whose time counts from here
+                for task in bar.task_ids:
+                    bar.remove_task(task)
+                stages.append(stage)
+                bar.add_task(stage, completed=done, total=total, note=text)
+            bar.update(bar.task_ids[-1], completed=done, total=total, note=text)
+
+        yield show

@@ -1,7 +1,7 @@
 """Commands of pictures: data sets from the web, and what models say of files of one's own."""
 
-import argparse
 import json
+from argparse import Namespace
 
 from teka import data
 from teka.audit.page.tables import WIDEST, Table
@@ -9,9 +9,6 @@ from teka.checks import check_sizes
 from teka.cli.parser import Option, command, fields_of
 from teka.data.catalogue import PUBLISHED_DATASETS
 from teka.data.load import published_dataset
-from teka.data.pictures import GROUNDS
-from teka.models.model_file import PRETRAINED
-from teka.prediction.predict import DEFAULT_MODEL
 from teka.prediction.predict import predict as predict_classes
 
 
@@ -25,7 +22,7 @@ from teka.prediction.predict import predict as predict_classes
         "teka download cifar10 --timeout 120 --attempts 20",
     ),
 )
-def download(options: argparse.Namespace, command: str) -> None:
+def download(options: Namespace, command: str) -> None:
     """Fetch published data sets, check them and put them where the other commands find them with --data-dir.
 
     Whole files that are there are left alone; a call that was cut off is resumed by the next one.
@@ -39,17 +36,8 @@ def download(options: argparse.Namespace, command: str) -> None:
 
 @command(
     Option("pictures", str, "Picture files that Pillow reads.", nargs="+", metavar="IMAGE"),
-    Option(
-        "--model",
-        str,
-        f"{' or '.join(PRETRAINED)}, which come with teka, or a folder written by teka export.",
-        DEFAULT_MODEL,
-    ),
     Option("--top", int, "Classes to show of each picture, the most probable first.", 3),
-    Option(
-        "--ground", str, f"What is drawn on: {', '.join(GROUNDS)}; auto tells it from the picture's border.", "auto"
-    ),
-    Option("--batch_size", int, "Pictures at a time.", 256),
+    fields_of(predict_classes, skip=("pictures",)),
     Option("--json", bool, "Print JSON instead of a table."),
     examples=(
         "teka predict seven.png photo.jpg",
@@ -58,7 +46,7 @@ def download(options: argparse.Namespace, command: str) -> None:
         "teka predict cat.jpg --model models/pictures",
     ),
 )
-def predict(options: argparse.Namespace, command: str) -> None:
+def predict(options: Namespace, command: str) -> None:
     """Say what pictures show.
 
     Without --model they are handwritten digits, one on each picture, of any size, dark on light or light on dark.
@@ -74,7 +62,7 @@ def predict(options: argparse.Namespace, command: str) -> None:
         print(json.dumps({"model": options.model, "pictures": pictures}, indent=2, ensure_ascii=False))
         return
     rows = tuple(
-        (one.picture, *(cell for name, share in pairs for cell in (name, f"{share:.1%}")))
+        (one.picture, *(cell for name, share in pairs for cell in (name, f"{100 * share:.1f} %")))
         for one, pairs in zip(found, ranked, strict=True)
     )
     heads = ("picture", "class", "probability", *("next", "") * (len(ranked[0]) - 1))

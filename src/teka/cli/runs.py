@@ -12,7 +12,7 @@ from teka.cli.parser import Option, Parser, command, fields_of
 from teka.errors import wrong_value
 from teka.files import read_yaml
 from teka.models import SelfAttentionNetwork
-from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, heads_table
+from teka.models.degenerate_heads import heads_table
 from teka.models.model_file import WEIGHTS_FILE
 from teka.training import Execution, Run, restore
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
@@ -25,7 +25,10 @@ from teka.training.run import DataOptions, ModelOptions
 from teka.training.trained_run import EVALUATION_FILE
 
 HEADS_FOLDER, HEADS_IMAGES = "heads", 100
+RECIPE_HELP = f"How it is trained: {', '.join(recipe_names())}, or a YAML file; other options go before its fields."
 RUN = Option("run", str, "Folder of a finished run.")
+LOGGERS_HELP = "Services to log to besides CSV and TensorBoard: wandb, mlflow. Nothing is sent to one not named."
+QUERY_HELP = "The token whose attention maps are drawn, counted from 0 at the top left; the middle by default."
 DATA_DIR = Option("--data_dir", str | None, "Folder with the data set's files, if it has moved.")
 
 
@@ -33,7 +36,6 @@ class _TrainParser(Parser):
     """A parser whose defaults are the fields of the recipe that is asked for, so that other options go before them."""
 
     def parse_args(self, *arguments: Any, **options: Any) -> Any:
-        """Read the command line."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         first.add_argument("--recipe")
         first.add_argument("--config", action="append", default=[])
@@ -47,27 +49,11 @@ class _TrainParser(Parser):
 
 
 @command(
-    Option(
-        "--recipe",
-        str | None,
-        f"How it is trained: {', '.join(recipe_names())}, or a YAML file; other options go before its fields.",
-    ),
-    lambda parser: parser.add_argument(
-        "--config", action="config", help="YAML or JSON file with any of the options below."
-    ),
+    Option("--recipe", str | None, RECIPE_HELP),
+    lambda parser: parser.add_argument("--config", action="config", help="YAML or JSON file of the options below."),
     Option("--out", str | None, "Folder of the run, named after it under runs/ by default."),
-    Option(
-        "--resume",
-        str | None,
-        "Folder of a run to resume, by its own options; those of devices and parts may be others.",
-    ),
-    Option(
-        "--loggers",
-        str,
-        "Services to log to besides CSV and TensorBoard: wandb, mlflow. Nothing is sent to one that is not named.",
-        [],
-        nargs="+",
-    ),
+    Option("--resume", str | None, "Folder of a run to resume by its own options, but for those of devices and parts."),
+    Option("--loggers", str, LOGGERS_HELP, [], nargs="+"),
     fields_of(DataOptions, ModelOptions, Recipe),
     Option("--encoding", str | None, "The older name of --position of self_attention."),
     Option("--seed", int, "Seed of weights, order of images, dropout, projections.", 0),
@@ -107,7 +93,7 @@ def train(options: argparse.Namespace, command: str) -> None:
         raise
     if is_first_process():
         accuracy = result["validation_accuracy"]
-        held_out = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
+        held_out = "" if accuracy is None else f", validation accuracy {100 * accuracy:.1f} %"
         took = f"{result['epochs']} epochs, {result['seconds']:.0f} s"
         print(f"{folder}: {result['parameters']:,} parameters, {took}{held_out}")
 
@@ -130,29 +116,16 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
     evaluation = training.evaluate(trained, batch_size=options.batch_size, command=command)
     low, high = evaluation.interval
     print(f"{trained.name} on {evaluation.test_images:,} test images of {evaluation.dataset}")
-    print(f"accuracy  {evaluation.accuracy:.2%}   (95 % interval {low:.2%} to {high:.2%})")
+    print(f"accuracy  {100 * evaluation.accuracy:.2f} %   (95 % interval {100 * low:.2f} % to {100 * high:.2f} %)")
     for label, accuracy in enumerate(evaluation.accuracy_by_class):
-        print(f"class {label:>3}  {accuracy:.2%}")
+        print(f"class {label:>3}  {100 * accuracy:.2f} %")
     print(f"written: {trained.folder / EVALUATION_FILE}")
 
 
 @command(
     Option("run", str, "Folder of a finished run with position (generalized_)quadratic."),
     Option("--out", str, "Folder to write, as a whole at the end.", required=True),
-    Option(
-        "--largest_precision",
-        float,
-        "A head whose largest eigenvalue of the inverse covariance is below this attends to everything.",
-        LARGEST_PRECISION,
-    ),
-    Option(
-        "--condition_number",
-        float,
-        "A head whose largest eigenvalue over its smallest is above this attends to a thin stripe.",
-        CONDITION_NUMBER,
-    ),
-    Option("--epochs", int | None, "Epochs of the training on, a third of the run's by default."),
-    Option("--learning_rate", float | None, "Peak learning rate, a tenth of the run's by default."),
+    fields_of(training.prune, skip=("trained", "out", "command", "progress_bar")),
     DATA_DIR,
     examples=(
         "teka prune runs/cifar10-generalized --out runs/cifar10-pruned",
@@ -165,22 +138,23 @@ def prune(options: argparse.Namespace, command: str) -> None:
 
     What is written is the folder of a finished run, for teka evaluate, shift, export and prune.
     """
-    trained = restore(options.run, data_dir=options.data_dir)
-    if options.data_dir is not None:
-        trained = dataclasses.replace(trained, run=trained.run.replace(data_dir=options.data_dir))
-    names = ("largest_precision", "condition_number", "epochs", "learning_rate")
-    pruning = training.prune(trained, options.out, **{name: getattr(options, name) for name in names}, command=command)
+    fields = vars(options)
+    data_dir = fields.pop("data_dir")
+    trained = restore(fields.pop("run"), data_dir=data_dir)
+    if data_dir is not None:
+        trained = dataclasses.replace(trained, run=trained.run.replace(data_dir=data_dir))
+    pruning = training.prune(trained, **fields, command=command)
     print(heads_table(pruning.layers), end="\n\n")
     headings = ("", "parameters", "MFLOPs", "accuracy")
     sizes = {"before": pruning.before, "pruned": pruning.pruned, "trained on": pruning.tuned}
     rows = tuple(
-        (name, f"{model.parameters:,}", f"{model.flops / 1e6:,.1f}", f"{model.accuracy:.2%}")
+        (name, f"{model.parameters:,}", f"{model.flops / 1e6:,.1f}", f"{100 * model.accuracy:.2f} %")
         for name, model in sizes.items()
     )
     print(Table("", headings, rows).plain())
-    low, high = pruning.evaluation.interval
-    print(f"{pruning.evaluation.test_images:,} test images; the last 95 % interval is {low:.2%} to {high:.2%}")
-    print(f"written: {options.out}")
+    low, high = (f"{100 * end:.2f} %" for end in pruning.evaluation.interval)
+    print(f"{pruning.evaluation.test_images:,} test images; the last 95 % interval is {low} to {high}")
+    print(f"written: {fields['out']}")
 
 
 @command(
@@ -205,25 +179,15 @@ def export(options: argparse.Namespace, command: str) -> None:
 
 @command(
     RUN,
-    Option(
-        "--query",
-        int,
-        "The token whose attention maps are drawn, counted from 0 at the top left; the middle by default.",
-        nargs=2,
-        metavar=("ROW", "COLUMN"),
-    ),
+    Option("--query", int, QUERY_HELP, nargs=2, metavar=("ROW", "COLUMN")),
     Option("--out", str | None, f"Folder for the files, {HEADS_FOLDER}/ within the run's by default."),
     DATA_DIR,
-    examples=(
-        "teka heads runs/digits-self_attention-0",
-        "teka heads runs/cifar10-self_attention-0 --query 3 12 --out pictures",
-    ),
+    examples=("teka heads runs/digits-self_attention-0", "teka heads runs/cifar10 --query 3 12 --out pictures"),
 )
 def heads(options: argparse.Namespace, command: str) -> None:
     """Draw where the heads of a finished run of model self_attention look.
 
-    Centers and ellipses over training, attention maps of one token, and how near they come to the grid of a
-    convolution's window.
+    Centers and ellipses over training, attention maps of one token, and how near they come to a convolution's window.
     """
     trained = restore(options.run, data_dir=options.data_dir)
     model, run, result = trained.model, trained.run, trained.result

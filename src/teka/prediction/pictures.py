@@ -39,7 +39,7 @@ class PictureSettings:
     Args:
         fit: "whole" or "ink".
         canvas: Height and width of the canvas in pixels, for "ink".
-        box: Height and width of the box in pixels, for "ink".
+        box: Those of the box.
         stroke: Least width of the strokes in pixels of the canvas; thinner ones are thickened. 0 leaves them alone.
 
     Raises:
@@ -67,11 +67,9 @@ class PictureSettings:
 
 
 def settings_for(data: str, image_size: tuple[int, int]) -> PictureSettings:
-    """How pictures become images of this size like those of a data set, `teka.data.load`'s name.
+    """How pictures become images of this size like those of a data set, by its authors: whole, or ink of some size.
 
-    MNIST's authors made the ink fit 20 × 20 pixels and put it in the middle of 28 × 28 by its centre of mass;
-    Fashion-MNIST's made it fill the 28 × 28; digits are 8 × 8, and the model's image is their canvas. Pictures of any
-    other data set are taken whole.
+    MNIST's ink fits 20 × 20 pixels in the middle of 28 × 28, Fashion-MNIST's fills them, and digits are 8 × 8.
     """
     if data == "digits":
         return PictureSettings("ink", image_size, (8, 8))
@@ -83,11 +81,7 @@ def settings_for(data: str, image_size: tuple[int, int]) -> PictureSettings:
 def read_images(
     pictures: Sequence[str | Path], config: ModelConfig, *, ground: str = "auto"
 ) -> Float[Tensor, "pictures channels height width"]:
-    """Picture files as the images that a model was trained on, intensities in [0, 1], as `config.pictures` says.
-
-    Raises:
-        ValueError: A file that is no picture, a picture without ink, or settings that are none.
-    """
+    """Picture files as the images that a model was trained on, intensities in [0, 1], as `config.pictures` says."""
     settings = decode(PictureSettings, config.pictures or {}, "pictures")
     images = []
     for picture in pictures:
@@ -110,17 +104,14 @@ def fit_ink(
     """A canvas with the ink of a grey picture: bright on a ground of 0, in the box, with its strongest level at 255.
 
     The ground is light if the border's mean lies above the middle between the darkest and the lightest level; then
-    the picture is inverted. The border's median is subtracted, and with it what is no farther from it than the border's
-    noise. What is left is scaled, its shape kept, so that what is above a third of the strongest level just fits the
-    box, and moved by whole pixels of the canvas so that its centre of mass lies in the middle. Where a picture is on
-    the canvas's scale already, its pixels hardly change.
+    the picture is inverted. The border's median is subtracted, and with it the border's noise. What is left is scaled,
+    its shape kept, so that what is above a third of the strongest level just fits the box, and moved by whole pixels of
+    the canvas so that its centre of mass lies in the middle. A ValueError says that there is no ink.
 
-    Raises:
-        ValueError: An unknown ground, settings of another fit, or a picture without ink.
-
-    Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to document recognition, 1998,
-        III.A.
+    Source: LeCun et al., Gradient-based learning applied to document recognition, 1998, III.A.
     """
+    from PIL import Image, ImageFilter
+
     check_name("ground", ground, GROUNDS)
     if settings.canvas is None or settings.box is None:
         raise wrong_value("settings.fit", settings.fit, "'ink'")
@@ -129,31 +120,29 @@ def fit_ink(
         raise wrong_value("ink", "none", "something that stands out from the ground; ground='dark' or 'light' may help")
     ink /= ink.max()
     rows, columns = (np.flatnonzero((ink > SHARE_OF_PEAK).any(axis)) for axis in (1, 0))
-    top, left = int(rows[0]), int(columns[0])
-    size = np.array([rows[-1] + 1 - top, columns[-1] + 1 - left])
+    first = np.array([rows[0], columns[0]])
+    size = np.array([rows[-1], columns[-1]]) + 1 - first
     scale = min(settings.box / size)
     mass = ink.sum()
     centre = np.array([(ink.sum(axis) * (np.arange(ink.shape[1 - axis]) + 0.5)).sum() / mass for axis in (1, 0)])
     # Where the corner of the ink goes: whole pixels, and no farther out than the canvas reaches.
-    corner = np.rint(np.array(settings.canvas) / 2 - (centre - (top, left)) * scale)
+    corner = np.rint(np.array(settings.canvas) / 2 - (centre - first) * scale)
     corner = np.clip(corner, 0, np.floor(settings.canvas - size * scale + 1e-9))
-    start = (top, left) - corner / scale
-    fine = _resample(ink, start, scale, [side * FINENESS for side in settings.canvas], FINENESS)
+    start = first - corner / scale
+    fine = _resample(ink, start, scale * FINENESS, [side * FINENESS for side in settings.canvas])
     width = stroke_width(torch.from_numpy(fine > 127)) / FINENESS
     if width < settings.stroke:
         radius = max(1, round((settings.stroke - width) * FINENESS / 2))
-        canvas = _thicken_and_reduce(fine, radius, settings.canvas)
+        thick = Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1))
+        canvas = np.array(thick.resize((settings.canvas[1], settings.canvas[0]), Image.Resampling.LANCZOS))
     else:
-        canvas = _resample(ink, start, scale, list(settings.canvas), 1)
+        canvas = _resample(ink, start, scale, list(settings.canvas))
     canvas = canvas.astype(np.float64)
     return torch.from_numpy(np.rint(canvas * (255 / canvas.max())).astype(np.uint8))
 
 
 def stroke_width(ink: Bool[Tensor, "height width"]) -> float:
-    """Mean width of the strokes in pixels: twice the area over the outline's length; 0 without ink.
-
-    The outline is counted in pixels' edges, which for lines of all directions is 4/π of its length.
-    """
+    """Mean width of the strokes in pixels: twice the area over the outline's length, π/4 of its edges; 0 for no ink."""
     padded = np.pad(ink.numpy(), 1)
     edges = (padded[1:] != padded[:-1]).sum() + (padded[:, 1:] != padded[:, :-1]).sum()
     return 2 * float(padded.sum()) / (edges * math.pi / 4) if edges else 0.0
@@ -161,9 +150,9 @@ def stroke_width(ink: Bool[Tensor, "height width"]) -> float:
 
 def _ink(levels: Float[np.ndarray, "height width"], ground: str) -> Float[np.ndarray, "height width"]:
     band = max(1, round(0.02 * min(levels.shape)))
-    inner = np.zeros(levels.shape, dtype=bool)
-    inner[band:-band, band:-band] = True
-    border = levels[~inner]
+    at_border = np.ones(levels.shape, dtype=bool)
+    at_border[band:-band, band:-band] = False
+    border = levels[at_border]
     if ground == "light" or (ground == "auto" and border.mean() > (levels.min() + levels.max()) / 2):
         levels, border = 255 - levels, 255 - border
     level = np.median(border)
@@ -173,32 +162,13 @@ def _ink(levels: Float[np.ndarray, "height width"], ground: str) -> Float[np.nda
 
 
 def _resample(
-    ink: Float[np.ndarray, "height width"],
-    start: Float[np.ndarray, " 2"],
-    scale: float,
-    size: list[int],
-    fineness: int,
+    ink: Float[np.ndarray, "height width"], start: Float[np.ndarray, " 2"], scale: float, size: list[int]
 ) -> UInt8[np.ndarray, "new_height new_width"]:
     """Bytes of the part of the picture that begins at `start` and becomes `size`; ground lies outside the picture."""
     from PIL import Image
 
-    end = start + np.array(size) / (scale * fineness)
+    end = start + np.array(size) / scale
     first, last = np.floor(start).astype(int), np.ceil(end).astype(int)
-    window = np.zeros(last - first, dtype=np.uint8)
-    from_ = np.clip(first, 0, ink.shape)
-    to = np.clip(last, 0, ink.shape)
-    part = ink[from_[0] : to[0], from_[1] : to[1]]
-    offset = from_ - first
-    window[offset[0] : offset[0] + part.shape[0], offset[1] : offset[1] + part.shape[1]] = np.rint(part * 255)
+    window = Image.fromarray(np.rint(ink * 255).astype(np.uint8)).crop((first[1], first[0], last[1], last[0]))
     (upper, left), (lower, right) = (start - first).tolist(), (end - first).tolist()
-    box = (left, upper, right, lower)
-    return np.array(Image.fromarray(window).resize((size[1], size[0]), Image.Resampling.LANCZOS, box))
-
-
-def _thicken_and_reduce(
-    fine: UInt8[np.ndarray, "height width"], radius: int, size: tuple[int, int]
-) -> UInt8[np.ndarray, "h w"]:
-    from PIL import Image, ImageFilter
-
-    thick = Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1))
-    return np.array(thick.resize((size[1], size[0]), Image.Resampling.LANCZOS))
+    return np.array(window.resize((size[1], size[0]), Image.Resampling.LANCZOS, (left, upper, right, lower)))

@@ -16,13 +16,7 @@ DEFAULT_MODEL = "mnist"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one picture.
-
-    Args:
-        picture: The file.
-        class_names: The classes, the most probable first.
-        probabilities: Their probabilities, by the model's softmax.
-    """
+    """What a model says of a picture file: the classes, the most probable first, and their softmax probabilities."""
 
     picture: str
     class_names: tuple[str, ...]
@@ -30,23 +24,15 @@ class Prediction:
 
 
 def predict(
-    pictures: Sequence[str | Path],
-    model: str | Path = DEFAULT_MODEL,
-    *,
-    ground: str = "auto",
-    batch_size: int = 256,
+    pictures: Sequence[str | Path], model: str | Path = DEFAULT_MODEL, *, ground: str = "auto", batch_size: int = 256
 ) -> list[Prediction]:
-    """Classes of picture files by a model file, and how probable it holds them.
+    """For each picture file every class by a model file, the most probable first, and how probable it holds them.
 
     Args:
         pictures: The files, of any size and kind that Pillow reads.
-        model: "mnist" or "digits", which come with the library, or the folder of a model file.
-        ground: What is drawn on: "dark", "light", or "auto" to tell it from the border. For pictures that are taken
-            whole it only fills what is transparent.
+        model: "mnist" or "digits", which come with the library, or a folder that `teka export` has written.
+        ground: What is drawn on: "dark", "light", or "auto" by the border. Of whole pictures only what is transparent.
         batch_size: Pictures at a time.
-
-    Returns:
-        For each picture every class, the most probable first.
 
     Raises:
         ImportError: Pillow or safetensors is not installed.
@@ -57,15 +43,13 @@ def predict(
         raise wrong_value("pictures", list(pictures), "at least one")
     config = read_config(model)
     loaded = load(model)
-    probabilities = []
-    for start in range(0, len(pictures), batch_size):
-        images = read_images(pictures[start : start + batch_size], config, ground=ground)
-        with torch.inference_mode():
-            probabilities.append(loaded(images).softmax(dim=1))
     names = config.class_names or tuple(map(str, range(config.num_classes)))
     predictions = []
-    for picture, row in zip(pictures, torch.cat(probabilities), strict=True):
-        highest, classes = row.sort(descending=True, stable=True)
-        ranked = tuple(names[label] for label in classes.tolist())
-        predictions.append(Prediction(str(picture), ranked, tuple(highest.tolist())))
+    for start in range(0, len(pictures), batch_size):
+        batch = pictures[start : start + batch_size]
+        with torch.inference_mode():
+            probabilities = loaded(read_images(batch, config, ground=ground)).softmax(dim=1)
+        for picture, highest, classes in zip(batch, *probabilities.sort(descending=True, stable=True), strict=True):
+            ranked = tuple(names[label] for label in classes.tolist())
+            predictions.append(Prediction(str(picture), ranked, tuple(highest.tolist())))
     return predictions
