@@ -6,8 +6,10 @@ import pytest
 from tests.experiments.reproduce.reproduction_cells import photograph_cell, reproduction_cell
 
 from teka.experiments.reproduce.horn2021 import (
+    AT_A_GLANCE,
     accuracy_table,
     draw_figure1,
+    draw_glance,
     effort_table,
     figure1_note,
     has_shifts,
@@ -118,6 +120,16 @@ def test_the_figure_of_all_classes_has_the_mean_of_the_seeds_and_no_curve_of_the
     drawn = lines(panel)
     assert set(drawn) == set(MODELS)
     assert drawn[MODELS[0]] == pytest.approx([81, 91, 71])
+
+
+def test_at_a_glance_there_are_five_lines_at_most_the_baseline_among_them(study_of, study_cell):
+    names = ["Linformer", "Performer (strategy 1 exact)", *AT_A_GLANCE]
+    cells = [reproduction_cell(study_cell, name, seed=seed) for name in names for seed in (0, 1)]
+    (panel,) = draw_glance(study_of(*cells)).axes
+    assert [text.get_text().replace("\n", " ") for text in panel.texts] == list(AT_A_GLANCE)
+    for line in panel.get_lines():
+        assert line.get_xdata().tolist() == [-1, 0, 1]
+        assert line.get_ydata() == pytest.approx([81, 91, 71])
 
 
 def test_the_table_compares_the_worst_shift_with_the_middle(study):

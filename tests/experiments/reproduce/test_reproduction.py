@@ -129,12 +129,12 @@ def test_an_unknown_scale_is_an_error():
         read_reproduction("huge")
 
 
-def test_the_table_is_written_three_times_and_the_figure_in_both_forms(study_folder, study_cell):
+def test_the_table_is_written_three_times_and_the_figure_in_three_forms(study_folder, study_cell):
     cells = [reproduction_cell(study_cell, MODEL, seed=seed) for seed in (0, 1)]
     folder = study_folder(*cells, photograph_cell(study_cell, MODEL))
     written = write_reproduction(folder, description="A small one.", planned=9)
     assert [path.name for path in written.files] == [
-        "table1.md", "table1.csv", "reproduction.html", "figure1.png", "figure1_all_classes.png"
+        "table1.md", "table1.csv", "reproduction.html", "at_a_glance.png", "figure1.png", "figure1_all_classes.png"
     ]  # fmt: skip
     assert all(path.is_file() for path in written.files)
     text, _, page = (path.read_text(encoding="utf-8") for path in written.files[:3])
@@ -143,7 +143,7 @@ def test_the_table_is_written_three_times_and_the_figure_in_both_forms(study_fol
         assert part in text
     assert part in written.terminal
     assert "A small one." in page
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3
     assert 'src="http' not in page
     assert "teka study study.yaml" in page
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 
 
-def percent(share: float) -> str:
-    """A share in percent to one decimal, without the sign: 0.9814 is "98.1"."""
-    return f"{100 * share:.1f}"
+def percent(share: float, decimals: int = 1) -> str:
+    """A share in percent to so many decimals, without the sign: 0.9814 is "98.1"."""
+    return f"{100 * share:.{decimals}f}"
 
 
 def write_share(share: float) -> str:

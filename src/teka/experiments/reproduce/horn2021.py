@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from teka.audit import wilson_interval
-from teka.audit.page.charts import add_legend, draw_line, dress_panel, make_figure
+from teka.audit.page.charts import ShareCurve, add_legend, draw_curves, draw_line, dress_panel, make_figure
 from teka.audit.page.notation import listed, significant, write_step
 from teka.audit.page.style import INK, PALE, LineStyle, level_styles
 from teka.audit.page.tables import Table
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 DATA_NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 CLASS = 1
 CLASS_NAMES = {"mnist": "digit 1", "fashion-mnist": "trousers"}
+MOST_LINES = 5
+AT_A_GLANCE = (
+    "Performer (squared relu × rotary)", "Performer (strategy 1)", "Performer (no position)", "ResNet-18",
+    "Performer (absolute)",
+)  # fmt: skip
 PROVENANCE = ("hardware", "torch", "date")
 Curves = list[tuple[int, dict[tuple[int, int], float]]]
 """Of every seed the images that were shifted, and the accuracy on them for each shift (dy, dx)."""
@@ -176,6 +181,24 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
         named = {line.get_label(): line for panel in panels for line in panel.get_lines()}
         add_legend(figure, [*named.values()], [*named], place="outside lower center", columns=3, handle_length=3.4)
     return figure
+
+
+def draw_glance(study: StudyResults) -> "matplotlib.figure.Figure":
+    """Draw at most five models' accuracy against shift for each data set, all classes, means over seeds."""
+    models = ordered_models(study)
+    chosen = models if len(models) <= MOST_LINES else [model for model in AT_A_GLANCE if model in models]
+    panels = {}
+    for data in ordered_data(study):
+        curves = {model: found for model in chosen if (found := _curves(study, model, data, None))}
+        means = {
+            model: {shift[1]: fmean(by_shift[shift] for _, by_shift in found) for shift in sorted(found[0][1])}
+            for model, found in curves.items()
+        }
+        if means:
+            panels[f"{DATA_NAMES[data]}: shift to the right, dx (pixels)"] = list(
+                itertools.starmap(ShareCurve, means.items())
+            )
+    return draw_curves(panels)
 
 
 def shift_table(study: StudyResults) -> Table:

@@ -1,6 +1,7 @@
 """The experiments of Horn et al. (2021), studies that come with the library: trained, written as table and figure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ from teka.experiments.study.run_study import Progress
 TARGETS = ("table1", "figure1")
 SCALES = ("small", "full", "full-cpu", "one-stem")
 TITLE = "Reproducing Horn et al. (2021)"
-FIGURES = (
-    ("figure1.png", "Figure 1: class 1, with the paper's curves", horn2021.CLASS),
-    ("figure1_all_classes.png", "The same for all classes", None),
-)
-ALTERNATIVE = "Accuracy against shift for each data set, one line for each Performer. The table above has the numbers."
+FIGURES = {
+    "at_a_glance.png": ("At a glance: all classes, five models at most", horn2021.draw_glance),
+    "figure1.png": (
+        "Figure 1: class 1, with the paper's curves",
+        partial(horn2021.draw_figure1, of_class=horn2021.CLASS),
+    ),
+    "figure1_all_classes.png": ("The same for all classes", partial(horn2021.draw_figure1, of_class=None)),
+}
+ALTERNATIVE = "Accuracy against shift for each data set, one line for each model. The table above has the numbers."
 
 
 def read_reproduction(scale: str) -> Study:
@@ -90,7 +95,7 @@ def reproduce(
 
 
 def write_reproduction(folder: str | Path, *, description: str = "", planned: int | None = None) -> Written:
-    """Write `table1.md`, `table1.csv`, `reproduction.html`, `figure1.png` and `figure1_all_classes.png`.
+    """Write `table1.md`, `table1.csv`, `reproduction.html` and the pictures of `FIGURES`.
 
     Every file is written whole or not at all, none if the results cannot be read, and no figure where no Performer was
     measured under shifts yet.
@@ -106,20 +111,16 @@ def write_reproduction(folder: str | Path, *, description: str = "", planned: in
     """
     folder = Path(folder)
     study = read_study_results(folder, planned=planned)
-    tables = [
-        make(study)
-        for make in (horn2021.accuracy_table, horn2021.shift_table, horn2021.stability_table, horn2021.effort_table)
-    ]
-    tables = [table for table in tables if table.rows]
-    shown = FIGURES if horn2021.has_shifts(study) else ()
-    pictures = {name: encode_png(horn2021.draw_figure1(study, of_class=of_class)) for name, _, of_class in shown}
+    tables = [table for make in horn2021.TABLES if (table := make(study)).rows]
+    shown = FIGURES if horn2021.has_shifts(study) else {}
+    pictures = {name: encode_png(draw(study)) for name, (_, draw) in shown.items()}
     notes = reproduction_notes(study)
     said = {
         "title": TITLE,
         "version": __version__,
         "description": description,
         "tables": tables,
-        "figures": [(heading, data_uri(pictures[name]), ALTERNATIVE) for name, heading, _ in shown],
+        "figures": [(heading, data_uri(pictures[name]), ALTERNATIVE) for name, (heading, _) in shown.items()],
         "figure_note": horn2021.figure1_note(study) if shown else "",
         "notes": notes,
         "commands": sorted({result.command for result in study.results}),

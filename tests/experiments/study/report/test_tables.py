@@ -1,6 +1,8 @@
 import re
 
-from teka.experiments.study.report.tables import accuracy_tables, comparison_tables, shift_tables
+import pytest
+
+from teka.experiments.study.report.tables import accuracy_tables, comparison_tables, over_seeds, shift_tables
 
 REFERENCE = {"kernel": "softmax"}
 
@@ -17,6 +19,18 @@ def test_the_matrix_holds_means_and_intervals_in_percent(study_of, study_cell):
     assert table.heads == ("kernel", "rotation", "none")
     # 97 ± t s/√3 with s = 1 and t = 4.303.
     assert table.rows == (("squared relu", "97.0 ± 2.5", "97.0 ± 2.5"), ("softmax", "95.0 ± 0.0", "95.0 ± 0.0"))
+
+
+@pytest.mark.parametrize(
+    ("shares", "signed", "text"),
+    [
+        ((0.9952, 0.9956, 0.9954), False, "99.54 ± 0.05"),
+        ((-0.0002, 0.0002, -0.0001), True, "+0.00 ± 0.05"),
+        ((0.9, 0.9, 0.9), True, "+90.0 ± 0.0"),
+    ],
+)
+def test_a_narrow_interval_has_two_decimals(shares, signed, text):
+    assert over_seeds(shares, signed=signed) == text
 
 
 def test_failed_cells_are_counted_and_missing_ones_are_dashes(study_of, study_cell, failed_cell):

@@ -11,15 +11,18 @@ NOTHING = "–"
 DIFFERENCES = ("at equal\nsteps", "at equal\ntime")
 SHIFTS = ("not\nshifted", "worst\nshift", "every\nshift", "equivariance\nerror", "noise\nfloor")
 EARLY = "*"
+NARROW = 0.002  # half of an interval, below which two decimals of a percentage say more than one
 
 
 def with_interval(share: Estimate | None, *, signed: bool = False) -> str:
     """A share in % and half its interval, "95.3 ± 0.4", or a difference of shares, "−0.3 ± 0.4"; a dash for none."""
     if share is None:
         return NOTHING
-    # Adding 0 makes a rounded −0 a 0.
-    value = f"{round(100 * share.value, 1) + 0.0:+.1f}".replace("-", "−") if signed else percent(share.value)
-    return value if share.half_width is None else f"{value} ± {percent(share.half_width)}"
+    decimals = 2 if share.half_width and share.half_width < NARROW else 1
+    value = percent(share.value, decimals)
+    if signed:  # adding 0 makes a rounded −0 a 0
+        value = f"{float(value) + 0.0:+.{decimals}f}".replace("-", "−")
+    return value if share.half_width is None else f"{value} ± {percent(share.half_width, decimals)}"
 
 
 def over_seeds(shares: Sequence[float], *, signed: bool = False) -> str:
