@@ -4,6 +4,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from tests.raising import raises_for
 from torch import Tensor
 from torch.func import vmap
 
@@ -14,6 +15,7 @@ from teka.checks import (
     check_name,
     check_nonnegative,
     check_sizes,
+    check_stride,
     check_tensor,
     height_and_width,
     is_number,
@@ -121,6 +123,17 @@ def test_a_name_is_one_of_those_that_are_known():
         check_name("backend", "dense", ("auto", "dense"))
         with pytest.raises(ValueError, match=r"backend is .*, expected one of 'auto', 'dense'"):
             check_name("backend", name, ("auto", "dense"))
+
+
+def test_one_step_is_that_of_every_axis():
+    assert check_stride(2, 3) == (2, 2, 2)
+    assert check_stride([2, 3], 2) == (2, 3)
+
+
+def test_a_stride_that_is_none_is_refused(as_users_run_it):
+    for stride in [0, (2, 2, 2), (2, 0), (1.5, 2), True]:
+        with raises_for(stride, ValueError, match="stride is"):
+            check_stride(stride, 2)
 
 
 def test_one_side_is_a_square_and_two_are_height_and_width():

@@ -40,7 +40,8 @@ def check_tensor(argument: str, tensor: object, *sizes: str | int, dtypes: Dtype
     check_kind(argument, tensor, dtypes)
     assert isinstance(tensor, Tensor)
     if tensor.ndim != len(sizes) or not all(map(_fits, tensor.shape, sizes)):
-        rest = "" if 0 not in tensor.shape else ", of which only batch may be 0"
+        most = "only batch" if "batch" in sizes else "none"
+        rest = f", of which {most} may be 0" if 0 in tensor.shape else ""
         raise wrong_shape(argument, tensor.shape, f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)}){rest}")
 
 
@@ -92,6 +93,14 @@ def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int 
     if sides[0] * sides[1] > LARGEST_IMAGE:
         raise wrong_value(argument, size, f"at most {LARGEST_IMAGE:,} pixels")
     return int(sides[0]), int(sides[1])
+
+
+def check_stride(stride: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+    """A stride with one whole number of at least 1 for each axis; one number is that of all."""
+    steps = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
+    if len(steps) != num_axes or not all(is_whole(step) and step >= 1 for step in steps):
+        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
+    return steps
 
 
 def check_flags(flags: Mapping[str, object]) -> None:

@@ -198,9 +198,9 @@ def test_a_shift_larger_than_the_images_is_an_error():
     [
         (torch.zeros(0, 1, 5, 5), None, "images has shape"),
         (torch.zeros(2, 5, 5), None, "images has shape"),
-        (torch.zeros(2, 1, 5, 5, dtype=torch.int64), None, "expected a floating point type"),
+        (torch.zeros(2, 1, 5, 5, dtype=torch.int64), None, "expected a floating dtype"),
         (torch.full((2, 1, 5, 5), float("nan")), None, "images is 'NaN or infinity'"),
-        (torch.zeros(2, 1, 5, 5), torch.zeros(3, dtype=torch.int64), "one label for each image"),
+        (torch.zeros(2, 1, 5, 5), torch.zeros(3, dtype=torch.int64), "labels has shape"),
         (torch.zeros(2, 1, 5, 5), torch.tensor([0, 2]), "labels is 2, expected classes from 0 to 1"),
         (torch.zeros(2, 1, 5, 5), torch.tensor([0, -1]), "labels"),
     ],

@@ -12,6 +12,7 @@ from torch import Tensor
 from teka.audit.caveats import Caveat, training_mode
 from teka.audit.function import evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.measure.distances import NoiseFloor
+from teka.audit.measure.outputs import check_labels
 from teka.audit.page.notation import write_share, write_size, write_step
 from teka.audit.parts import Progress, Work, do_parts, find_caveats
 from teka.audit.report import AuditReport, PackedResponses
@@ -19,7 +20,8 @@ from teka.audit.settings import AuditSettings, Steps
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_tensor
+from teka.errors import wrong_value
 from teka.provenance import provenance
 
 EXACT = 1e-5  # an error up to which an output counts as not moved, by rounding of single precision alone
@@ -129,14 +131,11 @@ def audit(
 
 
 def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str] | None) -> None:
-    if images.ndim != 4 or images.numel() == 0:
-        raise wrong_shape("images", images.shape, "(images, channels, height, width), none of them 0")
-    if not images.is_floating_point():
-        raise wrong_value("images.dtype", images.dtype, "a floating point type")
+    check_tensor("images", images, "images", "channels", "height", "width")
     if not images.isfinite().all():
         raise wrong_value("images", "NaN or infinity", "finite values")
-    if labels is not None and tuple(labels.shape) != (len(images),):
-        raise wrong_shape("labels", labels.shape, f"({len(images)},), one label for each image")
+    if labels is not None:
+        check_labels(labels, len(images))
     if labels is not None and class_names is not None and int(labels.max()) >= len(class_names):
         raise wrong_value("labels", int(labels.max()), f"classes from 0 to {len(class_names) - 1}, as class_names has")
 

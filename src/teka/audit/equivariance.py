@@ -13,7 +13,7 @@ from teka.audit.function import Model, check_evaluation_mode, evaluate, relative
 from teka.audit.images import Background, Size, check_images, roll_and_blank
 from teka.audit.movement import make_movement
 from teka.audit.shifts import Shift
-from teka.checks import check_name, check_sizes
+from teka.checks import check_name, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 
 OUTPUTS = ("auto", "dense", "invariant")
@@ -152,8 +152,7 @@ def permutation_error(function: Model, tokens: Tokens, permutations: Orders, *, 
         ValueError: A module in training mode; no permutation of the places; empty tokens; an output that is no finite
             real tensor (B, …) or has norm zero.
     """
-    if tokens.ndim != 3 or tokens.numel() == 0:
-        raise wrong_shape("tokens", tokens.shape, "(batch, tokens, dim), none of them 0")
+    check_tensor("tokens", tokens, "samples", "tokens", "dim")
     orders, num_tokens = [list(map(int, order)) for order in permutations], tokens.shape[1]
     if not orders:
         raise wrong_value("permutations", orders, "at least one permutation")

@@ -104,16 +104,10 @@ def reflect(images: Images, shift: Sequence[int]) -> Images:
     """Images moved by whole cells: (T_s x)_i = x_{r(i − s)}, r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)|."""
     moved = images.clone()
     for axis, step in enumerate(shift, 2):
-        side = images.shape[axis]
-        last = side - 1
+        last = images.shape[axis] - 1
         if step and last:
-            # Only the cells that enter are looked up one by one.
-            start = 0 if step > 0 else side + step
-            entering = torch.arange(start, start + abs(step), device=images.device)
-            mirrored = last - ((entering - step).remainder(2 * last) - last).abs()
-            strip = moved.index_select(axis, mirrored)
-            moved = moved.roll(step, axis)
-            moved.narrow(axis, start, abs(step)).copy_(strip)
+            cells = torch.arange(last + 1, device=images.device)
+            moved = moved.index_select(axis, last - ((cells - step).remainder(2 * last) - last).abs())
     return moved
 
 

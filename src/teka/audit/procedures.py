@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from teka.audit.function import Model, call_model, check_evaluation_mode
+from teka.audit.images import roll_and_blank
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.outputs import infer_output
 from teka.audit.movement import Movement
@@ -20,8 +20,9 @@ from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import estimate_mean_share
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
+from teka.checks import check_sizes, check_tensor
 from teka.data import lossless_selection
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_value
 
 Images = Float[Tensor, "images channels height width"]
 Labels = Int[Tensor, " images"] | None
@@ -50,7 +51,7 @@ def horn2021(function: Model, images: Images, labels: Labels, settings: AuditSet
     """Mean and lowest accuracy at 17 lossless shifts along dx: 854 ones of MNIST, 791 trousers of Fashion-MNIST."""
     if labels is None:
         raise wrong_value("labels", None, "a class for each image, for preset 'horn2021'")
-    _check_side(images, HORN_SIDE, "horn2021")
+    check_tensor("images", images, "images", "channels", HORN_SIDE, HORN_SIDE)
     shifts = [(0, step) for step in range(-HORN_MARGIN, HORN_MARGIN + 1)]
     counts, numbers, metrics = {}, {}, {}
     for name, class_index in (("class 1", HORN_CLASS), ("all classes", None)):
@@ -81,9 +82,11 @@ def zhang2019(function: Model, images: Images, labels: Labels = None, settings: 
 
     The offsets are those that the authors' code draws with the same seed and batch size; the interval is over images.
     """
-    _check_side(images, ZHANG_CANVAS, "zhang2019")
-    offsets = {"low": 0, "high": ZHANG_CANVAS - ZHANG_CROP}
-    agreement = pair_agreement(function, images, _window, **offsets, passes=ZHANG_PASSES, settings=settings)
+    check_tensor("images", images, "images", "channels", ZHANG_CANVAS, ZHANG_CANVAS)
+    drawn: Any = {"low": 0, "high": ZHANG_CANVAS - ZHANG_CROP, "passes": ZHANG_PASSES, "settings": settings}
+    agreement = pair_agreement(
+        function, images, lambda batch, at: batch.narrow(2, at[0], ZHANG_CROP).narrow(3, at[1], ZHANG_CROP), **drawn
+    )
     return PresetResult(
         "zhang2019",
         "Images of 256 × 256; two crops of 224 × 224, their offsets drawn from 0 … 31 along each axis, one pair for "
@@ -109,7 +112,8 @@ def chaman2021(function: Model, images: Images, labels: Labels = None, settings:
     numbers = {}
     for name, move in (
         ("circular", lambda batch, place: batch.roll(place, (2, 3))),
-        ("zero-padded", partial(_padded_window, margin=largest)),
+        # A window of the images padded with zeros that moves by a place: content moves back.
+        ("zero-padded", lambda batch, place: roll_and_blank(batch, [-step for step in place], batch.new_zeros(()))),
     ):
         agreement = pair_agreement(function, images, move, low=-largest, high=largest, passes=1, settings=settings)
         numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), settings)
@@ -125,11 +129,6 @@ def chaman2021(function: Model, images: Images, labels: Labels = None, settings:
     )
 
 
-def _check_side(images: Images, side: int, preset: str) -> None:
-    if tuple(images.shape[2:]) != (side, side):
-        raise wrong_shape("images", images.shape, f"(images, channels, {side}, {side}) for preset {preset!r}")
-
-
 PRESETS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
 
 
@@ -138,9 +137,7 @@ def pair_agreement(
 ) -> Bool[Tensor, "passes images"]:
     """Whether argmax f is the same at two random places, low to high − 1 along each axis, for every image and pass."""
     check_evaluation_mode("function", function)
-    for argument, number in (("images", len(images)), ("passes", passes)):
-        if number < 1:
-            raise wrong_value(argument, number, "at least 1")
+    check_sizes({"images": len(images), "passes": passes})
     random = np.random.RandomState(settings.seed)
     agreement = torch.empty(passes, len(images), dtype=torch.bool)
     for index in range(passes):
@@ -155,16 +152,6 @@ def pair_agreement(
                 answers.append(logits.argmax(dim=1).cpu())
             agreement[index, start : start + settings.batch_size] = answers[0] == answers[1]
     return agreement
-
-
-def _window(images: Tensor, place: Place, height: int = ZHANG_CROP, width: int = ZHANG_CROP) -> Tensor:
-    return images[:, :, place[0] : place[0] + height, place[1] : place[1] + width]
-
-
-def _padded_window(images: Tensor, place: Place, *, margin: int) -> Tensor:
-    """A window of the images' size, moved by a place over the images padded with zeros: content moves back."""
-    padded = torch.nn.functional.pad(images, (margin,) * 4)
-    return _window(padded, (place[0] + margin, place[1] + margin), *images.shape[2:])
 
 
 def _mean_share(shares: Float[Tensor, " images"], settings: AuditSettings) -> Estimate:

@@ -10,7 +10,7 @@ import torch
 from teka.audit.measure.outputs import OUTPUT_CHOICES
 from teka.audit.movement import Movement
 from teka.audit.shifts import square_shifts
-from teka.checks import check_name
+from teka.checks import check_name, check_sizes
 from teka.codec import encode
 from teka.errors import wrong_value
 
@@ -75,8 +75,7 @@ class AuditSettings:
         for part in self.parts:
             check_name("parts", part, PARTS)
         check_name("output", self.output, OUTPUT_CHOICES)
-        if self.batch_size < 1:
-            raise wrong_value("batch_size", self.batch_size, "at least 1")
+        check_sizes({"batch_size": self.batch_size})
         if self.budget_seconds is not None and self.budget_seconds <= 0:
             raise wrong_value("budget_seconds", self.budget_seconds, "a positive number of seconds, or None")
 

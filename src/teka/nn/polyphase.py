@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import gumbel_softmax, pad
 
-from teka.checks import check_flags, check_name, check_sizes, check_tensor, is_whole
+from teka.checks import check_flags, check_name, check_sizes, check_stride, check_tensor, is_whole
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
 from teka.nn.alias_free import at_least_float32, blurred, check_blur
@@ -286,7 +286,4 @@ class _Score(nn.Module):
 def _check_stride(stride: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
     if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")
-    steps = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
-    if len(steps) != num_axes or not all(is_whole(step) and step >= 1 for step in steps):
-        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
-    return steps
+    return check_stride(stride, num_axes)

@@ -161,8 +161,8 @@ def test_an_output_of_zero_that_changes_is_refused():
 
 def test_bad_input_is_refused():
     for images, options, message in [
-        (noise(0), {"axis": 0}, "images is '0 of torch.float64'"),
-        (noise().to(torch.int64), {"axis": 0}, "of a floating-point dtype"),
+        (noise(0), {"axis": 0}, r"images has shape \(0,"),
+        (noise().to(torch.int64), {"axis": 0}, "a floating dtype"),
         (noise(), {"axis": 2}, "axis is 2"),
         (noise(), {"axis": 0, "batch_size": 0}, "batch_size is 0"),
     ]:

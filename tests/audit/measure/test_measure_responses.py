@@ -183,7 +183,7 @@ def test_bad_input_is_refused(as_users_run_it):
         ({"shifts": [(0, 1)]}, "with the zero shift"),
         ({"shifts": [(0, 0), (12, 0)]}, r"shift is \(12, 0\)"),
         ({"labels": LABELS[:4]}, r"labels has shape \(4,\), expected \(5,\)"),
-        ({"labels": LABELS.double()}, "labels.dtype is torch.float64"),
+        ({"labels": LABELS.double()}, "labels is torch.float64"),
         ({"labels": LABELS - 1}, "labels is -1"),
         ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
         ({"output": "logit"}, "output is 'logit'.*did you mean 'logits'"),

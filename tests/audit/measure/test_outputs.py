@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d
 
 from teka.audit import axis_shifts, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.outputs import check_dense_shifts, check_stride, dense_error, infer_output, sum_of_squares
+from teka.audit.measure.outputs import check_dense_shifts, dense_error, infer_output, sum_of_squares
 from teka.audit.movement import Movement
 
 HEIGHT, WIDTH = 12, 18
@@ -186,9 +186,3 @@ def test_an_output_of_another_kind_is_refused():
     ]:
         with raises_for((shape, output, stride), ValueError, match=message):
             infer_output(shape, (12, 18), output, stride)
-
-
-def test_a_stride_that_is_none_is_refused(as_users_run_it):
-    for stride in [0, (2, 2, 2), (2, 0), (1.5, 2)]:
-        with raises_for(stride, ValueError, match="stride is"):
-            check_stride(stride, 2)

@@ -226,12 +226,13 @@ def test_independent_rows_count_as_many():
     assert simultaneous_critical_value(basis, MANY) == pytest.approx(sidak(30), abs=0.04)
 
 
-def test_rows_without_spread_count_only_if_asked_for_and_then_as_independent():
+def test_rows_without_spread_count_as_independent_but_for_one_that_is_known():
     rows = torch.cat([centred(1), torch.zeros(9, 211, dtype=torch.float64)])
-    assert simultaneous_critical_value(rows, MANY) == pytest.approx(NORMAL, abs=0.03)
-    assert simultaneous_critical_value(rows, MANY, num_constant=9) == pytest.approx(sidak(10), abs=0.04)
-    assert simultaneous_critical_value(rows[1:], MANY, num_constant=9) == pytest.approx(sidak(9), abs=0.04)
+    assert simultaneous_critical_value(rows, MANY) == pytest.approx(sidak(10), abs=0.04)
+    assert simultaneous_critical_value(rows, MANY, known=9) == pytest.approx(sidak(9), abs=0.04)
+    assert simultaneous_critical_value(rows[1:], MANY) == pytest.approx(sidak(9), abs=0.04)
+    assert simultaneous_critical_value(rows[:2], MANY, known=1) == pytest.approx(NORMAL, abs=0.03)
 
 
 def test_it_is_never_below_that_of_one_row():
-    assert simultaneous_critical_value(torch.zeros(4, 5, dtype=torch.float64), MANY) == NORMAL
+    assert simultaneous_critical_value(torch.zeros(1, 5, dtype=torch.float64), MANY, known=0) == NORMAL

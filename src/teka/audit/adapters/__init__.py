@@ -16,7 +16,7 @@ from torch import nn
 
 from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, subject_of_module
+from teka.audit.adapters.subject import Size, Subject, read_as, subject_of_module
 from teka.audit.adapters.transformers_model import load_transformers
 from teka.data import Normalize
 from teka.errors import FOREIGN, first_line, require, wrong_value
@@ -56,11 +56,8 @@ def tensors_only(model: str, kind: str) -> Iterator[None]:
     before = os.environ.get(_TENSORS_ONLY)
     os.environ[_TENSORS_ONLY] = "1"
     try:
-        yield
-    # What a library raises depends on what is missing, and where from.
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise wrong_value("model", model, f"{kind} with trained weights ({reason})") from error
+        with read_as(model, f"{kind} with trained weights"):
+            yield
     finally:
         if before is None:
             del os.environ[_TENSORS_ONLY]

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, spoken_names
+from teka.audit.adapters.subject import Size, Subject, read_as, spoken_names
 from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
 from teka.checks import height_and_width
 from teka.errors import require, wrong_value
@@ -100,12 +100,8 @@ def _session(library: Any, file: Path, device: torch.device | str | None) -> Any
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors, which are raised as well
-    try:
+    with read_as(str(file), "an ONNX file that onnxruntime can run"):
         return library.InferenceSession(str(file), options, providers=[provider])
-    # The library's own exceptions share no class but this.
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise wrong_value("model", str(file), f"an ONNX file that onnxruntime can run ({reason})") from error
 
 
 def _is_channels_last(shape: Sequence[object]) -> bool:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.checks import check_name, check_sizes, height_and_width
+from teka.checks import check_name, check_sizes, check_tensor, height_and_width
 from teka.data import Normalize
 from teka.errors import wrong_shape, wrong_value
 
@@ -110,12 +110,10 @@ def with_channels(images: Float[Tensor, "n c h w"], in_channels: int | None) -> 
 
 def crop_center(images: Float[Tensor, "n c h w"], size: tuple[int, int]) -> Float[Tensor, "n c height width"]:
     """The middle of the images, from row (H − height) // 2 and column (W − width) // 2; what is missing is 0."""
-    lacking = [max(wanted - came, 0) for wanted, came in zip(size, images.shape[2:], strict=True)]
-    if any(lacking):
-        (above, below), (before, after) = ((math.ceil(lack / 2), lack // 2) for lack in lacking)
-        images = torch.nn.functional.pad(images, (before, after, above, below))
-    top, left = ((came - wanted) // 2 for came, wanted in zip(images.shape[2:], size, strict=True))
-    return images[:, :, top : top + size[0], left : left + size[1]]
+    # What is to be cut off is a negative margin.
+    lacking = [wanted - came for wanted, came in zip(size, images.shape[2:], strict=True)]
+    (above, below), (before, after) = ((math.ceil(lack / 2), lack // 2) for lack in lacking)
+    return torch.nn.functional.pad(images, (before, after, above, below))
 
 
 def resample(
@@ -128,10 +126,7 @@ def resample(
     overshooting kernel drives out of [0, 1] is cut off. Nothing is rounded: from Pillow on bytes it differs by about a
     level.
     """
-    if images.ndim != 4:
-        raise wrong_shape("images", images.shape, "(images, channels, height, width)")
-    if not images.is_floating_point():
-        raise wrong_value("images.dtype", images.dtype, "a floating point type")
+    check_tensor("images", images, "batch", "channels", "height", "width")
     check_name("resampling", resampling, RESAMPLINGS)
     height, width = height_and_width("image_size", image_size)
     if resampling == "nearest":

@@ -1,6 +1,7 @@
 """A model under audit: a function of pictures in [0, 1], and what is known of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.function import weights_hash
 from teka.codec import encode
+from teka.errors import FOREIGN, wrong_value
 
 Size = int | tuple[int, int] | None  # one side or (height, width); None leaves it to the model
 
@@ -77,6 +79,15 @@ def subject_of_module(
     known |= {"transform": transform, "weights_hash": weights_hash(module)}
     function = Wrapped(transform.normalize, module)
     return Subject(name, kind, function, module, input_size, transform.in_channels, **known)
+
+
+@contextmanager
+def read_as(model: str, expected: str) -> Iterator[None]:
+    """What a library raises within, which depends on what is missing or damaged, is one line of what was expected."""
+    try:
+        yield
+    except FOREIGN as error:
+        raise wrong_value("model", model, f"{expected} ({' '.join(str(error).split())})") from error
 
 
 def spoken_names(labels: object) -> tuple[str, ...] | None:

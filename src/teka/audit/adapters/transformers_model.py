@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, spoken_names, subject_of_module
+from teka.audit.adapters.subject import Size, Subject, read_as, spoken_names, subject_of_module
 from teka.data import Normalize
-from teka.errors import FOREIGN, require, wrong_value
+from teka.errors import require, wrong_value
 from teka.files import read_json
 
 PROCESSOR_FILE = "preprocessor_config.json"
@@ -116,15 +116,10 @@ def load_transformers(source: str, *, input_size: Size = None, device: torch.dev
     folder = Path(source).expanduser()
     source = str(folder) if folder.is_dir() else source
     with _quiet(library):
-        try:
+        with read_as(source, "an image classifier of transformers with its weights as safetensors"):
             settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
             models = library.AutoModelForImageClassification
             module, found = models.from_pretrained(source, output_loading_info=True, **settings)
-        # What the library raises depends on what is missing or damaged.
-        except FOREIGN as error:
-            reason = " ".join(str(error).split())
-            expected = f"an image classifier of transformers with its weights as safetensors ({reason})"
-            raise wrong_value("model", source, expected) from error
         missing = sorted(found["missing_keys"]) + sorted(map(str, found["mismatched_keys"]))
         if missing:
             expected = f"weights for the whole model; {', '.join(missing[:3])} would be left at random"
@@ -144,10 +139,10 @@ def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preproc
     """The preprocessing, and what to say of it."""
     try:
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, ImportError, TypeError) as error:
+    except (OSError, ValueError, ImportError, TypeError):
         if not Path(source).is_dir():
-            reason = " ".join(str(error).split())
-            raise wrong_value("model", source, f"a model with an image processor ({reason})") from error
+            with read_as(source, "a model with an image processor"):
+                raise
         read = read_processor_file(Path(source), in_channels)
         if read is not None:
             return read, "the image processor could not be built, so its settings were read and not compared with it"

@@ -13,7 +13,8 @@ from teka.audit.layers.shift_errors import NOISE_FACTOR, Measured, ShiftErrors
 from teka.audit.layers.survey import Stop, Survey, Trace, call_name, survey_batch
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
-from teka.errors import unknown_name, wrong_shape, wrong_value
+from teka.checks import check_tensor
+from teka.errors import unknown_name, wrong_value
 
 # Equivariance is lost within the image, at its edge, or between the cells of a grid.
 BREAKS = ("interior", "edge", "aliasing")
@@ -133,9 +134,7 @@ def blame_layers(
         ModelError: The model raised; the message says where.
     """
     check_evaluation_mode("module", module)
-    if images.ndim != 4 or 0 in images.shape or not images.is_floating_point():
-        expected = "(batch, channels, height, width) of floating-point numbers, not empty"
-        raise wrong_shape("images", images.shape, expected)
+    check_tensor("images", images, "images", "channels", "height", "width")
     for argument, number in (("threshold", threshold), ("num_images", num_images), ("batch_size", batch_size)):
         if number is not None and not number > 0:
             raise wrong_value(argument, number, "a positive number")

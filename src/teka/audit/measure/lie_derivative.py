@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from teka.audit.function import Model, check_evaluation_mode, evaluate_model
 from teka.audit.images import ImageSet, check_images, fourier_shift
-from teka.checks import check_sizes
+from teka.checks import check_kind, check_sizes
 from teka.errors import FOREIGN, wrong_value
 
 STEP = 1 / 32  # step of the central difference, between its error of order h² and rounding of order ε / h
@@ -67,9 +67,8 @@ def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: 
             finite real tensor (B, …), or one that changes although its norm is zero.
     """
     check_evaluation_mode("function", function)
-    check_images(images)
-    if len(images) == 0 or not images.is_floating_point():
-        raise wrong_value("images", f"{len(images)} of {images.dtype}", "at least one, of a floating-point dtype")
+    check_images(images, least=1)
+    check_kind("images", images)
     num_axes = images.ndim - 2
     if not -num_axes <= axis < num_axes:
         raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")

@@ -16,7 +16,7 @@ from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, shift_order
-from teka.checks import check_name
+from teka.checks import check_name, check_stride
 from teka.errors import wrong_value
 
 # Up to this size, what belongs to all images (they themselves, their outputs) stays on the device.
@@ -108,7 +108,7 @@ class Measurement:
         check_name("output", output, outputs.OUTPUT_CHOICES)
         self.moved = MovedImages(images, shifts, movement, device)
         self._function, self._output = function, output
-        self._stride = outputs.check_stride(stride, images.ndim - 2)
+        self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
         self._labels = None if labels is None else outputs.check_labels(labels, len(images))
         self.calls, self.seconds_before, self.forward_seconds = 0, 0.0, 0.0
         self._references, self._tables = torch.empty(0), {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)}

@@ -11,6 +11,7 @@ from teka.audit.images import Size
 from teka.audit.measure.responses import OUTPUTS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
+from teka.checks import WHOLE, check_stride, check_tensor
 from teka.errors import wrong_shape, wrong_value
 
 OUTPUT_CHOICES = ("auto", *OUTPUTS)
@@ -41,7 +42,8 @@ def infer_output(shape: Sizes, seen: Sizes, output: str = "auto", stride: Size |
         if stride is None and not divides:
             expected = f"sizes that divide {tuple(seen)}, those of the images; or give stride"
             raise wrong_shape("the output of the model", shape, expected)
-        return "dense", check_stride(stride, len(sizes)) or tuple(map(operator.floordiv, seen, sizes))
+        covering = tuple(map(operator.floordiv, seen, sizes))
+        return "dense", covering if stride is None else check_stride(stride, len(sizes))
     if stride is not None:
         raise wrong_value("stride", stride, f"None, since an output of shape {tuple(shape)} is not a dense one")
     if output == "logits" and not is_logits:
@@ -49,22 +51,9 @@ def infer_output(shape: Sizes, seen: Sizes, output: str = "auto", stride: Size |
     return output, None
 
 
-def check_stride(stride: Size | None, num_axes: int) -> Stride:
-    """The stride with one number for every axis, or None."""
-    if stride is None:
-        return None
-    strides = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
-    if len(strides) != num_axes or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in strides):
-        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
-    return strides
-
-
 def check_labels(labels: Tensor, num_images: int) -> Tensor:
     """The labels in int64 on the CPU, one class for each image."""
-    if tuple(labels.shape) != (num_images,):
-        raise wrong_shape("labels", labels.shape, f"({num_images},), one label for each image")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise wrong_value("labels.dtype", labels.dtype, "an integer dtype")
+    check_tensor("labels", labels, num_images, dtypes=WHOLE)
     if (labels < 0).any():
         raise wrong_value("labels", int(labels.min()), "classes of at least 0")
     return labels.to("cpu", torch.int64)

@@ -1,6 +1,6 @@
 """What the page shows of one mode: words, curves along both axes, and maps of the shifts and phases of each model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -148,8 +148,7 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         figures = {curve: curve_figure(names, chosen, curve, metric.label) for curve, metric in CURVES.items()}
         drawn = {curve: figure for curve, figure in figures.items() if figure}
         first = [curve for curve in FIRST_CURVES if curve in drawn] or list(drawn)[:1]
-        confidences = listed(list(dict.fromkeys(f"{100 * metrics.confidence:g} %" for metrics in chosen.values())))
-        darker = f"The darker band is the {confidences} interval of each shift alone"
+        darker = f"The darker band is the {confidences(chosen.values())} interval of each shift alone"
         paler = f"{darker}, the paler one holds at all shifts together."
         # What follows a semicolon says how wide the band is.
         curves = (curve for metrics in chosen.values() for curve in metrics.curves.values())
@@ -164,6 +163,11 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         }
         sections.append(section)
     return sections
+
+
+def confidences(metrics: Iterable[Metrics]) -> str:
+    """Every confidence that intervals have, as written."""
+    return listed([f"{100 * confidence:g} %" for confidence in sorted({one.confidence for one in metrics})])
 
 
 def mode_words(movement: Movement) -> str:

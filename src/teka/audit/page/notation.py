@@ -59,9 +59,9 @@ def write_shift(shift: Sequence[int | float]) -> str:
 
 
 def listed(values: Sequence[object]) -> str:
-    """Values in a row: "0, 1 and 2"."""
+    """Values in a row: "0, 1 and 2", "" for none."""
     words = [str(value) for value in values]
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def averaged(counts: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.curves import curve_figure
 from teka.audit.page.layers import COLUMNS, blamed_layers, layer_sections
-from teka.audit.page.modes import mode_sections
+from teka.audit.page.modes import confidences, mode_sections
 from teka.audit.page.notation import is_share, listed, write_number, write_size
 from teka.audit.page.style import line_style
 from teka.audit.page.svg import swatch
@@ -62,12 +62,6 @@ def _write_estimate(name: str, found: Estimate) -> tuple[str, str]:
 def column_head(name: str) -> str:
     """What a number is called at the head of its column, with its unit."""
     return f"{NUMBERS[name].label}{' (%)' if is_share(name) else ''}"
-
-
-def confidences(reports: Sequence[AuditReport]) -> list[str]:
-    """Every confidence that intervals of the reports have, as written."""
-    found = sorted({metrics.confidence for report in reports for metrics in report.metrics})
-    return [f"{100 * confidence:g} %" for confidence in found]
 
 
 def sorted_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
@@ -229,7 +223,7 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "severities": SEVERITIES,
         "columns": [(column_head(name), NUMBERS[name].meaning) for name in columns],
         "rows": audit_rows(reports, columns),
-        "confidences": " and ".join(confidences(reports)),
+        "confidences": confidences([metrics for report in reports for metrics in report.metrics]),
         "modes": mode_sections(reports),
         "examples": write_examples(reports) if any(report.examples for report in reports) else "",
         "has_labels": any(example.label is not None for report in reports for example in report.examples),

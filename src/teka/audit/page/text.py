@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.layers import blamed_layers
+from teka.audit.page.modes import confidences
 from teka.audit.page.notation import is_share, write_size
-from teka.audit.page.pages import audit_columns, audit_rows, confidences, sorted_caveats
+from teka.audit.page.pages import audit_columns, audit_rows, sorted_caveats
 from teka.audit.page.tables import Table
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
@@ -45,7 +46,8 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
     cells = [["–" if cell is None else "\n".join(cell) for cell in row.cells] for row in found]
     rows = tuple((name, row.images, *of) for name, row, of in zip(named, found, cells, strict=True))
     heads = ("model\nmode" if several else "mode", "images", *(NUMBERS[name].label for name in columns))
-    notes = [f"Below each number its {' and '.join(confidences(reports))} interval."] if rows else []
+    every = [metrics for report in reports for metrics in report.metrics]
+    notes = [f"Below each number its {confidences(every)} interval."] if rows else []
     counts = dict.fromkeys(row.shifts for row in found)
     if len(counts) > 1:
         counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in found)

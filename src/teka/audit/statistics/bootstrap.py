@@ -139,12 +139,14 @@ def logarithmic_critical_values(average: ImageAverage, images: ImageResamples, c
     return t.kthvalue(rank, dim=0).values, t.amax(dim=1).kthvalue(rank).values.item()
 
 
-def simultaneous_critical_value(influence: RowsOfImages, settings: BootstrapSettings, num_constant: int = 0) -> float:
+def simultaneous_critical_value(
+    influence: RowsOfImages, settings: BootstrapSettings, known: int | None = None
+) -> float:
     """Quantile of the largest |θ*_s − θ_s| / σ_s over the rows, by multiplier bootstrap; at least the normal one.
 
     θ*_s − θ_s = Σ_i g_i u_si / N with the influences u and independent normal g_i, the same for all rows (Montiel Olea
     and Plagborg-Møller 2019; Chernozhukov, Chetverikov and Kato 2013): counts of images would be few and skewed. Rows
-    without spread are left out; `num_constant` of them, of which nothing is known, count as independent ones.
+    without spread, of which nothing is known, count as independent ones, but for the row `known`.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     norm = influence.square().sum(dim=1).sqrt()
@@ -156,7 +158,7 @@ def simultaneous_critical_value(influence: RowsOfImages, settings: BootstrapSett
             size = min(_CHUNK, settings.num_resamples - start)
             multipliers = torch.randn(size, influence.shape[1], generator=generator)
             largest[start : start + size] = (multipliers @ columns).abs().amax(dim=1).to(torch.float64)
-    if num_constant:
+    if num_constant := int((norm == 0).sum()) - (known is not None):
         # The largest of n independent |z| is below t with probability (2 Φ(t) − 1)^n.
         uniform = torch.rand(settings.num_resamples, generator=generator, dtype=torch.float64)
         largest = largest.maximum(torch.special.ndtri((1 + uniform ** (1 / num_constant)) / 2))

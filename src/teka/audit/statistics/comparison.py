@@ -16,7 +16,6 @@ from teka.audit.statistics.intervals import MINIMUM_IMAGES, Outcomes, estimate_m
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.checks import check_sizes
 
-COMPARED_CURVES = tuple(name for name, metric in CURVES.items() if metric.is_share)
 COMPARED_NUMBERS = tuple(name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean"))
 BONETT_PRICE = "bonett-price"
 BONETT_PRICE_IMAGES = "bonett-price, an image one trial"
@@ -85,19 +84,18 @@ def compare_responses(
     check_same_images("second", first, second)
     # What was measured of one model only has nothing to be compared with.
     pair = take_common((first, second))
-    tables = {name: [metric.table(each) for each in pair] for name, metric in CURVES.items()}
-    tables = {name: found for name, found in tables.items() if None not in found}
-    curves: dict[str, DifferenceCurve] = {}
-    for name in COMPARED_CURVES:
-        if name in tables:
-            one, other = (table[0] for table in tables[name] if table is not None)
-            curves[name] = _compare_shares(one, other, settings, CURVES[name].known(pair[0]))
+    defined = {name: metric for name, metric in CURVES.items() if all(map(metric.table, pair))}
+    curves = {
+        name: _compare_shares(metric.of(pair[0]), metric.of(pair[1]), settings, metric.known(pair[0]))
+        for name, metric in defined.items()
+        if metric.is_share
+    }
     numbers: dict[str, Difference] = {}
     means: dict[str, tuple[ImageAverage, Tensor]] = {}
     resamples = ImageResamples(first.num_images, settings)
     for name in COMPARED_NUMBERS:
         metric = NUMBERS[name]
-        if metric.curve not in tables or not all(metric.has_cases(each) for each in pair):
+        if metric.curve not in defined or not all(metric.has_cases(each) for each in pair):
             continue
         if CURVES[metric.curve].is_ratio:
             means[name] = _mean_root_difference(pair, resamples)
@@ -157,8 +155,7 @@ def _compare_shares(
     num_images, sides = one.shape[1], ((one & ~other).sum(dim=1), (other & ~one).sum(dim=1))
     values = (sides[0] - sides[1]).to(torch.float64) / num_images
     influence = one.to(torch.float64) - other.to(torch.float64) - values[:, None]
-    num_constant = int((influence == 0).all(dim=1).sum()) - (known is not None)
-    critical = simultaneous_critical_value(influence, settings, num_constant=num_constant)
+    critical = simultaneous_critical_value(influence, settings, known)
     ends = [*paired_interval(*sides, num_images, settings.normal_quantile)]
     ends += paired_interval(*sides, num_images, critical)
     if known is not None:

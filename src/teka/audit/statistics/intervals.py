@@ -123,9 +123,7 @@ def share_curve(outcomes: Outcomes, settings: BootstrapSettings, *, known: int |
     num_images = outcomes.shape[1]
     count = outcomes.sum(dim=1)
     shares = count.to(torch.float64) / num_images
-    num_constant = int(((count == 0) | (count == num_images)).sum()) - (known is not None)
-    influence = outcomes.to(torch.float64) - shares[:, None]
-    critical = simultaneous_critical_value(influence, settings, num_constant=num_constant)
+    critical = simultaneous_critical_value(outcomes.to(torch.float64) - shares[:, None], settings, known)
     lower, upper = wilson_interval(count, num_images, settings.confidence)
     # The band has the confidence of so many standard errors of a normal variable, and a width where all succeed.
     band_lower, band_upper = exact_interval(count, num_images, 2 * NormalDist().cdf(critical) - 1)

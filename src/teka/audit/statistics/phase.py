@@ -15,7 +15,7 @@ from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, averag
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import estimate_magnitude, estimate_mean_share
 from teka.audit.statistics.metrics import CURVES
-from teka.checks import check_name, check_sizes
+from teka.checks import check_name, check_sizes, check_stride
 from teka.errors import wrong_value
 
 Strides = Sequence[int]
@@ -60,10 +60,7 @@ def error_by_phase(
     settings = BootstrapSettings(confidence, num_resamples, seed)
     complete = responses.take_complete()
     shifts = [complete.shifts[row] for row in complete.moved]
-    num_axes = len(complete.shifts[0])
-    strides = (stride,) * num_axes if isinstance(stride, int) else tuple(stride)
-    if len(strides) != num_axes or min(strides) < 1:
-        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
+    strides = check_stride(stride, len(complete.shifts[0]))
     if not shifts:
         raise wrong_value("responses", "complete at the zero shift only", "other shifts, to be sorted by phase")
     phases, members = sort_by_phase(shifts, strides)
