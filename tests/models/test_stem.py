@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from teka.audit import translate
 from teka.models import Performer
+from teka.nn.alias_free import blurred
 
 SIZES = {"signals": ((24,), (5,)), "images": ((16, 24), (5, -3)), "volumes": ((8, 8, 16), (1, 2, 3))}
 SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "stem": "polyphase", "patch_size": 4, "pool": "mean"}
@@ -14,6 +16,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "a polyphase stem": SMALL,
     "patches from a chosen offset": SMALL | {"stem": "polyphase_patch"},
     "blur, residual blocks and a class token": SMALL | {"blur": 5, "stem_depth": (0, 1, 2), "pool": "class"},
+    "ideal low passes and oversampled activations": SMALL | {"blur": "ideal", "stem_depth": 1},
     "learned offsets and two stages": SMALL
     | {"dim": (8, 16), "depth": (1, 2), "patch_size": 2, "select": "learned", "pool": "attention"},
     "a dense head over two stages": SMALL | {"dim": (8, 16), "patch_size": 2, "pool": "class", "head": "dense"},
@@ -48,6 +51,17 @@ def test_an_ordinary_stride_is_changed_by_it():
     size, shift = SIZES["images"]
     model = build(size, **SMALL | {"stem": "strided"}).double().eval()
     assert change(model, torch.randn(2, 3, *size, dtype=torch.float64), shift) > 1e-3
+
+
+def test_ideal_low_passes_leave_little_that_half_a_pixel_could_change():
+    torch.manual_seed(3)
+    smooth = blurred(torch.rand(4, 3, 16, 16, dtype=torch.float64), 5, (2, 2), True)
+    changes = []
+    for blur in (None, 5, "ideal"):
+        model = build((16, 16), **SMALL | {"patch_size": 2, "blur": blur}).double().eval()
+        before, after = model(smooth), model(translate(smooth, (0.5, -0.5), mode="fourier"))
+        changes.append(((after - before).norm() / (before - before.mean(0)).norm()).item())
+    assert changes[2] < changes[1] / 3 < changes[0] / 6
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -62,7 +62,8 @@ class Performer(nn.Module):
         head: "pooled", logits of a whole image, or "dense", logits of every pixel, (B, classes, H, W): what a halving
             took goes back to where it was. Then nothing is pooled.
         select: What chooses among the offsets of a halving, "norm" or "learned"; see `teka.nn.PolyphaseDownsample`.
-        blur: The low pass before a halving, None, an odd number of cells, or "ideal".
+        blur: The low pass before a halving, None, an odd number of cells, or "ideal", with which the GELUs of the
+            stem's convolutions are oversampled too (`teka.nn.alias_free.OversampledGELU`).
         mlp_ratio: Width of the MLPs' hidden layer over dim.
         longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
         wave_weight: Weight of all waves of position="fourier" at first over that of the constant.

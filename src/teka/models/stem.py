@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gelu
 
 from teka.checks import LARGEST, MOST_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
 from teka.nn import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
 from teka.nn.additions import CONVOLUTION_MODULES
-from teka.nn.alias_free import check_blur
+from teka.nn.alias_free import OversampledGELU, check_blur
 
 STEMS = ("patch", "convolution", "polyphase_patch", "polyphase", "strided")
 BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -48,7 +47,11 @@ class Sampling:
         """3 cells a side around every cell, batch normalisation and GELU."""
         mode = "circular" if self.periodic else "zeros"
         mapped = CONVOLUTION_MODULES[self.num_axes](in_channels, width, 3, padding=1, padding_mode=mode, bias=False)
-        return nn.Sequential(mapped, BATCH_NORM[self.num_axes](width), nn.GELU())
+        return nn.Sequential(mapped, BATCH_NORM[self.num_axes](width), self.activation())
+
+    def activation(self) -> nn.Module:
+        """GELU, which before an ideal low pass makes no frequencies that would fold down."""
+        return OversampledGELU() if self.blur == "ideal" else nn.GELU()
 
 
 class ResidualConvolutions(nn.Module):
@@ -57,11 +60,11 @@ class ResidualConvolutions(nn.Module):
     def __init__(self, width: int, sampling: Sampling) -> None:
         super().__init__()
         first, second = (sampling.convolution(width, width) for _ in range(2))
-        self.convolutions = nn.Sequential(first, second[:2])
+        self.convolutions, self.activation = nn.Sequential(first, second[:2]), sampling.activation()
 
     def forward(self, cells: Float[Tensor, "batch width *sides"]) -> Float[Tensor, "batch width *sides"]:
         """The cells, changed."""
-        return gelu(cells + self.convolutions(cells))
+        return self.activation(cells + self.convolutions(cells))
 
 
 class SampledStem(nn.Module):

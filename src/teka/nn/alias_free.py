@@ -24,19 +24,24 @@ class OversampledGELU(nn.Module):
 
     def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *sides"]:
         """The activations."""
-        axes, sides = tuple(range(2, inputs.ndim)), inputs.shape[2:]
-        fine = tuple(2 * side for side in sides)
-        spectrum = torch.fft.fftn(at_least_float32(inputs), dim=axes)
-        wide = spectrum.new_zeros(*inputs.shape[:2], *fine)
-        # Numbers of the frequencies below Nyquist, negative for those from the end of a spectrum.
-        below = [torch.arange(-((side - 1) // 2), (side + 1) // 2, device=inputs.device) for side in sides]
-        kept = torch.meshgrid(*below, indexing="ij")
-        wide[(..., *kept)] = spectrum[(..., *kept)]
-        activated = gelu(torch.fft.ifftn(wide, dim=axes).real * 2 ** len(axes))
-        result = torch.fft.fftn(activated, dim=axes)
-        narrow = torch.zeros_like(spectrum)
-        narrow[(..., *kept)] = result[(..., *kept)]
-        return (torch.fft.ifftn(narrow, dim=axes).real / 2 ** len(axes)).to(inputs.dtype)
+        finer = [_finer(side).to(inputs) for side in inputs.shape[2:]]
+        fine = inputs
+        for axis, matrix in enumerate(finer, 2):
+            fine = _map_axis(fine, matrix, axis)
+        result = gelu(fine)
+        for axis, matrix in enumerate(finer, 2):
+            result = _map_axis(result, matrix.mT / 2, axis)
+        return result
+
+
+def _finer(side: int) -> Float[Tensor, "fine side"]:
+    """Trigonometric interpolation of what lies below Nyquist to a grid twice as fine; half its transpose leads back."""
+    spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64), dim=0)[: (side + 1) // 2]
+    return 2 * torch.fft.irfft(spectrum, n=2 * side, dim=0)
+
+
+def _map_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int) -> Tensor:
+    return (inputs.movedim(axis, -1) @ matrix.mT).movedim(-1, axis)
 
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
@@ -52,7 +57,7 @@ def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
 def blurred(
     inputs: Float[Tensor, "batch channels *sides"], blur: int | str | None, stride: Sequence[int], periodic: bool
 ) -> Float[Tensor, "batch channels *sides"]:
-    """Inputs after a low pass: a binomial filter (Zhang 2019), or what the Nyquist frequency to come leaves."""
+    """Inputs after a low pass: a binomial filter (Zhang 2019), or what lies below the Nyquist frequency to come."""
     if blur is None:
         return inputs
     if blur == "ideal":
@@ -75,6 +80,8 @@ def _low_pass(inputs: Tensor, stride: Sequence[int]) -> Tensor:
     axes = tuple(range(2, inputs.ndim))
     spectrum = torch.fft.rfftn(at_least_float32(inputs), dim=axes)
     for axis, step in enumerate(stride):
+        if step == 1:
+            continue
         side = inputs.shape[2 + axis]
         frequency = torch.fft.fftfreq(side, 1 / side, device=inputs.device)[: spectrum.shape[2 + axis]].abs()
         kept = (frequency < side / step / 2).to(spectrum.dtype)

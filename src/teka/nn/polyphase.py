@@ -18,6 +18,7 @@ from teka.nn.alias_free import at_least_float32, blurred, check_blur
 SELECTIONS = ("norm", "learned", "fixed")
 LEARNED_WIDTH = 16  # hidden channels of a learned score
 COUNT_BITS = 62  # of the whole numbers in which norms are summed
+CHOICE_BLUR = 5  # cells of the binomial filter before norms are compared, where tokens are made by an ideal one
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -44,7 +45,8 @@ class PolyphaseDownsample(nn.Module):
         num_axes: Axes of the inputs, 1, 2 or 3.
         select: "norm", "learned" or "fixed".
         channels: Channels of the inputs, for "learned".
-        blur: Before sampling: None, a binomial filter of an odd number of cells, or "ideal", below the new Nyquist.
+        blur: Before sampling: None, a binomial filter of an odd number of cells, or "ideal", which leaves what
+            lies below half of the new Nyquist frequency; "norm" then chooses after a binomial filter.
         periodic: Whether filters go on at the other side, or meet zeros at the edge.
 
     >>> import torch
@@ -83,11 +85,16 @@ class PolyphaseDownsample(nn.Module):
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
         """The coset and its number, for `PolyphaseUpsample`; a ValueError for sides it does not divide."""
         self.check(inputs)
-        inputs = blurred(inputs, self.blur, self.stride, self.periodic)
+        is_ideal = self.blur == "ideal"
+        # Twice the stride leaves half of the new band, so that what squares make of it does not fold down either.
+        passed = [2 * step if is_ideal and step > 1 else step for step in self.stride]
+        # After it all cosets have one norm, which would choose by rounding.
+        chosen_by = blurred(inputs.detach(), CHOICE_BLUR, self.stride, self.periodic) if is_ideal else None
+        inputs = blurred(inputs, self.blur, passed, self.periodic)
         if self.select == "fixed":
             return _take(inputs, offset := inputs.new_zeros(len(inputs), dtype=torch.long), self.stride), offset
         if self.score is None:
-            offset = _largest(inputs.detach(), self.stride)
+            offset = _largest(inputs.detach() if chosen_by is None else chosen_by, self.stride)
         else:
             cosets = split_cosets(inputs, self.stride)
             scores = self.score(cosets)
