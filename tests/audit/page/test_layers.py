@@ -5,7 +5,17 @@ import pytest
 from tests.audit.page.audit_reports import make_layers, make_report
 
 from teka.audit.layers.blame import BREAKS
-from teka.audit.page.layers import BREAK_ROLES, COLUMNS, NARROW, WIDE, blamed_layers, layer_chart, layer_sections
+from teka.audit.page.layers import (
+    BREAK_ROLES,
+    COLUMNS,
+    NARROW,
+    WIDE,
+    blamed_layers,
+    layer_chart,
+    layer_legend,
+    layer_rows,
+)
+from teka.audit.page.pages import render_audit_page
 
 
 def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positions():
@@ -21,8 +31,9 @@ def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positi
 
 def test_nobody_is_blamed_where_nothing_was_measured():
     assert blamed_layers(None) == []
-    assert layer_sections([make_report(layers=None)]) == []
-    assert layer_sections([make_report(layers=dataclasses.replace(make_layers(), findings=()))]) == []
+    assert 'id="layers"' in render_audit_page([make_report()])
+    for layers in (None, dataclasses.replace(make_layers(), findings=())):
+        assert 'id="layers"' not in render_audit_page([make_report(layers=layers)])
 
 
 def test_every_kind_of_break_has_a_role():
@@ -30,20 +41,22 @@ def test_every_kind_of_break_has_a_role():
 
 
 def test_the_table_has_every_layer_and_marks_the_first_that_breaks():
-    (section,) = layer_sections([make_report()])
-    assert [name for name, _, _ in section["rows"]] == [
-        "embed", "add_position", "blocks.0.attention.output.dense", "head",
-    ]  # fmt: skip
-    assert [breaks for *_, breaks in section["rows"]] == [False, True, False, False]
-    assert all(len(cells) == len(COLUMNS) for _, cells, _ in section["rows"])
-    assert section["rows"][0][1] == ("Conv2d", "3 × 2", "4", "1.0e−7", "0.03", "0.4", "1.0e−7", "0", "2.0e−8")
-    assert section["rows"][3][1][1] == "vector"
+    names, cells, breaks = zip(*layer_rows(make_layers()), strict=True)
+    assert names == ("embed", "add_position", "blocks.0.attention.output.dense", "head")
+    assert breaks == (False, True, False, False)
+    assert all(len(row) == len(COLUMNS) for row in cells)
+    assert cells[0] == ("Conv2d", "3 × 2", "4", "1.0e−7", "0.03", "0.4", "1.0e−7", "0", "2.0e−8")
+    assert cells[3][1] == "vector"
 
 
 def test_what_was_left_out_is_said():
-    (section,) = layer_sections([make_report()])
-    assert any("class_token" in note for note in section["notes"])
-    assert any("dropout (its output is no tensor)" in note for note in section["notes"])
+    page = render_audit_page([make_report()])
+    assert "left out of the comparison: class_token." in page
+    assert "Not compared: dropout (its output is no tensor)." in page
+    skipped = {"a": "why", "b": "not called", "c": "why"}
+    page = render_audit_page([make_report(layers=dataclasses.replace(make_layers(), skipped=skipped, class_tokens=()))])
+    assert "left out of the comparison" not in page
+    assert "Not compared: a, c (why); b (not called)." in page
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
@@ -82,5 +95,8 @@ def test_a_model_without_any_error_is_drawn_too():
 
 
 def test_the_legend_has_what_is_drawn():
-    (section,) = layer_sections([make_report()])
-    assert [name for name, _ in section["legend"]] == ["within the image", "between cells (aliasing)", "at the edge"]
+    assert [name for name, _ in layer_legend(make_layers())] == [
+        "within the image",
+        "between cells (aliasing)",
+        "at the edge",
+    ]

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
 
@@ -11,9 +12,8 @@ from teka.audit.page.pages import (
     audit_columns,
     audit_rows,
     column_head,
-    numerics_rows,
     preset_sections,
-    settings_groups,
+    render_audit_page,
     sorted_caveats,
     write_examples,
 )
@@ -84,26 +84,44 @@ def test_without_a_procedure_there_is_no_section():
     assert preset_sections([make_report()]) == []
 
 
+def numerics_rows(*reports):
+    """The rows of the table of noise and derivatives."""
+    _, _, section = render_audit_page(reports).partition('<h2 id="numerics">')
+    rows = re.findall("<tr>(.*)</tr>", section.partition("</section>")[0])[1:]
+    return [[re.sub("<[^>]*>", "", cell) for cell in re.findall("<t[hd] ?.*?</t[hd]>", row)] for row in rows]
+
+
 def test_noise_and_derivatives_of_every_model_are_listed():
-    rows = numerics_rows([make_report(), make_report()])
-    assert [model for model, *_ in rows] == [0] * 4 + [1] * 4
+    rows = numerics_rows(make_report("one"), make_report("two"))
+    assert [model for model, *_ in rows] == ["one"] * 4 + ["two"] * 4
     assert [row[2] for row in rows[:4]] == ["0", "3.1e−7", "0.5", "0.4"]
     assert [name for _, name, *_ in rows[2:4]] == ["Lie derivative along dy", "Lie derivative along dx"]
 
 
+def test_without_noise_and_derivatives_there_is_no_section():
+    assert 'id="numerics"' not in render_audit_page([make_report(noise_floor=None, lie_derivative=())])
+
+
 def test_a_precision_that_was_not_measured_says_why():
     report = make_report(noise_floor=NoiseFloor(1e-8, None, "not a module"), lie_derivative=())
-    assert [row[2:] for row in numerics_rows([report])] == [("1.0e−8", ""), ("–", "not a module")]
+    assert [row[1:] for row in numerics_rows(report)] == [["1.0e−8", ""], ["–", "not a module"]]
 
 
 def test_the_middle_of_the_images_is_that_of_four_fifths():
     found = LieDerivative(1, "invariant", tuple(index / 10 for index in range(11)), "double backward")
-    (row,) = numerics_rows([make_report(noise_floor=None, lie_derivative=(found,))])
-    assert row[3] == "mean of 11 images, 0.1 to 0.9 in the middle 80 %; double backward"
+    (row,) = numerics_rows(make_report(noise_floor=None, lie_derivative=(found,)))
+    assert row[2] == "mean of 11 images, 0.1 to 0.9 in the middle 80 %; double backward"
+
+
+def settings_groups(**changes):
+    """What stands below each head of the settings, by its name."""
+    _, _, section = render_audit_page([make_report(**changes)]).partition('<h2 id="settings">')
+    groups = re.findall('<h4>(.*?)</h4>\n<dl class="settings">(.*?)</dl>', section, flags=re.DOTALL)
+    return {head: dict(re.findall("<dt>(.*?)</dt><dd>(?:<span[^>]*>)?(.*?)<", found)) for head, found in groups}
 
 
 def pairs(**settings):
-    return dict(dict(settings_groups(make_report(settings=settings)))["Settings"])
+    return settings_groups(settings=settings)["Settings"]
 
 
 def test_names_are_written_for_people():
@@ -122,7 +140,8 @@ def test_long_lists_are_shortened():
 
 
 def test_a_group_without_anything_is_left_out():
-    assert [name for name, _ in settings_groups(make_report(model={}))] == ["Data", "Settings", "Made with"]
+    assert list(settings_groups()) == ["Model", "Data", "Settings", "Made with"]
+    assert list(settings_groups(model={})) == ["Data", "Settings", "Made with"]
 
 
 def content_of(*reports):

@@ -2,15 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
 
 from teka.audit.layers.blame import LayerFinding, LayerFindings
 from teka.audit.page import svg
-from teka.audit.page.notation import listed, write_size
+from teka.audit.page.notation import write_size
 from teka.audit.page.style import INK, SOFT, LineStyle
-from teka.audit.report import AuditReport
 
 NARROW, WIDE = 360.0, 860.0  # widths of the drawing for a phone and for a page
 HEIGHT, LEFT, BOTTOM = 280.0, 48.0, 246.0
@@ -53,48 +51,24 @@ def blamed_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
     return blamed + [("reads each cell by its own weights", name, "a flattened map") for name in layers.flattened]
 
 
-def layer_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """A section for each report whose layers were measured; a row ends with whether it is the first that breaks."""
-    sections = []
-    for model, layers in enumerate(report.layers for report in reports):
-        if layers is None or not layers.findings:
-            continue
-        drawn = [(name, style) for name, style, read in KINDS if any(read(one) is not None for one in layers.findings)]
-        section = {
-            "model": model,
-            "narrow_chart": layer_chart(layers, NARROW),
-            "wide_chart": layer_chart(layers, WIDE),
-            "legend": [(name, svg.swatch(style)) for name, style in reversed(drawn)],
-            "rows": [(one.name, _cells(one), one.name == layers.first_break) for one in layers.findings],
-            "notes": _notes(layers),
-        }
-        sections.append(section)
-    return sections
+def layer_legend(layers: LayerFindings) -> list[tuple[str, str]]:
+    """The kinds of error that are drawn of the layers, with their swatches."""
+    drawn = [(name, style) for name, style, read in KINDS if any(read(one) is not None for one in layers.findings)]
+    return [(name, svg.swatch(style)) for name, style in reversed(drawn)]
 
 
-def _cells(one: LayerFinding) -> tuple[str, ...]:
-    grid = " × ".join(map(str, one.grid)) or "vector"
-    if one.prefix_tokens:
-        grid += f" + {one.prefix_tokens}"
-    stride = " × ".join(f"{step:g}" for step in dict.fromkeys(one.stride)) or "–"
-    errors = (one.interior_error, one.border_error, one.aliasing_error, one.error, one.added, one.noise)
-    return (one.kind, grid, stride, *("–" if error is None else write_size(error) for error in errors))
-
-
-def _notes(layers: LayerFindings) -> list[str]:
-    notes = [
-        f"Measured on {layers.num_images} {'image' if layers.num_images == 1 else 'images'}, steps of up to "
-        f"{layers.max_shift:g} pixels{f', mode {layers.movement.mode}' if layers.movement else ''}. A layer breaks "
-        f"above {write_size(layers.threshold)} or ten times its noise (grey), whichever is more. "
-        "Errors of 0 lie on the lowest line."
-    ]
-    if layers.class_tokens:
-        notes.append(f"Class tokens, which are left out of the comparison: {listed(layers.class_tokens)}.")
-    reasons: dict[str, list[str]] = {}
-    for name, reason in layers.skipped.items():
-        reasons.setdefault(reason, []).append(name)
-    words = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
-    return [*notes, f"Not compared: {words}."] if reasons else notes
+def layer_rows(layers: LayerFindings) -> list[tuple[str, tuple[str, ...], bool]]:
+    """For each layer its name, what stands in `COLUMNS`, and whether it is the first that breaks."""
+    rows = []
+    for one in layers.findings:
+        grid = " × ".join(map(str, one.grid)) or "vector"
+        if one.prefix_tokens:
+            grid += f" + {one.prefix_tokens}"
+        stride = " × ".join(f"{step:g}" for step in dict.fromkeys(one.stride)) or "–"
+        errors = (one.interior_error, one.border_error, one.aliasing_error, one.error, one.added, one.noise)
+        cells = (one.kind, grid, stride, *("–" if error is None else write_size(error) for error in errors))
+        rows.append((one.name, cells, one.name == layers.first_break))
+    return rows
 
 
 def layer_chart(layers: LayerFindings, width: float) -> str:

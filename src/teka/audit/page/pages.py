@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
+from teka.audit.page import layers, notation
 from teka.audit.page.curves import curve_figure
-from teka.audit.page.layers import COLUMNS, blamed_layers, layer_sections
 from teka.audit.page.modes import confidences, mode_sections
-from teka.audit.page.notation import is_share, listed, write_number, write_size
+from teka.audit.page.notation import is_share, listed, write_number
 from teka.audit.page.style import line_style
 from teka.audit.page.svg import swatch
 from teka.audit.report import AuditReport
@@ -93,40 +93,14 @@ def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     return sections
 
 
-def numerics_rows(reports: Sequence[AuditReport]) -> list[tuple[int, str, str, str]]:
-    """Noise floor and Lie derivative by the model's place: their names, the numbers, and what stands beside them."""
-    rows = []
-    for model, report in enumerate(reports):
-        noise = report.noise_floor
-        if noise:
-            precise = "–" if noise.precision is None else write_size(noise.precision)
-            rows.append((model, "Noise, the same input twice", write_size(noise.repeat), ""))
-            rows.append((model, "Noise, single against double precision", precise, noise.reason or ""))
-        for found in report.lie_derivative:
-            ordered = sorted(found.by_image)
-            low, high = (write_size(ordered[round(share * (len(ordered) - 1))]) for share in (0.1, 0.9))
-            words = f"mean of {len(ordered):,} images, {low} to {high} in the middle 80 %; {found.method}"
-            rows.append((model, f"Lie derivative along {('dy', 'dx')[found.axis]}", write_size(found.mean), words))
-    return rows
-
-
-def settings_groups(report: AuditReport) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Model, data, settings and provenance, each with names and values; what is None or empty is left out."""
-    made = report.provenance
-    groups = {"Model": report.model, "Data": report.data, "Settings": report.settings, "Made with": made}
-    written = []
-    for head, content in groups.items():
-        if pairs := [(_name(name), _write(value)) for name, value in content.items() if value not in (None, "")]:
-            written.append((head, pairs))
-    return written
-
-
-def _name(name: str) -> str:
+def name_setting(name: str) -> str:
+    """What a setting is called, such as "Number of images"."""
     words = name.replace("num_", "number_of_").replace("_", " ").replace("sha256", "SHA-256")
     return words[:1].upper() + words[1:]
 
 
-def _write(value: object) -> str:
+def write_setting(value: object) -> str:
+    """The value of a setting, of which a long list is shortened."""
     match value:
         case bool():
             return "yes" if value else "no"
@@ -137,15 +111,18 @@ def _write(value: object) -> str:
         case str():
             return value
         case Mapping():
-            return ", ".join(f"{name}: {_write(inner)}" for name, inner in value.items()) or "none"
+            return ", ".join(f"{name}: {write_setting(inner)}" for name, inner in value.items()) or "none"
         case []:
             return "none"
         case list() | tuple():
             count, lists = len(value), all(isinstance(one, list | tuple) for one in value)
             if count > LONGEST and lists and len(set(map(len, value))) == 1:
                 low, high = (tuple(map(end, zip(*value, strict=True))) for end in (min, max))
-                return f"{count:,}, from ({_write(low)}) to ({_write(high)})"
-            words = [f"({_write(one)})" if isinstance(one, list | tuple) else _write(one) for one in value[:LONGEST]]
+                return f"{count:,}, from ({write_setting(low)}) to ({write_setting(high)})"
+            words = [
+                f"({write_setting(one)})" if isinstance(one, list | tuple) else write_setting(one)
+                for one in value[:LONGEST]
+            ]
             return ", ".join(words) + (f", … ({count:,} in all)" if count > LONGEST else "")
     return json.dumps(value, default=str)
 
@@ -227,12 +204,11 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "modes": mode_sections(reports),
         "examples": write_examples(reports) if any(report.examples for report in reports) else "",
         "has_labels": any(example.label is not None for report in reports for example in report.examples),
-        "layers": layer_sections(reports),
-        "layer_columns": COLUMNS,
-        "blamed": [blamed_layers(report.layers) for report in reports],
+        "layers": layers,
+        "notation": notation,
         "presets": preset_sections(reports),
-        "numerics": numerics_rows(reports),
-        "settings": [settings_groups(report) for report in reports],
+        "name_setting": name_setting,
+        "write_setting": write_setting,
         "version": next((str(report.provenance["teka"]) for report in reports if "teka" in report.provenance), ""),
     }
     return render_page("teka.audit.page", "audit.html.j2", content)
