@@ -1,7 +1,6 @@
 """What happens to a model's answers when its images move: the whole audit."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,7 @@ def audit(
         tuple(work.failures),
         tuple(results["examples"]),
         (),
-        {**provenance(command), "seconds": round(time.monotonic() - work.started, 2)},
+        {**provenance(command), "seconds": round(work.deadline.seconds, 2)},
         tuple(map(PackedResponses.pack, responses)),
     )
     return dataclasses.replace(report, verdict=verdict(report))

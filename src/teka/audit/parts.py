@@ -1,6 +1,5 @@
 """The parts of an audit: each is tried, and what fails is written down and costs only itself."""
 
-import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from teka.audit.function import ModelError, module_of
 from teka.audit.layers.blame import LayerFindings, blame_layers
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
-from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS, PresetResult
@@ -45,21 +44,16 @@ class Work:
     settings: AuditSettings
     progress: Progress | None
     checkpoint: Path | None
-    started: float = field(default_factory=time.monotonic)
+
     results: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     failures: list[Failure] = field(default_factory=list)
     stride: tuple[int, ...] = (1, 1)  # pixels to a cell of the grid whose phases are told apart, found with them
 
     def __post_init__(self) -> None:
+        self.deadline = Deadline(self.settings.budget_seconds)
         self.sizes = (self.images.shape[2], self.images.shape[3])
         self.shifts = self.settings.shifts_for(self.sizes)
         self.few = self.images[:FEW_IMAGES].to(self.settings.device)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds until the budget is spent; None without one."""
-        budget = self.settings.budget_seconds
-        return None if budget is None else budget - (time.monotonic() - self.started)
 
     def first(self, part: str) -> Any:
         """The first result of a part, or None."""
@@ -67,8 +61,7 @@ class Work:
 
     def attempt(self, part: str, name: str, find: Callable[[], Iterator[object]]) -> BaseException | None:
         """Do a part, unless time is up, and keep what it yields; what it raises is written down and given back."""
-        left = self.seconds_left
-        if left is not None and left <= 0 and self.results["mode"]:
+        if self.results["mode"] and not self.deadline.left:
             self.failures.append(Failure(name, "not done: the time budget was spent"))
             return None
         try:
@@ -126,9 +119,9 @@ def _noise(work: Work, _one: str) -> Iterator[NoiseFloor]:
 
 
 def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
-    settings, left, error = work.settings, work.seconds_left, None
+    settings, error = work.settings, None
     # The modes that are still to come get as much.
-    modes_left = len(settings.modes) - list(settings.modes).index(mode)
+    share = work.deadline.left / (len(settings.modes) - list(settings.modes).index(mode))
     try:
         responses = measure_responses(
             work.model,
@@ -140,7 +133,7 @@ def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
             stride=settings.stride,
             batch_size=settings.batch_size,
             device=settings.device,
-            budget_seconds=None if left is None else max(left / modes_left, 1e-9),
+            budget_seconds=max(share, 1e-9),
             progress=None if work.progress is None else partial(work.progress, mode),
             checkpoint=None if work.checkpoint is None else work.checkpoint / f"{mode}.safetensors",
         )

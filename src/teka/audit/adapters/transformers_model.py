@@ -138,11 +138,11 @@ def load_transformers(source: str, *, input_size: Size = None, device: torch.dev
 def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preprocessing, str]:
     """The preprocessing, and what to say of it."""
     try:
-        processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, ImportError, TypeError):
+        with read_as(source, "a model with an image processor"):
+            processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+    except ValueError:
         if not Path(source).is_dir():
-            with read_as(source, "a model with an image processor"):
-                raise
+            raise
         read = read_processor_file(Path(source), in_channels)
         if read is not None:
             return read, "the image processor could not be built, so its settings were read and not compared with it"

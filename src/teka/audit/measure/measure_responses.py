@@ -105,15 +105,14 @@ class Deadline:
         return time.perf_counter() - self._since
 
     @property
-    def passed(self) -> bool:
-        """Whether the budget is spent."""
-        return self.seconds >= self._budget
+    def left(self) -> float:
+        """Seconds until the budget is spent, not below 0; infinite without one."""
+        return max(self._budget - self.seconds, 0.0)
 
     def report(self, asked: int, done: int, total: int) -> None:
         """Tell the caller how far it is; what was done without asking, say as an image failed, counts as done only."""
         if self._progress is not None:
-            left = min(self.seconds / asked * (total - done), max(self._budget - self.seconds, 0.0))
-            self._progress(done, total, left)
+            self._progress(done, total, min(self.seconds / asked * (total - done), self.left))
 
 
 def measure_responses(
@@ -189,7 +188,7 @@ def _ask(
     num_shifts, total = len(measurement.moved.shifts), len(measurement.moved)
     alive = torch.ones(measurement.moved.num_images, dtype=torch.bool)
     try:
-        while len(entries := _next_entries(alive, start, num_shifts, batch_size)) and not (asked and deadline.passed):
+        while len(entries := _next_entries(alive, start, num_shifts, batch_size)) and not (asked and not deadline.left):
             measurement.answer(entries)
             start, asked = int(entries[-1]) + 1, asked + len(entries)
             if until:
