@@ -65,10 +65,7 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
     sizes = tuple(images.shape[2:])
     canvas = window_size("canvas_size", sizes, canvas_size)
     canvases = background_value(images, background).expand(*images.shape[:2], *canvas).clone()
-    inside = canvases
-    for axis, (large, small) in enumerate(zip(canvas, sizes, strict=True), 2):
-        inside = inside.narrow(axis, (large - small) // 2, small)
-    inside.copy_(images)
+    crop(canvases, sizes, (0,) * len(sizes)).copy_(images)
     return canvases
 
 
@@ -83,11 +80,10 @@ def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, 
 
 
 def crop(images: Images, window: Sequence[int], shift: Sequence[int]) -> Shaped[Tensor, "batch channels *window"]:
-    """The window that starts at cell (S − c) // 2 − s of every axis: in its frame, content moves by +s."""
-    inside = images
-    for axis, (part, step) in enumerate(zip(window, shift, strict=True)):
-        inside = inside.narrow(axis + 2, (images.shape[axis + 2] - part) // 2 - step, part)
-    return inside.clone()
+    """A view of the window that starts at cell (S − c) // 2 − s of every axis: in its frame, content moves by +s."""
+    for axis, (part, step) in enumerate(zip(window, shift, strict=True), 2):
+        images = images.narrow(axis, (images.shape[axis] - part) // 2 - step, part)
+    return images
 
 
 def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Images:

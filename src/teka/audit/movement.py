@@ -128,7 +128,7 @@ class Movement:
         if self.mode == "reflect":
             return reflect(placed, whole)
         if self.mode == "crop":
-            return crop(placed, self.seen_size(placed.shape[2:]), whole)
+            return crop(placed, self.seen_size(placed.shape[2:]), whole).clone()
         if self.mode == "zero":
             return roll_and_blank(placed, whole, background_value(placed, self.background))
         return placed.roll(whole, tuple(range(2, placed.ndim)))

@@ -79,17 +79,15 @@ def check_dense_shifts(shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_s
 def dense_error(response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement) -> SquarePair:
     """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image, over the cells whose content came from inside the map."""
     steps = tuple([step / pixels for step, pixels in zip(shift, stride, strict=True)])
-    if not movement.wraps:
+    if movement.wraps:
+        reference = movement.move(reference, steps)
+    else:
         # The window of a moved map that shows what was in the map before; of the map before it, that of −s.
         ahead, behind = (
             tuple([slice(step, None) if step >= 0 else slice(None, step) for step in whole])
             for whole in ([int(step) for step in steps], [-int(step) for step in steps])
         )
         response, reference = response[(..., *ahead)], reference[(..., *behind)]
-    elif all(map(float.is_integer, steps)):
-        reference = torch.roll(reference, [int(step) for step in steps], dims=tuple(range(2, reference.ndim)))
-    else:
-        reference = movement.move(reference, steps)
     return sum_of_squares(response, reference), sum_of_squares(reference)
 
 

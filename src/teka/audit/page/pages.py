@@ -12,7 +12,7 @@ from teka.audit.movement import Movement
 from teka.audit.page import layers, notation
 from teka.audit.page.curves import curve_figure
 from teka.audit.page.modes import confidences, mode_sections
-from teka.audit.page.notation import is_share, listed, write_number
+from teka.audit.page.notation import listed, write_number
 from teka.audit.page.style import line_style
 from teka.audit.page.svg import swatch
 from teka.audit.report import AuditReport
@@ -57,11 +57,6 @@ def audit_rows(reports: Sequence[AuditReport], columns: Sequence[str]) -> list[A
 def _write_estimate(name: str, found: Estimate) -> tuple[str, str]:
     value, lower, upper = (write_number(name, one) for one in (found.value, found.lower, found.upper))
     return value, f"{lower}–{upper}"
-
-
-def column_head(name: str) -> str:
-    """What a number is called at the head of its column, with its unit."""
-    return f"{NUMBERS[name].label}{' (%)' if is_share(name) else ''}"
 
 
 def sorted_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
@@ -198,7 +193,7 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "colours": [style.colour for style in styles],
         "caveats": [(report.name, caveat) for report in reports for caveat in sorted_caveats(report.caveats)],
         "severities": SEVERITIES,
-        "columns": [(column_head(name), NUMBERS[name].meaning) for name in columns],
+        "columns": [NUMBERS[name] for name in columns],
         "rows": audit_rows(reports, columns),
         "confidences": confidences([metrics for report in reports for metrics in report.metrics]),
         "modes": mode_sections(reports),
