@@ -133,11 +133,8 @@ class AuditReport:
         return min(found)
 
     def to_dict(self) -> dict[str, object]:
-        """All fields, ready for JSON, and the mean of each derivative for readers."""
-        content = encode(self)
-        for written, one in zip(content["lie_derivative"], self.lie_derivative, strict=True):
-            written["mean"] = one.mean
-        return {"schema": SCHEMA, **content}
+        """All fields, ready for JSON."""
+        return {"schema": SCHEMA, **encode(self)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> "AuditReport":
@@ -149,10 +146,7 @@ class AuditReport:
             raise wrong_value("schema", schema, expected)
         if "traps" in fields:  # as caveats were called
             fields["caveats"] = fields.pop("traps")
-        derivatives = fields.get("lie_derivative")
-        if isinstance(derivatives, list):
-            kept = ({name: value for name, value in dict(one).items() if name != "mean"} for one in derivatives)
-            fields["lie_derivative"] = list(kept)
+
         try:
             return decode(cls, fields)
         except ValueError as error:

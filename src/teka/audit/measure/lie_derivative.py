@@ -1,5 +1,6 @@
 """How fast outputs change as their images begin to move, in the limit of no movement at all."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,11 +44,10 @@ class LieDerivative:
     by_image: tuple[float, ...]
     method: str  # one of `DERIVATIVES`
     reason: str | None = None  # why not the first
+    mean: float = math.nan  # over the images, as it follows from them
 
-    @property
-    def mean(self) -> float:
-        """Mean over the images."""
-        return sum(self.by_image) / len(self.by_image)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", sum(self.by_image) / len(self.by_image))
 
 
 def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: int = 256) -> LieDerivative:
