@@ -144,11 +144,6 @@ def test_rounding_alone_does_not_look_like_much():
     assert heat_scale([exact]).place(1e-7) < 1e-4
 
 
-def test_only_both_axes_at_once_make_a_square():
-    assert map_of("error", dict.fromkeys(SQUARE, 1.0)).is_square
-    assert not map_of("error", dict.fromkeys(CROSS, 1.0)).is_square
-
-
 def test_the_table_has_every_number_as_it_is_written():
     table = map_of("accuracy", {(0, -1): 0.5, (0, 2): 1.0, (1, 2): 0.25}).table()
     assert table == [("0", ["50.0", "100.0"]), ("+1", ["–", "25.0"])]

@@ -42,11 +42,6 @@ class HeatMap:
         return sorted({right for _, right in self.values})
 
     @property
-    def is_square(self) -> bool:
-        """Whether both axes are moved at once anywhere, so that it shows more than two curves do."""
-        return any(down and right for down, right in self.values)
-
-    @property
     def worst(self) -> Pair | None:
         """The pair at which the number is worst, the first of equals; None where it is the same everywhere."""
         if len(set(self.values.values())) == 1:
@@ -215,9 +210,10 @@ def _maps(report: AuditReport, metrics: Metrics, mode: str) -> dict[str, HeatMap
         maps["shifts"] = HeatMap(number, dict(zip(metrics.shifts, metrics.curves[number].values, strict=True)))
     if sensitivity := report.sensitivity.get(mode):
         maps["sensitivity"] = HeatMap("sensitivity", dict(zip(sensitivity.shifts, sensitivity.values, strict=True)))
-    squares = {kind: one for kind, one in maps.items() if one.is_square}
+    # Where no shift moves both axes at once, two curves show as much.
+    maps = {kind: one for kind, one in maps.items() if any(down and right for down, right in one.values)}
     phases = phase_map(report.phases[mode]) if mode in report.phases else None
-    return squares if phases is None else {**squares, "phase": phases}
+    return maps if phases is None else {**maps, "phase": phases}
 
 
 def phase_map(table: PhaseTable) -> HeatMap | None:
