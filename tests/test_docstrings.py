@@ -77,8 +77,8 @@ def test_the_command_line_names_what_a_run_takes(argument: str):
 
 
 def documented(kind: type, name: str) -> bool:
-    """Whether a class, or one of this library that it derives from, says what its method does."""
-    bases = [one for one in kind.__mro__ if one.__module__.startswith("teka") and name in vars(one)]
+    """Whether a class, or one that it derives from, says what its method does; a module's `forward` is its own."""
+    bases = [one for one in kind.__mro__ if name in vars(one) and one.__module__ != "torch.nn.modules.module"]
     return any(inspect.unwrap(getattr(vars(one)[name], "__func__", vars(one)[name])).__doc__ for one in bases)
 
 

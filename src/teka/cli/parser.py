@@ -29,7 +29,6 @@ class Parser(jsonargparse.ArgumentParser):
         return super().parse_args(words, *arguments[1:], **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Write what is wrong as one line on standard error and exit with 2."""
         sys.stderr.write(f"{self.prog}: error: {' '.join(message.split())}\n")
         sys.exit(2)
 

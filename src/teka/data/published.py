@@ -203,7 +203,6 @@ class RecordDataset(PublishedDataset):
         return self.images_per_file * (1 + math.prod(self.image_shape))
 
     def read_file(self, file: str, path: Path) -> UInt8[Tensor, "images bytes"]:
-        """The records."""
         size, expected = path.stat().st_size, self.file_size
         if size != expected:
             raise ValueError(

@@ -98,12 +98,10 @@ class BatchSource(LightningDataModule):
         return {} if self.trainer is None else {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
 
     def train_dataloader(self) -> DataLoader:
-        """Shuffled training images, those of this process."""
         options = {"seed": self.run.seed, "accumulate": self.execution.accumulate, **self._ranks()}
         return train_batches(self.dataset.train, batch_size=self.run.batch_size, **options)
 
     def val_dataloader(self) -> DataLoader | list:
-        """Held-out images, those of this process; nothing if none are."""
         if not len(self.dataset.validation):
             return []
         return batches(self.dataset.validation, batch_size=self.run.batch_size, **self._ranks())

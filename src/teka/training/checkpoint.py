@@ -55,11 +55,9 @@ class Checkpoints(Callback):
         self._end_without_patience(trainer)
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed training begins with."""
         return {RUN: self.run.to_dict(), "best_accuracy": self.best_accuracy, "epochs_since": self.epochs_since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from there."""
         self.best_accuracy, self.epochs_since = state_dict["best_accuracy"], state_dict["epochs_since"]
 
     def _end_without_patience(self, trainer: Trainer) -> None:

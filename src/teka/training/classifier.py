@@ -40,7 +40,6 @@ class Classifier(LightningModule):
         self.validation_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits."""
         return self.model(images)
 
     def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
@@ -55,7 +54,6 @@ class Classifier(LightningModule):
             torch.manual_seed(seed + part * PART)
 
     def training_step(self, batch: TrainBatch, batch_idx: int) -> Float[Tensor, ""]:
-        """Loss of one batch, times what it counts for."""
         images, labels, weight = batch
         seed, part = self._seed_and_part(batch_idx)
         generator = Generator().manual_seed(seed + (part + 1) * PART)
@@ -77,7 +75,6 @@ class Classifier(LightningModule):
         return self.run.seed * 1_000_003 + self.global_step, part
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
-        """Loss and accuracy of one batch."""
         images, labels = batch
         logits = self.model(images)
         self.validation_accuracy(logits, labels)
@@ -85,7 +82,6 @@ class Classifier(LightningModule):
         self.log("validation_accuracy", self.validation_accuracy)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The optimizer, and the learning rate's schedule by steps."""
         # Lightning clips no gradients of a fused optimizer under autocast.
         plain = self.trainer.precision == "32-true"
         optimizer = make_optimizer(self.model, self.run, fused=True if plain and is_large_on_cpu(self.model) else None)

@@ -26,9 +26,8 @@ from teka.training.classifier import Classifier
 from teka.training.execution import Execution, Processes, is_first_process
 from teka.training.heads.record import HeadRecorder
 from teka.training.loggers import check_loggers, open_loggers
-from teka.training.progress import Clock, EpochTable
+from teka.training.progress import Clock, EpochTable, Throughput, training_flops_per_image
 from teka.training.run import RUN_FILE, Run
-from teka.training.throughput import Throughput, training_flops_per_image
 
 RESULT_FILE = "result.json"
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -71,20 +71,16 @@ class HeadRecorder(Callback):
         self._chance: list[HeadGrid] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the heads as they begin."""
         if not self.moments:
             self._keep(trainer, epoch=trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the heads after the epoch."""
         self._keep(trainer, epoch=trainer.current_epoch + 1)
 
     def state_dict(self) -> dict[str, object]:
-        """The moments so far."""
         return {"moments": [moment.to_dict() for moment in self.moments]}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Resume a record."""
         self.moments = [Moment.from_dict(fields) for fields in state_dict["moments"]]
 
     def _keep(self, trainer: Trainer, *, epoch: int) -> None:
