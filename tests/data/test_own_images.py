@@ -142,7 +142,7 @@ def test_bytes_are_resized_and_floating_point_is_not():
 
 
 def test_test_images_of_another_size_are_an_error():
-    with pytest.raises(ValueError, match=r"test\.images has shape \(6, 3, 5, 6\), expected \(images, 3, 5, 7\)"):
+    with pytest.raises(ValueError, match=r"test\.images has shape \(6, 3, 5, 6\), expected \(batch, 3, 5, 7\)"):
         from_arrays(BYTES, LABELS, test_images=TEST_BYTES[..., :6], test_labels=TEST_LABELS)
 
 

@@ -32,10 +32,8 @@ from teka.models.model_file import PRETRAINED
 
 def load_run(path: str, input_size: Size, device: torch.device | str | None, data_dir: str | None) -> Subject:
     """The best model of a finished run; its data, which may have moved to `data_dir`, say how large it is."""
-    try:
-        from teka.training import restore
-    except ImportError as error:
-        raise ImportError(f"runs need {error.name}, which is not installed: pip install teka[train]") from error
+    from teka.training import restore
+
     trained = restore(Path(path).expanduser(), data_dir=data_dir)
     data, name = trained.dataset, trained.name
     size = _checked_size(name, data.image_size, input_size)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
-from teka.checks import check_name, check_sizes, height_and_width
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_name, check_sizes, check_tensor, height_and_width
+from teka.errors import wrong_value
 
 SHIFT_MODES = ("zero", "circular")
 
@@ -87,8 +87,7 @@ class HorizontalFlip:
 
 
 def _check(images: Tensor) -> Sequence[int]:
-    if images.ndim != 4:
-        raise wrong_shape("images", images.shape, "(images, channels, height, width)")
+    check_tensor("images", images, "batch", "channels", "height", "width", dtypes=None)
     return images.shape[2:]
 
 
@@ -137,25 +136,15 @@ class Normalize:
 
         A channel that is the same in every pixel is a ValueError.
         """
-        _check(images)
-        if not images.numel():
-            raise wrong_shape("images", images.shape, "(images, channels, height, width), none of them 0")
-        _check_floating(images, images.shape[1])
+        check_tensor("images", images, "images", "channels", "height", "width")
         deviation, mean = torch.std_mean(images.double(), dim=(0, 2, 3), correction=0)
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 
     def __call__(self, images: Tensor) -> Float[Tensor, "images channels height width"]:
         """The images, floating point of shape (N, C, H, W), normalised."""
-        _check_floating(images, len(self.mean))
+        check_tensor("images", images, "batch", len(self.mean), "height", "width")
         mean, deviation = (images.new_tensor(given)[:, None, None] for given in (self.mean, self.deviation))
         return (images - mean) / deviation
-
-
-def _check_floating(images: Tensor, channels: int) -> None:
-    if images.ndim != 4 or images.shape[1] != channels:
-        raise wrong_shape("images", images.shape, f"(images, {channels}, height, width)")
-    if not images.is_floating_point():
-        raise wrong_value("images.dtype", images.dtype, "a floating point type")
 
 
 def blank_columns(images: Tensor) -> tuple[Int[Tensor, " images"], Int[Tensor, " images"]]:
@@ -176,8 +165,7 @@ def lossless_selection(
     with None all classes are kept, to be shown beside it. One blank column more stays on both sides. The images are
     intensities with background 0, (N, C, H, W), and the shift is `teka.Grid.roll`. Source: Horn et al. 2021, figure 1.
     """
-    if tuple(labels.shape) != (len(images),):
-        raise wrong_shape("labels", labels.shape, f"({len(images)},), one label for each image")
+    check_tensor("labels", labels, len(images), dtypes=None)
     check_sizes({"margin": margin}, 0)
     check_sizes({"class_index": class_index}, 0, or_none=True)
     left, right = blank_columns(images)

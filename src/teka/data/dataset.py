@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from teka.checks import check_sizes, height_and_width
+from teka.checks import WHOLE, check_sizes, check_tensor, height_and_width
 from teka.data.pictures import resize_bilinear, to_intensities
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_value
 from teka.memory import check_memory
 
 Side: TypeAlias = int | Sequence[int]  # of square images, or (height, width)
@@ -31,14 +31,8 @@ class Split:
     labels: Tensor
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4:
-            raise wrong_shape("images", self.images.shape, "(images, channels, height, width)")
-        if tuple(self.labels.shape) != (len(self.images),):
-            raise wrong_shape("labels", self.labels.shape, f"({len(self.images)},), one label for each image")
-        if not self.images.is_floating_point():
-            raise wrong_value("images.dtype", self.images.dtype, "a floating point type")
-        if self.labels.is_floating_point() or self.labels.is_complex() or self.labels.dtype == torch.bool:
-            raise wrong_value("labels.dtype", self.labels.dtype, "a whole number type")
+        check_tensor("images", self.images, "batch", "channels", "height", "width")
+        check_tensor("labels", self.labels, len(self.images), dtypes=WHOLE)
         if self.images.numel():
             lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
             # Written so that NaN, for which every comparison is false, fails too.
@@ -82,24 +76,14 @@ class Levels:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set for classification, ready for training.
+    """A data set for classification, ready for training."""
 
-    Args:
-        name: The name it was loaded by.
-        train: Images to learn from.
-        validation: Images to stop and choose by; may be empty.
-        test: Images to report on.
-        num_classes: Labels are 0 … num_classes − 1.
-        image_size: (height, width) in pixels, the same for every image.
-        in_channels: Number of colour channels.
-    """
-
-    name: str
+    name: str  # it was loaded by
     train: Split
-    validation: Split
+    validation: Split  # to stop and choose by; may be empty
     test: Split
-    num_classes: int
-    image_size: tuple[int, int]
+    num_classes: int  # of which labels are 0 … num_classes − 1
+    image_size: tuple[int, int]  # (height, width) in pixels
     in_channels: int
 
     def __post_init__(self) -> None:
@@ -107,9 +91,7 @@ class Dataset:
         height, width = height_and_width("image_size", self.image_size)
         for part in ("train", "validation", "test"):
             split: Split = getattr(self, part)
-            if tuple(split.images.shape[1:]) != (self.in_channels, height, width):
-                expected = f"(images, {self.in_channels}, {height}, {width})"
-                raise wrong_shape(f"{part}.images", split.images.shape, expected)
+            check_tensor(f"{part}.images", split.images, "batch", self.in_channels, height, width)
             if len(split) and not (split.labels.min() >= 0 and split.labels.max() < self.num_classes):
                 came = f"from {split.labels.min().item()} to {split.labels.max().item()}"
                 raise wrong_value(f"{part}.labels", came, f"classes from 0 to {self.num_classes - 1}")

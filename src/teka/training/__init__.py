@@ -1,4 +1,7 @@
-"""Training runs, reading them back, and measuring them."""
+"""Training runs, reading them back, and measuring them.
+
+Options that are unknown, out of range or at odds with each other are a ValueError that names the argument.
+"""
 
 try:
     import lightning.pytorch  # noqa: F401, here for what is said without it

@@ -37,9 +37,6 @@ class Execution:
         accumulate: Parts that a process takes its images of a step in, one after another, for less memory.
         activation_checkpointing: Whether what blocks compute is computed again in the backward pass instead of kept.
         compile: Whether the model is compiled with torch.compile.
-
-    Raises:
-        ValueError: A value out of range, or an unknown name.
     """
 
     accelerator: str = "auto"

@@ -44,9 +44,6 @@ class Recipe:
         gradient_clip: Largest norm of the gradient; 0 for no clipping.
         patience: Epochs without a better validation accuracy before training stops early; None for never.
         redraw_every: Steps between two draws of the random projections; 0 for never.
-
-    Raises:
-        ValueError: A value out of range, or an unknown name.
     """
 
     epochs: int = 20

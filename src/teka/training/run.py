@@ -32,9 +32,6 @@ class DataOptions:
         train_size: Number of training images, all by default.
         validation_size: Number of training images held out; by default 137 of digits, 5,000 of the other published
             ones and a tenth of one's own.
-
-    Raises:
-        ValueError: A size that is too large.
     """
 
     data: str = "digits"
@@ -93,9 +90,6 @@ class ModelOptions:
         query_key: What is done to queries and keys: "plain", "normalized" or "centred".
         gate: Whether a sigmoid of each token gates what its heads give.
         value_convolution: Side in tokens of a depthwise convolution of the values, added to what the heads give.
-
-    Raises:
-        ValueError: An unknown model, an option that it does not have, or a size that is too large.
     """
 
     model: str = "performer"
@@ -156,22 +150,12 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides what a training run computes; fields of its parts are its own too: `run.learning_rate`.
-
-    Args:
-        images: What it is trained on.
-        network: The model.
-        recipe: How it is trained.
-        seed: Seed of initial weights, order of images, dropout and projections.
-
-    Raises:
-        ValueError: A seed out of range, or early stopping with no image held out.
-    """
+    """Everything that decides what a training run computes; its parts' fields are its own too: `run.learning_rate`."""
 
     images: DataOptions = field(default_factory=DataOptions)
     network: ModelOptions = field(default_factory=ModelOptions)
     recipe: Recipe = field(default_factory=Recipe)
-    seed: int = 0
+    seed: int = 0  # of initial weights, order of images, dropout and projections
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:

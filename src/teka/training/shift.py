@@ -40,9 +40,6 @@ class ShiftSettings:
         selection: "all" test images, or "figure1": class 1 with at least 8 blank columns on both sides, shifted along
             dx alone (Horn et al. 2021, Figure 1).
         batch_size: Images at a time.
-
-    Raises:
-        ValueError: A shift below 1, or an unknown name.
     """
 
     max_shift: int = 4
