@@ -136,8 +136,7 @@ def audit(options: Namespace, command: str) -> int:
     for part in options.skip:
         check_name("skip", part, PARTS)
     settings = make_settings(options, tuple(part for part in PARTS if part not in options.skip))
-    check_files(options)
-    state = None if options.resume is None else make_directory("resume", options.resume)
+    state = check_files(options)
     case = read_case(options.model, options, settings)
     print(case.description)
     report = audit_case(case, command, state, debug=options.debug)
@@ -198,8 +197,8 @@ def shift_set(
     return tuple(tuple(places[at] for at in one) for one in steps)
 
 
-def check_files(options: Namespace) -> None:
-    """Check that results can be written, before anything is measured; folders are made."""
+def check_files(options: Namespace) -> Path | None:
+    """Check that results can be written, before anything is measured; folders are made, and that of the state given."""
     given = {"html": options.html, "json": options.json}
     paths = {argument: Path(path) for argument, path in given.items() if path is not None}
     for argument, path in paths.items():
@@ -209,6 +208,7 @@ def check_files(options: Namespace) -> None:
         raise wrong_value("json", options.json, "another file than that of --html")
     if options.html is not None:
         require("jinja2", "reports need", "teka[report]")
+    return None if options.resume is None else make_directory("resume", options.resume)
 
 
 def write_results(reports: Sequence[AuditReport], content: Mapping[str, object], options: Namespace, text: str) -> None:

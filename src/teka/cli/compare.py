@@ -35,8 +35,7 @@ def compare(options: Namespace, command: str) -> None:
         raise wrong_value("models", options.models, "two or more models, each once")
     # What is beside the shifts is for the page alone.
     settings = make_settings(options, PARTS if options.html is not None else ())
-    check_files(options)
-    state = None if options.resume is None else make_directory("resume", options.resume)
+    state = check_files(options)
     cases = [read_case(model, options, settings) for model in options.models]
     check_same_sizes(cases)
     print(*(case.description for case in cases), sep="\n")

@@ -73,10 +73,10 @@ def _compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Pat
             for run in trained
         ]
     write_shift_report(trained, accuracies, settings, folder, command=command)
-    written = write_report(folder)
+    curve, page = write_report(folder)
     results = load_report(folder / "report.json")
     print(f"{plain_table(results)}\n\n{finding(results)}")
-    print(f"written: {folder / 'report.json'}, {written.shift_curve}, {written.page}")
+    print(f"written: {folder / 'report.json'}, {curve}, {page}")
 
 
 @command(

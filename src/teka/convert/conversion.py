@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from teka.checks import check_sizes, check_tensor
 from teka.convert.convolutions import (
     CONVOLUTIONS,
     Convolution,
@@ -19,7 +20,7 @@ from teka.convert.convolutions import (
     precision_for_tolerance,
     window_reach,
 )
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_value
 from teka.functional import Constant
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
@@ -51,8 +52,7 @@ class ZeroBordered(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "batch tokens context"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
         """Attend; a ValueError for tokens of another size or number, or a grid that is periodic or of other spacing."""
-        if tokens.ndim != 3 or tokens.shape[-1] != self.attention.context_dim:
-            raise wrong_shape("tokens", tokens.shape, f"(batch, tokens, {self.attention.context_dim})")
+        check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
         fits = grid.num_axes == len(self.border) and all(
             abs(one - two) <= SPACING_TOLERANCE * two for one, two in zip(grid.spacing, self.spacing, strict=True)
         )
@@ -112,8 +112,7 @@ def attention_from_convolution(
     if not precision > 0:
         raise wrong_value("precision", precision, "a positive number, or math.inf")
     dim_head = min(num_in, num_out) if dim_head is None else dim_head
-    if dim_head < 1:
-        raise wrong_value("dim_head", dim_head, "at least 1")
+    check_sizes({"dim_head": dim_head})
     values, outputs = factor_matrices(offset_matrices(convolution), dim_head, epsilon=torch.finfo(weight.dtype).eps)
 
     heads, width = values.shape[:2]

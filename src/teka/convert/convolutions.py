@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
 
@@ -89,8 +90,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     Source: Eckart & Young 1936; the remark on D_h and D_out of Cordonnier et al. 2020, §3.1.
     """
     convolution = check_same_convolution(convolution)
-    if rank < 1:
-        raise wrong_value("rank", rank, "at least 1")
+    check_sizes({"rank": rank})
     left, sizes, right = torch.linalg.svd(offset_matrices(convolution), full_matrices=False)
     nearest = (left[..., :rank] * sizes[:, None, :rank]) @ right[:, :rank]
     result = copy.deepcopy(convolution)

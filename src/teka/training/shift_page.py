@@ -34,22 +34,15 @@ EXAMPLES: Layout = {
 """Grey values as the models saw them, each shift (dy, dx) in pixels, the correct classes, and those answered."""
 
 
-class Written(NamedTuple):
-    """The files written: the shift curve and the page."""
-
-    shift_curve: Path
-    page: Path
-
-
-def write_report(directory: str | Path) -> Written:
+def write_report(directory: str | Path) -> tuple[Path, Path]:
     """Write `shift_curve.png` and `report.html` from a folder's `report.json` and, if there, `examples.npz`."""
     directory = Path(directory)
     report = load_report(directory / "report.json")
     path = directory / "examples.npz"
     page = render_html(report, read_arrays(path, EXAMPLES, "that of a finished run") if path.exists() else None)
-    written = Written(directory / "shift_curve.png", directory / "report.html")
-    write_bytes(written.shift_curve, encode_png(draw_shift_curve(report)))
-    write_bytes(written.page, page.encode("utf-8"))
+    written = directory / "shift_curve.png", directory / "report.html"
+    write_bytes(written[0], encode_png(draw_shift_curve(report)))
+    write_bytes(written[1], page.encode("utf-8"))
     return written
 
 

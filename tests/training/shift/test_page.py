@@ -244,11 +244,11 @@ def test_both_files_are_written_whole_and_may_be_written_again_without_examples(
     assert written == (run_folder / "shift_curve.png", run_folder / "report.html")
     names = {path.name for path in run_folder.iterdir()}
     assert names == {"report.json", "examples.npz", "shift_curve.png", "report.html"}
-    assert imread(written.shift_curve).shape[:2] == (600, 1500)  # at 150 dots per inch
-    assert "What the models saw" in written.page.read_text(encoding="utf-8")
+    assert imread(written[0]).shape[:2] == (600, 1500)  # at 150 dots per inch
+    assert "What the models saw" in written[1].read_text(encoding="utf-8")
     (run_folder / "examples.npz").unlink()
     assert write_report(run_folder) == written
-    assert "What the models saw" not in written.page.read_text(encoding="utf-8")
+    assert "What the models saw" not in written[1].read_text(encoding="utf-8")
 
 
 def test_nothing_is_written_from_broken_results(run_folder):
