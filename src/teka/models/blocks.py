@@ -45,7 +45,6 @@ class PreNormBlock(nn.Module):
         self.mlp = make_mlp(dim, hidden_size(dim, mlp_ratio), dropout)
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """Transform the tokens."""
         tokens = tokens + self.attention_dropout(self.attention(self.attention_norm(tokens)))
         return tokens + self.mlp(self.mlp_norm(tokens))
 
@@ -76,6 +75,5 @@ class PostNormBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
-        """Transform the tokens of a grid."""
         tokens = self.attention_norm(tokens + self.attention_output(self.attention(tokens, grid)))
         return self.mlp_norm(tokens + self.mlp(tokens))

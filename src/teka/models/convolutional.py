@@ -62,7 +62,6 @@ class AlexNet(ImageClassifier):
         self.head = nn.Linear(256 * height * width, num_classes)
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images of the right size."""
         return self.head(self.features(images).flatten(1))
 
 
@@ -126,7 +125,6 @@ class VGG16(ImageClassifier):
                 nn.init.zeros_(module.bias)
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images of the right size."""
         return self.head(self.pool(self.features(images)).flatten(1))
 
 
@@ -149,7 +147,6 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch out_channels h w"]:
-        """Maps after the block."""
         return (self.shortcut(maps) + self.residual(maps)).relu()
 
 
@@ -202,5 +199,4 @@ class ResNet18(ImageClassifier):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images of the right size."""
         return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))

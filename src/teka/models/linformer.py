@@ -124,7 +124,6 @@ class Linformer(ImageClassifier):
         self.head = nn.Linear(dim, num_classes)
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images of the right size."""
         tokens = self.stem(images).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
         tokens = self.blocks(self.dropout(tokens + self.position_embedding))

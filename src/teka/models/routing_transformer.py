@@ -167,7 +167,6 @@ class RoutingTransformer(ImageClassifier):
         self.head = nn.Linear(dim, num_classes)
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images of the right size."""
         position = self.row_embedding[:, None] + self.column_embedding
         tokens = (self.stem(images).permute(0, 2, 3, 1) + position).flatten(1, 2)
         return self.head(self.norm(self.blocks(tokens)).mean(dim=1))

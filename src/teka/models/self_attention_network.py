@@ -134,7 +134,6 @@ class SelfAttentionNetwork(ImageClassifier):
         return pruned
 
     def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Logits of images of the right size."""
         tokens = self.stem(self.grid.flatten(self.downsampling(self.normalization(images))))
         for block in self.blocks:
             tokens = block(tokens, self.grid)

@@ -63,7 +63,6 @@ class ResidualConvolutions(nn.Module):
         self.convolutions, self.activation = nn.Sequential(first, second[:2]), sampling.activation()
 
     def forward(self, cells: Float[Tensor, "batch width *sides"]) -> Float[Tensor, "batch width *sides"]:
-        """The cells, changed."""
         return self.activation(cells + self.convolutions(cells))
 
 
@@ -92,7 +91,6 @@ class SampledStem(nn.Module):
         self.samplings = nn.ModuleList(map(sampling.halve, self.widths[:-1]))
 
     def forward(self, images: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch dim *coarse"]:
-        """The tokens on their grid."""
         return self.encode(images)[0]
 
     def encode(

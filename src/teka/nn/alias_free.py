@@ -23,7 +23,6 @@ class OversampledGELU(nn.Module):
     """
 
     def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *sides"]:
-        """The activations."""
         finer = [_finer(side).to(inputs) for side in inputs.shape[2:]]
         fine = inputs
         for axis, matrix in enumerate(finer, 2):

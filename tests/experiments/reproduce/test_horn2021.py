@@ -75,10 +75,10 @@ def test_the_csv_has_a_row_for_each_model_and_data_set_with_its_provenance(study
     cells = [reproduction_cell(study_cell, "AlexNet"), photograph_cell(study_cell, "AlexNet")]
     rows = list(csv.DictReader(io.StringIO(table1_csv(study_of(*cells)))))
     assert [row["data"] for row in rows] == ["mnist", "cifar10"]
-    assert float(rows[0]["accuracy_percent"]) == 90.0
+    assert float(rows[0]["accuracy"]) == 0.9
     assert float(rows[0]["paper_accuracy_percent"]) == 99.07
     assert rows[0]["hardware"] == "two cores"
-    assert rows[0]["standard_deviation"] == ""
+    assert rows[0]["accuracy_half_width"] == ""
 
 
 @pytest.fixture

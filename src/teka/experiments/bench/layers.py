@@ -44,7 +44,6 @@ class FourGemms(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
-        """The product with the four matrices."""
         return self.output(self.value(self.key(self.query(tokens))))
 
 
@@ -52,7 +51,6 @@ class FusedSoftmax(FourGemms):
     """`torch.nn.functional.scaled_dot_product_attention` between the same four projections."""
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
-        """Attend, without position."""
         query, key, value = (
             projection(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
@@ -72,7 +70,6 @@ class PerformerPytorch(nn.Module):
         self.attention = peer.SelfAttention(dim, heads=heads, causal=False, dim_head=dim // heads)
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
-        """Attend, without position."""
         return self.attention(tokens)
 
 

@@ -2,19 +2,19 @@
 
 import itertools
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from teka.audit import wilson_interval
 from teka.audit.page.charts import ShareCurve, add_legend, draw_curves, draw_line, dress_panel, make_figure
-from teka.audit.page.notation import listed, significant, write_step
+from teka.audit.page.notation import significant, write_step
 from teka.audit.page.style import INK, PALE, LineStyle, level_styles
 from teka.audit.page.tables import Table
 from teka.experiments.reproduce.papers import PIXELS, figure1, paper_row, table1
 from teka.experiments.study.cells import CellResult
 from teka.experiments.study.report.results import StudyGroup, StudyResults
 from teka.experiments.study.report.tables import NOTHING, accuracy_cell, over_seeds
-from teka.experiments.study.report.write import as_csv
+from teka.experiments.study.report.write import as_csv, group_row
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -28,7 +28,6 @@ AT_A_GLANCE = (
     "Performer (squared relu × rotary)", "Performer (strategy 1)", "Performer (no position)", "ResNet-18",
     "Performer (absolute)",
 )  # fmt: skip
-PROVENANCE = ("hardware", "torch", "date")
 Curves = list[tuple[int, dict[tuple[int, int], float]]]
 """Of every seed the images that were shifted, and the accuracy on them for each shift (dy, dx)."""
 
@@ -124,33 +123,17 @@ def _effort(study: StudyResults, model: str, data: str) -> tuple[str, ...]:
 
 
 def table1_csv(study: StudyResults) -> str:
-    """One row for each model and data set as CSV; accuracies in %, what is not known is empty."""
-    places = itertools.product(ordered_models(study), ordered_data(study))
-    groups = [_group(study, model, data) for model, data in places]
-    return as_csv([_csv_row(group) for group in groups if group is not None])
-
-
-def _csv_row(group: StudyGroup) -> dict[str, object]:
-    model, data, results = group.labels["model"], group.labels["data"], group.results
-    paper = table1().get(paper_row(model))
-    accuracy = [100 * result.accuracy for result in results]
-    first = results[0] if results else None
-    means = ("epochs", "steps", "seconds", "process_seconds")
-    values = {name: [one for result in results if (one := getattr(result, name)) is not None] for name in means}
-    return {
-        "model": model,
-        "data": data,
-        "paper_accuracy_percent": paper and paper.accuracy[data],
-        "accuracy_percent": fmean(accuracy) if accuracy else None,
-        "standard_deviation": stdev(accuracy) if len(accuracy) > 1 else None,
-        "seeds": len(results),
-        "diverged": len(group.failed),
-        **{name: fmean(found) if found else None for name, found in values.items()},
-        "test_images": first and first.test_images,
-        "paper_parameters": paper and paper.parameters,
-        **{name: getattr(first, name, None) for name in ("parameters", "forward_flops", "training_flops", "backend")},
-        **{name: listed(sorted({getattr(one, name) for one in results})) if results else None for name in PROVENANCE},
-    }
+    """One row for each model and data set as CSV, as a study's `summary.csv` has them, and the paper's numbers."""
+    rows = []
+    for model, data in itertools.product(ordered_models(study), ordered_data(study)):
+        if group := _group(study, model, data):
+            paper = table1().get(paper_row(model))
+            own = {
+                "paper_accuracy_percent": paper and paper.accuracy[data],
+                "paper_parameters": paper and paper.parameters,
+            }
+            rows.append({**group_row(study, group, {}), **own})
+    return as_csv(rows)
 
 
 def has_shifts(study: StudyResults) -> bool:

@@ -15,7 +15,9 @@ from teka.experiments.study.cells import CELLS, CellResult, FailedCell, decode_c
 from teka.experiments.study.step_seconds import StepSeconds, read_step_seconds
 
 PANEL, ROW, COLUMN = "data", "kernel", "position"
-BySeed = Literal["accuracy", "minimum_accuracy", "worst_shift_accuracy", "unshifted_accuracy", "process_seconds"]
+BySeed = Literal[
+    "accuracy", "minimum_accuracy", "worst_shift_accuracy", "unshifted_accuracy", "epochs", "seconds", "process_seconds"
+]  # fmt: skip
 Quantity = BySeed | Literal["forward_flops", "training_flops"]
 
 
@@ -45,7 +47,7 @@ class StudyGroup:
 
     def estimate(self, quantity: Quantity) -> Estimate | None:
         """Mean and interval over seeds of one measured quantity; None where nothing was measured."""
-        values = [value for result in self.results if (value := getattr(result, quantity)) is not None]
+        values = [float(value) for result in self.results if (value := getattr(result, quantity)) is not None]
         return mean_over_seeds(values) if values else None
 
     def largest(self, quantity: Literal["equivariance_error", "noise_floor"]) -> float | None:

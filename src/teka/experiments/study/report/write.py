@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from teka.audit.page.charts import encode_png
+from teka.audit.page.notation import listed
 from teka.audit.page.tables import WIDTH, Table
 from teka.audit.statistics.estimate import Estimate
 from teka.errors import require
@@ -25,14 +26,15 @@ from teka.experiments.study.report.tables import accuracy_tables, comparison_tab
 from teka.files import write_bytes
 
 QUANTITIES: tuple[BySeed, ...] = get_args(BySeed)
+PROVENANCE = ("hardware", "torch", "date")
+Row = dict[str, str | float | int | None]
 
 
-def _row(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> dict[str, str | float | int | None]:
+def group_row(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> Row:
     """A group in numbers; shares are from 0 to 1, what is not known is None."""
-    comparison = compare_with(group, study.reference_of(group, reference))
     first = group.results[0] if group.results else None
     forward, training = group.estimate("forward_flops"), group.estimate("training_flops")
-    row: dict[str, str | float | int | None] = {
+    row: Row = {
         **group.labels,
         "finished": len(group.results),
         "diverged": len(group.failed),
@@ -40,16 +42,20 @@ def _row(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -
         "parameters": first and first.parameters,
         "backend": first and first.backend,
         "steps": first and first.steps,
+        "test_images": first and first.test_images,
         "forward_flops": forward and forward.value,
         "training_flops": training and training.value,
     }
     for quantity in QUANTITIES:
         row |= _named(quantity, group.estimate(quantity))
-    row |= _named("difference_at_equal_steps", comparison and comparison.equal_steps)
-    row |= _named("difference_at_equal_time", comparison and comparison.equal_time)
-    row["ended_before_equal_time"] = comparison and comparison.early
     row |= {error: group.largest(error) for error in ("equivariance_error", "noise_floor")}
-    return row
+    if reference:
+        comparison = compare_with(group, study.reference_of(group, reference))
+        row |= _named("difference_at_equal_steps", comparison and comparison.equal_steps)
+        row |= _named("difference_at_equal_time", comparison and comparison.equal_time)
+        row["ended_before_equal_time"] = comparison and comparison.early
+    measured_with = {name: sorted({getattr(one, name) for one in group.results}) for name in PROVENANCE}
+    return row | {name: listed(values) if values else None for name, values in measured_with.items()}
 
 
 def _named(name: str, found: Estimate | None) -> dict[str, float | None]:
@@ -118,7 +124,7 @@ def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: in
     study = read_study_results(folder, planned=planned)
     matrix = StudyMatrix(study)
     ranked = [group for panel in matrix.panels for group in matrix.ranked_groups(panel)]
-    rows = [(group, _row(study, group, reference)) for group in ranked]
+    rows = [(group, group_row(study, group, reference)) for group in ranked]
     tables = [*accuracy_tables(study), *comparison_tables(study, reference), *shift_tables(study)]
     notes = study_notes(study, reference)
     summary = json.dumps(_summary(study, rows, reference), indent=2, ensure_ascii=False, allow_nan=False)
