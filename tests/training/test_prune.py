@@ -8,7 +8,7 @@ from teka.models import SelfAttentionNetwork, load
 from teka.nn import GeneralizedQuadratic
 from teka.training import Run, evaluate, export, prune, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
-from teka.training.prune import PRUNING_FILE, InitialWeights
+from teka.training.prune import PRUNING_FILE, beginning_with
 from teka.training.shift import ShiftSettings, measure
 
 ATTENTIVE = Run.of(
@@ -122,7 +122,7 @@ def test_where_training_fails_nothing_is_left(with_degenerate_heads, tmp_path):
 def test_training_begins_from_them_and_goes_on_from_a_checkpoint(trained, tmp_path):
     # At this learning rate nothing moves by more than rounding.
     run = trained.run.replace(learning_rate=1e-30, epochs=1)
-    start = InitialWeights(trained.model.state_dict())
+    start = beginning_with(trained.model.state_dict())
     train(run, tmp_path / "run", dataset=trained.dataset, callbacks=[start], progress_bar=False, throughput=False)
     model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(model, tmp_path / "run" / CHECKPOINTS / LAST)
@@ -131,7 +131,7 @@ def test_training_begins_from_them_and_goes_on_from_a_checkpoint(trained, tmp_pa
     (tmp_path / "run" / "result.json").unlink()
     other = {name: torch.zeros_like(one) for name, one in model.state_dict().items()}
     options = {"dataset": trained.dataset, "progress_bar": False, "throughput": False}
-    train(run, tmp_path / "run", resume=True, callbacks=[InitialWeights(other)], **options)
+    train(run, tmp_path / "run", resume=True, callbacks=[beginning_with(other)], **options)
     resumed = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(resumed, tmp_path / "run" / CHECKPOINTS / LAST)
     for name, parameter in resumed.named_parameters():

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from teka.data import Dataset
@@ -19,7 +18,6 @@ from teka.models import SelfAttentionNetwork
 from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, DegenerateHeads, degenerate_heads
 from teka.provenance import provenance
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
-from teka.training.classifier import Classifier
 from teka.training.train import train
 from teka.training.trained_run import Evaluation, TrainedRun, confusion_matrix, evaluate
 
@@ -103,7 +101,7 @@ def prune(
     )
     before, after = _measure(model, dataset), _measure(pruned, dataset)
     with new_folder("out", folder) as new:
-        start = InitialWeights(pruned.state_dict())
+        start = beginning_with(pruned.state_dict())
         result = train(run, new, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar)
         load_weights(pruned, new / CHECKPOINTS / BEST)
         evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)
@@ -124,16 +122,10 @@ def prune(
     return Pruning(layers, **models, evaluation=evaluation, seconds=seconds)
 
 
-class InitialWeights(Callback):
-    """Gives the model weights before the first step, in place of drawn ones; a checkpoint goes before them."""
-
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self.weights = weights
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Load them; Lightning reads a checkpoint after this."""
-        assert isinstance(pl_module, Classifier)
-        pl_module.model.load_state_dict(self.weights)
+def beginning_with(weights: Mapping[str, Tensor]) -> LambdaCallback:
+    """Gives the model weights in place of drawn ones, before the first step; a checkpoint goes before them."""
+    named = {f"model.{name}": tensor for name, tensor in weights.items()}
+    return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 
 
 def _measure(model: nn.Module, dataset: Dataset) -> PrunedModel:
