@@ -3,9 +3,14 @@ import torch
 from tests.raising import raises_for
 from torch import nn
 
-from teka.audit.function import ModelError, call_model, check_evaluation_mode, evaluating, weights_hash
+from teka.audit.function import ModelError, call_model, check_evaluation_mode, evaluating, tensor_hash, weights_hash
 
 BATCH = torch.arange(2 * 1 * 5 * 7, dtype=torch.float64).reshape(2, 1, 5, 7)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(2, 3)
 
 
 def call(function):
@@ -100,3 +105,18 @@ def test_a_lazy_module_has_no_weights_before_its_first_image():
         weights_hash(lazy)
     lazy(torch.zeros(1, 1, 2, 2))
     assert len(weights_hash(lazy)) == 64
+
+
+def test_the_hash_of_a_tensor_is_that_of_its_dtype_shape_and_values():
+    values = torch.arange(6, dtype=torch.float32)
+    assert tensor_hash(values.reshape(2, 3).T.contiguous().T) == tensor_hash(values.reshape(2, 3))
+    different = (values, values.reshape(2, 3), values.reshape(3, 2), values.int(), -values, values.bfloat16())
+    assert len({tensor_hash(one) for one in different}) == len(different)
+    assert tensor_hash(torch.empty(0, 3)) != tensor_hash(torch.empty(3, 0))
+
+
+def test_the_hash_of_weights_is_that_of_the_module_or_of_its_method():
+    model = network()
+    assert weights_hash(model) == weights_hash(model.forward) == weights_hash(network())
+    assert weights_hash(model) != weights_hash(network(1))
+    assert weights_hash(torch.sin) == "unknown"
