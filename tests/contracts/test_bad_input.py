@@ -18,7 +18,7 @@ from tests.contracts.cases import build_kernel, build_relative, draw_inputs, eac
 from torch import Tensor, nn
 
 import teka
-from teka import Grid
+from teka import Grid, explain
 from teka.functional import KERNELS, RELATIVES, attention, decode, draw_projection, length_mask
 from teka.models import Performer
 from teka.nn import (
@@ -30,7 +30,6 @@ from teka.nn import (
     LearnedFeatures,
     RandomFeatures,
     TransformerBlock,
-    explain,
     prune_heads,
 )
 from teka.nn.relative import RELATIVE_MODULES
