@@ -25,6 +25,7 @@ def run(name: str, *arguments: Any) -> dict[str, Any]:
 
     The checks of annotations that the tests switch on can be neither compiled nor exported.
     """
+    importlib.import_module("torch._dynamo")  # or every fork would
     fork = multiprocessing.get_context("fork")
     receive, send = fork.Pipe(duplex=False)
     process = fork.Process(target=answer, args=(send, name, arguments))

@@ -20,7 +20,7 @@ TINY = {
         "periodic": True,
         "dim": 8,
         "heads": 2,
-        "depth": 2,
+        "depth": 1,
         "batch_size": 16,
         "epochs": 1,
     },

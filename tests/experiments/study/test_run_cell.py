@@ -93,7 +93,7 @@ def test_a_run_that_may_stop_early_has_a_point_of_the_curve_after_every_epoch(ti
 
 
 def test_a_cell_of_a_self_attention_network_keeps_its_heads(tiny_fields, write, tmp_path):
-    tiny_fields["base"] |= {"model": "self_attention", "dim": 6, "heads": 3}
+    tiny_fields["base"] |= {"model": "self_attention", "dim": 6, "heads": 3, "depth": 2}
     for name in ("stem", "periodic"):
         tiny_fields["base"].pop(name)
     tiny_fields["factors"] = {"encoding": {name: {"encoding": name} for name in ("quadratic", "table")}}
