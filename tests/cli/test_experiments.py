@@ -71,23 +71,24 @@ def demonstrated(few_digits, tmp_path_factory):
         arguments = ["demo", "--out", str(place), "--epochs", "1", "--seeds", "0"]
         assert main(arguments) == 0
         trained = {path: path.stat().st_mtime_ns for path in place.glob("*/result.json")}
-        assert len(trained) == 3
+        assert len(trained) == 5
         assert main([*arguments, "1"]) == 0
-        assert len(list(place.glob("*/result.json"))) == 6
+        assert len(list(place.glob("*/result.json"))) == 10
         assert {path: path.stat().st_mtime_ns for path in trained} == trained
     return place
 
 
-def test_the_report_holds_three_models_and_every_shift(demonstrated):
+def test_the_report_holds_five_models_and_every_shift(demonstrated):
     report = json.loads((demonstrated / "report.json").read_text())
     assert {"dataset", "command", "teka", "torch", "models"} <= set(report)
-    kinds = [(model["position"], model["kernel"], model["backend"], model["seed"]) for model in report["models"]]
-    assert kinds == [
-        (position, kernel, backend, seed)
-        for position, kernel, backend in (
-            ("absolute", "squared_relu", "linear"),
-            ("rotary", "squared_relu", "linear"),
-            ("rotary", "softmax", "dense"),
+    assert [(model["name"], model["backend"], model["seed"]) for model in report["models"]] == [
+        (name, backend, seed)
+        for name, backend in (
+            ("absolute, squared_relu", "linear"),
+            ("rotary, squared_relu", "linear"),
+            ("rotary, softmax", "dense"),
+            ("rotary, squared_relu, polyphase", "linear"),
+            ("rotary, squared_relu, strided", "linear"),
         )
         for seed in (0, 1)
     ]
@@ -104,8 +105,8 @@ def test_the_curve_and_the_page_are_written(demonstrated):
 
 def test_the_exact_models_answer_the_same_at_every_shift(demonstrated):
     models = json.loads((demonstrated / "report.json").read_text())["models"]
-    exact = [model for model in models if model["position"] == "rotary"]
-    assert len(exact) == 4
+    exact = [model for model in models if model["position"] == "rotary" and model["sampling"] != "strided"]
+    assert len(exact) == 6
     for model in exact:
         assert len({value for axis in ("dx", "dy") for value in model["accuracy_by_shift"][axis].values()}) == 1
         assert model["worst_shift_accuracy"] == model["accuracy_by_shift"]["dx"]["0"]

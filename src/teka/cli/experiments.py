@@ -25,6 +25,7 @@ from teka.training import Run, TrainedRun, restore, train
 from teka.training.shift import ShiftSettings, check_same_data, measure, write_shift_report
 from teka.training.shift_page import finding, plain_table, write_report
 from teka.training.shift_report import load_report
+from teka.training.trained_run import model_name
 
 # Edges meet, so that rolling an image is a symmetry of the exact models. No image is held out of so few.
 BASE = Run.of(stem="convolution", periodic=True, dim=32, heads=2, depth=3, epochs=14, batch_size=32, validation_size=0)
@@ -32,6 +33,9 @@ DEMO_RUNS = (
     BASE.replace(position="absolute", backend="linear"),
     BASE.replace(position="rotary", backend="linear"),
     BASE.replace(position="rotary", kernel="softmax", backend="dense"),
+    # A quarter of the tokens, from halvings that move with the image and from an ordinary stride.
+    BASE.replace(position="rotary", backend="linear", depth=2, stem="polyphase", patch_size=2),
+    BASE.replace(position="rotary", backend="linear", depth=2, stem="strided", patch_size=2),
 )
 LAYERS_HELP = f"The layers, all by default: {', '.join(layer_names())}; four_gemms is always timed."
 ONLY_HELP = "Train only the runs at these levels; 'seed' is a factor too. May be given several times."
@@ -86,9 +90,10 @@ def _compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Pat
     examples=("teka demo", "teka demo --seeds 0 1 2 --out runs/demo-three-seeds"),
 )
 def demo(options: Namespace, command: str) -> None:
-    """Train one small model on scikit-learn's digits with three kinds of position, shift the test images and compare.
+    """Train five small models on scikit-learn's digits, shift the test images and compare.
 
-    They are absolute positions, the default's relative ones at linear cost, and softmax. The same command resumes.
+    They know absolute positions, the default's relative ones at linear cost, and these with softmax; two more have a
+    quarter of the tokens, by polyphase halvings and by an ordinary stride. The same command resumes.
     """
     if not options.seeds or len(set(options.seeds)) < len(options.seeds):
         raise wrong_value("seeds", options.seeds, "one seed or more, each once")
@@ -96,8 +101,9 @@ def demo(options: Namespace, command: str) -> None:
     runs = [run.replace(seed=seed, epochs=options.epochs) for run in DEMO_RUNS for seed in options.seeds]
     trained = []
     for number, run in enumerate(runs, start=1):
-        print(f"[{number}/{len(runs)}] {run.position}, {run.kernel}, seed {run.seed}")
-        place = folder / f"{run.position}-{run.kernel}-{run.seed}"
+        name = model_name(run)
+        print(f"[{number}/{len(runs)}] {name}, seed {run.seed}")
+        place = folder / f"{name.replace(', ', '-')}-{run.seed}"
         train(run, place, resume=True, command=command)
         trained.append(restore(place))
     _compare(trained, ShiftSettings(max_shift=4), folder, command)

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # columns of a terminal that the table fits into, if its shifts do
 FALL = 5.0  # percentage points below the unshifted accuracy from which a model is said to fall
+SAMPLED = {
+    "polyphase": "with polyphase halvings",
+    "polyphase_patch": "with polyphase patches",
+    "strided": "with an ordinary stride",
+}
 DIRECTIONS = {"dx": "shift to the right, dx (pixels)", "dy": "shift downwards, dy (pixels)"}
 EXAMPLES: Layout = {
     "images": ("u", ("shifts", "examples", "height", "width")),
@@ -204,12 +209,13 @@ def _beside_softmax(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
 
 
 def finding(report: ShiftReport) -> str:
-    """One or two sentences: how far each kind of model falls when images move, and the linear one beside softmax.
+    """A few sentences: how far each kind of model falls when images move, and the linear one beside softmax.
 
     The kinds are absolute positions (or none) and relative ones (at linear cost, if there are such models), each told
-    by the model with the highest lowest accuracy.
+    by the model with the highest lowest accuracy. Beside models with a token a pixel, others have a sentence of theirs.
     """
-    groups = report.groups
+    sampled = [group for group in report.groups if group.first.sampling is not None]
+    groups = [group for group in report.groups if group not in sampled] or sampled
     absolute, without = ([one for one in groups if one.first.position == kind] for kind in ("absolute", "none"))
     relative = [group for group in groups if group.is_relative]
     at_linear_cost = [group for group in relative if group.is_linear]
@@ -229,4 +235,8 @@ def finding(report: ShiftReport) -> str:
         if lead >= 0.05:
             better = f"Here the model {_description(first, first_kind)} holds up better"
             text += f" {better}: its lowest accuracy is {lead:.1f} points higher."
+    if sampled and groups != sampled:
+        words = [SAMPLED.get(one.first.sampling or "", "with patches") for one in sampled]
+        clauses = [f"the one {how} {_behaviour(one)}" for how, one in zip(words, sampled, strict=True)]
+        text += f" Of models with fewer tokens than pixels, {'; '.join(clauses)}."
     return text

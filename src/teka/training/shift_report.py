@@ -41,6 +41,7 @@ class ModelResult:
     minimum_accuracy: float | None = None
     interval_by_shift: dict[str, dict[int, tuple[float, float]]] | None = None
     test_images: int | None = None
+    sampling: str | None = None  # the stem that makes a token of several pixels; None for a token a pixel
 
     @property
     def lowest(self) -> float:

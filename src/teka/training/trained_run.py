@@ -45,8 +45,15 @@ class TrainedRun:
 
     @property
     def name(self) -> str:
-        """What to call the model in tables: a Performer by its position and its content kernel."""
-        return f"{self.run.position}, {self.run.kernel}" if self.run.model == "performer" else self.run.model
+        """What to call the model in tables."""
+        return model_name(self.run)
+
+
+def model_name(run: Run) -> str:
+    """What to call a run's model: a Performer by its position, its content kernel, and what samples its pixels."""
+    if run.model != "performer":
+        return run.model
+    return ", ".join([run.position, run.kernel, *([run.stem] if run.patch_size > 1 else [])])
 
 
 def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:
