@@ -128,7 +128,7 @@ def test_at_a_glance_there_are_five_lines_at_most_the_baseline_among_them(study_
     (panel,) = draw_glance(study_of(*cells)).axes
     assert [text.get_text().replace("\n", " ") for text in panel.texts] == list(AT_A_GLANCE)
     for line in panel.get_lines():
-        assert line.get_xdata().tolist() == [-1, 0, 1]
+        assert np.asarray(line.get_xdata()).tolist() == [-1, 0, 1]
         assert line.get_ydata() == pytest.approx([81, 91, 71])
 
 
