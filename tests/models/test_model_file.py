@@ -101,20 +101,21 @@ def test_saving_and_loading_leave_torchs_random_state_and_the_model_alone(tmp_pa
 
 
 @pytest.mark.parametrize("name", PRETRAINED)
-def test_the_models_that_come_with_the_library_know_digits(name: str):
+def test_the_models_that_come_with_the_library_know_their_classes(name: str):
     config = read_config(name)
-    assert config.class_names == tuple("0123456789")
+    assert config.class_names is not None
+    assert config.class_names[3] == {"cifar10": "cat"}.get(name, "3")
     model = load(name)
     with torch.inference_mode():
         assert model(torch.rand(2, config.in_channels, *config.image_size)).shape == (2, 10)
     facts: Any = config.facts
-    assert facts["evaluation"]["accuracy"] > 0.95
+    assert facts["evaluation"]["accuracy"] > (0.8 if name == "cifar10" else 0.95)
 
 
 def test_the_models_that_come_with_the_library_are_small():
     folder = Path(teka.models.__file__).parent / "pretrained"
     assert {path.name for path in folder.iterdir()} == set(PRETRAINED)
-    assert sum(path.stat().st_size for path in folder.rglob("*")) < 2e6
+    assert all(path.stat().st_size < 4e6 for path in folder.rglob("*"))
 
 
 def edit(folder: Path, **changes: Any) -> None:

@@ -110,9 +110,10 @@ class ModelConfig:
 
         A ValueError if it does not take its options, or has more than `most` numbers, by default all that memory holds.
         """
+        options = {name: tuple(one) if isinstance(one, list) else one for name, one in self.options.items()}
 
         def make() -> nn.Module:
-            return MODELS[self.model](self.image_size, self.in_channels, self.num_classes, **self.options)
+            return MODELS[self.model](self.image_size, self.in_channels, self.num_classes, **options)
 
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is to be said of the model was said when it was trained

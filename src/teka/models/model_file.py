@@ -19,7 +19,7 @@ from teka.models.model_config import MODELS, ModelConfig
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
-PRETRAINED = ("digits", "mnist")  # trained models that come with the library
+PRETRAINED = ("digits", "mnist", "cifar10")  # trained models that come with the library
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 TOLERANCE = 1e-3  # largest difference of logits over the largest logit: what rounding in float32 may make of them
 MORE = 100_000  # numbers that a model may have beyond twice those of its file, before it is said to be another
@@ -57,7 +57,7 @@ def load(path: str | Path) -> nn.Module:
     """The model of a model file, on the CPU in float32, in evaluation mode; torch's random state stays as it was.
 
     Args:
-        path: The folder, or the name of a model that comes with the library, "digits" or "mnist"; a folder of such a
+        path: The folder, or a model that comes with the library, "digits", "mnist" or "cifar10"; a folder of such a
             name is meant by `./mnist`.
 
     Raises:

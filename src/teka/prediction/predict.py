@@ -30,7 +30,7 @@ def predict(
 
     Args:
         pictures: The files, of any size and kind that Pillow reads.
-        model: "mnist" or "digits", which come with the library, or a folder that `teka export` has written.
+        model: "mnist", "digits" or "cifar10", which come with the library, or a folder that `teka export` has written.
         ground: What is drawn on: "dark", "light", or "auto" by the border. Of whole pictures only what is transparent.
         batch_size: Pictures at a time.
 
