@@ -388,6 +388,9 @@ def test_the_report_of_the_published_demo_renders():
         "absolute, squared_relu",
         "rotary, squared_relu",
         "rotary, softmax",
+        "rotary, squared_relu, polyphase",
+        "rotary, squared_relu, strided",
     ]
     assert "mean of 3 seeds" in finding(report)
+    assert "the one with polyphase halvings keeps at least 97.5 % at every shift" in finding(report)
     assert "dx" in plain_table(report)
