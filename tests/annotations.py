@@ -6,17 +6,12 @@ whenever a function is defined. That was 30 of 68 s of one file of contracts.
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import get_type_hints
 
 import jaxtyping
 
 check_arrays = jaxtyping.jaxtyped
-# Of a function's calls in one test the first are checked: a training calls the same functions thousands of times.
-CHECKED_CALLS = 3
-calls: Counter[Callable] = Counter()
-"""How often each function was called with its checks in the test that runs."""
 
 
 def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
@@ -36,7 +31,7 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
 
 
 def checked_when_called(definition: Callable, typechecker: Callable[[Callable], Callable]) -> Callable:
-    """The function with its checks, which are made at the first call, or the bare one where none is checked."""
+    """The function with its checks, which are made at the first call, or the bare one while checks are off."""
 
     @functools.cache
     def checked() -> Callable:
@@ -44,10 +39,7 @@ def checked_when_called(definition: Callable, typechecker: Callable[[Callable], 
 
     @functools.wraps(definition)
     def either(*arguments: object, **options: object) -> object:
-        if jaxtyping.config.jaxtyping_disable or calls[definition] >= CHECKED_CALLS:
-            return definition(*arguments, **options)
-        calls[definition] += 1
-        return checked()(*arguments, **options)
+        return (definition if jaxtyping.config.jaxtyping_disable else checked())(*arguments, **options)
 
     return either
 

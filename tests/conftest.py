@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
-from tests.annotations import annotations_unchecked, calls, check
+from tests.annotations import annotations_unchecked, check
 
 # One thread here and in the commands that tests start: threads of several processes wait for each other.
 torch.set_num_threads(1)
@@ -30,12 +30,6 @@ def one_core() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "cpu_count", lambda: 1)
         yield
-
-
-@pytest.fixture(autouse=True)
-def checked_anew() -> None:
-    """Each test has the first calls of every function checked."""
-    calls.clear()
 
 
 @pytest.fixture

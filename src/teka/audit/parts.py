@@ -44,7 +44,6 @@ class Work:
     settings: AuditSettings
     progress: Progress | None
     checkpoint: Path | None
-
     results: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     failures: list[Failure] = field(default_factory=list)
     stride: tuple[int, ...] = (1, 1)  # pixels to a cell of the grid whose phases are told apart, found with them

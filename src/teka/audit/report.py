@@ -146,7 +146,6 @@ class AuditReport:
             raise wrong_value("schema", schema, expected)
         if "traps" in fields:  # as caveats were called
             fields["caveats"] = fields.pop("traps")
-
         try:
             return decode(cls, fields)
         except ValueError as error:

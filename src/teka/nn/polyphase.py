@@ -85,24 +85,23 @@ class PolyphaseDownsample(nn.Module):
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
         """The coset and its number, for `PolyphaseUpsample`; a ValueError for sides it does not divide."""
         self.check(inputs)
-        is_ideal = self.blur == "ideal"
-        # Twice the stride leaves half of the new band, so that what squares make of it does not fold down either.
-        passed = [2 * step if is_ideal and step > 1 else step for step in self.stride]
-        # After it all cosets have one norm, which would choose by rounding.
-        chosen_by = blurred(inputs.detach(), CHOICE_BLUR, self.stride, self.periodic) if is_ideal else None
-        inputs = blurred(inputs, self.blur, passed, self.periodic)
+        # An ideal filter leaves half of the new band, so that what squares make of it does not fold down either.
+        passed = [2 * step if self.blur == "ideal" and step > 1 else step for step in self.stride]
+        filtered = blurred(inputs, self.blur, passed, self.periodic)
         if self.select == "fixed":
-            return _take(inputs, offset := inputs.new_zeros(len(inputs), dtype=torch.long), self.stride), offset
-        if self.score is None:
-            offset = _largest(inputs.detach() if chosen_by is None else chosen_by, self.stride)
+            offset = inputs.new_zeros(len(inputs), dtype=torch.long)
+        elif self.score is None:
+            # After it all cosets have one norm, of which the largest would be chosen by rounding.
+            weighed = blurred(inputs, CHOICE_BLUR, self.stride, self.periodic) if self.blur == "ideal" else filtered
+            offset = _largest(weighed.detach(), self.stride)
         else:
-            cosets = split_cosets(inputs, self.stride)
+            cosets = split_cosets(filtered, self.stride)
             scores = self.score(cosets)
             if self.training:
                 hard = gumbel_softmax(scores, hard=True)
                 return torch.einsum("bk,bk...->b...", hard, cosets), hard.argmax(1)
             offset = scores.argmax(1)
-        return _take(inputs, offset, self.stride), offset
+        return _take(filtered, offset, self.stride), offset
 
     def check(self, inputs: Tensor) -> None:
         """Check that inputs have as many axes as the stride, which divides them."""

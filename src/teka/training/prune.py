@@ -123,7 +123,7 @@ def prune(
 
 
 def beginning_with(weights: Mapping[str, Tensor]) -> LambdaCallback:
-    """Gives the model weights in place of drawn ones, before the first step; a checkpoint goes before them."""
+    """What gives a model weights in place of drawn ones, before the first step; a checkpoint goes before them."""
     named = {f"model.{name}": tensor for name, tensor in weights.items()}
     return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 

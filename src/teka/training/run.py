@@ -141,6 +141,11 @@ class ModelOptions:
                 expected = f"{default!r} with model={self.model!r}, without it"
                 raise wrong_value(one.name, getattr(self, one.name), expected)
 
+    @property
+    def sampling(self) -> str | None:
+        """The stem that makes a token of several pixels; None for a token a pixel, or another model's."""
+        return self.stem if self.model == "performer" and self.patch_size > 1 else None
+
     def keywords(self) -> dict[str, Any]:
         """What the model is made with besides its sizes."""
         given = {name: getattr(self, name) for name in _options_of(self.model)}

@@ -144,7 +144,7 @@ def model_result(trained: TrainedRun, responses: Responses) -> ModelResult:
         kernel=kernel if has_parts else BUILT_IN,
         backend=backend_of(model),
         seed=run.seed,
-        sampling=run.stem if run.model == "performer" and run.patch_size > 1 else None,
+        sampling=run.network.sampling,
         **{name: trained.result[name] for name in ("parameters", "epochs", "seconds")},
         accuracy_by_shift=accuracy,
         interval_by_shift=intervals,

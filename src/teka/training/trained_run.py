@@ -53,7 +53,7 @@ def model_name(run: Run) -> str:
     """What to call a run's model: a Performer by its position, its content kernel, and what samples its pixels."""
     if run.model != "performer":
         return run.model
-    return ", ".join([run.position, run.kernel, *([run.stem] if run.patch_size > 1 else [])])
+    return ", ".join(part for part in (run.position, run.kernel, run.network.sampling) if part)
 
 
 def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:

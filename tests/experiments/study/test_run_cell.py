@@ -51,6 +51,7 @@ def test_a_study_that_saves_its_models_has_a_model_file_of_each_cell(finished, c
     for name, content in cells.items():
         facts = encode(read_config(finished / "models" / name).facts)
         assert facts["run"]["seed"] == content["seed"]
+        assert facts["training"]["validation_accuracy"] == content["learning_curve"][-1]["accuracy"]
         assert 0 <= facts["evaluation"]["accuracy"] <= 1
 
 

@@ -291,6 +291,6 @@ def figure1_note(study: StudyResults) -> str:
     scaled = f" The paper's curves, of {PIXELS} pixels, are drawn at the same share of the width."
     return (
         f"Shifts along x by up to {largest} of {size} pixels, of the test images that lose nothing by any of them. "
-        "Lines: mean over seeds; bands: from the lowest to the highest seed, the 95 % Wilson interval for one seed."
+        "Lines: mean over seeds; bands, if any: lowest to highest seed, of one seed the 95 % Wilson interval."
         + (scaled if size != PIXELS else "")
     )

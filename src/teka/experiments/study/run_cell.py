@@ -169,6 +169,8 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
             learning_curve=tuple(curve.points),
         )
         if measure.save is not None:
+            if measure.weights == "last":  # what a training tells is of its best epoch
+                trained["validation_accuracy"] = curve.points[-1].accuracy
             finished = TrainedRun(place, run, model, dataset, trained)
             evaluate(finished, command=command)
             export(finished, folder.parent / MODELS / cell.name, dtype=measure.save)
