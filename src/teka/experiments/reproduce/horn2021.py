@@ -288,7 +288,7 @@ def figure1_note(study: StudyResults) -> str:
     """What the figure shows, in a sentence or two."""
     performers = _performers(study)
     largest, size = _largest_shift(performers), _image_size(performers)
-    scaled = f" The paper's curves, of {PIXELS} pixels, are drawn at the same share of the width."
+    scaled = f" Curves of the paper, if any, of {PIXELS} pixels, are drawn at the same share of the width."
     return (
         f"Shifts along x by up to {largest} of {size} pixels, of the test images that lose nothing by any of them. "
         "Lines: mean over seeds; bands, if any: lowest to highest seed, of one seed the 95 % Wilson interval."
