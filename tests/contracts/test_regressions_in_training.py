@@ -16,7 +16,7 @@ from teka.nn import RandomFeatures
 from teka.training import Run
 from teka.training.batches import TrainBatch, batches, train_batches
 from teka.training.classifier import Classifier
-from teka.training.shift_report import ModelResult, SeedGroup
+from teka.training.shift.report import ModelResult, SeedGroup
 
 
 class OffByOne(Classifier):
@@ -89,8 +89,8 @@ def test_a_result_is_the_mean_over_its_seeds(kind: type[SeedGroup], sound: bool)
         tuple(
             ModelResult(
                 *("rotation", "rotation", "squared_relu", "dense", 1, seed, 1.0, 1.0),
-                {"dx": {0: accuracy}, "dy": {}},
-                *(accuracy, accuracy),
+                *({"dx": {0: accuracy}, "dy": {}}, {"dx": {0: (0.0, 1.0)}, "dy": {}}),
+                *(accuracy, accuracy, 360),
             )
             for seed, accuracy in enumerate(accuracies)
         )

@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import io
-import re
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -41,9 +40,8 @@ class FileServer:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.faults: list[str] = []
-        self.knows_ranges = True
         self.encoding: str | None = None
-        self.requests: list[tuple[str, str | None]] = []
+        self.requests: list[str] = []
         self.closing = threading.Event()
         files_and_faults = self
 
@@ -60,26 +58,15 @@ class FileServer:
         self._thread.start()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        asked = handler.headers.get("Range")
-        self.requests.append((handler.path.removeprefix("/"), asked))
+        self.requests.append(handler.path.removeprefix("/"))
         fault = self.faults.pop(0) if self.faults else "none"
         content = self.files.get(handler.path.removeprefix("/"))
         if fault.isdecimal() or content is None:
             handler.send_response(int(fault) if fault.isdecimal() else 404)
             handler.end_headers()
             return
-        found = re.fullmatch(r"bytes=(\d+)-", asked or "") if self.knows_ranges else None
-        start = int(found[1]) if found else 0
-        if found and start >= len(content):
-            handler.send_response(416)
-            handler.send_header("Content-Range", f"bytes */{len(content)}")
-            handler.end_headers()
-            return
-        body = content[start:]
-        handler.send_response(206 if found else 200)
-        if found:
-            first = start + 1 if fault == "other range" else start
-            handler.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        body = content
+        handler.send_response(200)
         if fault != "ends unannounced":
             handler.send_header("Content-Length", str(len(body)))
         if self.encoding is not None:

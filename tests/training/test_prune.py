@@ -9,7 +9,7 @@ from teka.nn import GeneralizedQuadratic
 from teka.training import Run, evaluate, export, prune, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 from teka.training.prune import PRUNING_FILE, beginning_with
-from teka.training.shift import ShiftSettings, measure
+from teka.training.shift.measure import ShiftSettings, measure
 
 ATTENTIVE = Run.of(
     image_size=12, train_size=64, validation_size=32, model="self_attention", position="generalized_quadratic",

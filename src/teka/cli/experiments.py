@@ -1,5 +1,6 @@
 """Commands of experiments: shift, demo, study, reproduce and bench."""
 
+import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,9 +23,9 @@ from teka.experiments.study.run_study import Progress
 from teka.experiments.study.step_seconds import measure_step_seconds
 from teka.files import make_directory
 from teka.training import Run, TrainedRun, restore, train
-from teka.training.shift import ShiftSettings, check_same_data, measure, write_shift_report
-from teka.training.shift_page import finding, plain_table, write_report
-from teka.training.shift_report import load_report
+from teka.training.shift.measure import ShiftSettings, check_same_data, make_examples, make_report, measure
+from teka.training.shift.page import write_report
+from teka.training.shift.report import WIDTH, finding, plain_table
 from teka.training.trained_run import model_name
 
 # Edges meet, so that rolling an image is a symmetry of the exact models. No image is held out of so few.
@@ -72,15 +73,14 @@ def shift(options: Namespace, command: str) -> None:
 def _compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path, command: str) -> None:
     check_same_data(trained)
     with progress_bar() as show:
-        accuracies = [
+        responses = [
             measure(run, settings, lambda done, total, stage=f"shift {run.name}": show(stage, done, total, ""))
             for run in trained
         ]
-    write_shift_report(trained, accuracies, settings, folder, command=command)
-    curve, page = write_report(folder)
-    results = load_report(folder / "report.json")
-    print(f"{plain_table(results)}\n\n{finding(results)}")
-    print(f"written: {folder / 'report.json'}, {curve}, {page}")
+    report = make_report(trained, responses, settings, command)
+    written = write_report(report, make_examples(trained, responses, settings), folder)
+    print(f"{plain_table(report)}\n\n{textwrap.fill(finding(report), WIDTH)}")
+    print(f"written: {', '.join(map(str, written))}")
 
 
 @command(

@@ -25,9 +25,9 @@ from teka.prediction.predict import predict as predict_classes
 def download(options: Namespace, command: str) -> None:
     """Fetch published data sets, check them and put them where the other commands find them with --data-dir.
 
-    Whole files that are there are left alone; a call that was cut off is resumed by the next one.
+    Whole files that are there are left alone.
     """
-    fetcher = data.Fetcher(options.timeout, options.attempts, options.wait)
+    fetcher = data.Fetcher(options.timeout, options.attempts)
     for name in options.names:
         published_dataset(name)  # a wrong name, before the first is fetched
     for name in options.names:

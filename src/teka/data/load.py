@@ -101,9 +101,9 @@ def from_arrays(
 def download(name: str, data_dir: str | Path = "data", *, fetcher: Fetcher | None = None) -> Path:
     """Make sure that a folder holds the files of a data set; `load(name, data_dir=data_dir)` then reads them.
 
-    Whole files that are there are left alone, and damaged ones replaced. A call that was cut off is resumed by the next
-    one. The IDX files are checked by the SHA-256 of their unpacked content; CIFAR-10 by the MD5 of its archive, which
-    is all that its authors publish, and of a copy that is there already, only sizes and labels.
+    Whole files that are there are left alone, and damaged ones replaced. The IDX files are checked by the SHA-256 of
+    their unpacked content; CIFAR-10 by the MD5 of its archive, which is all that its authors publish, and of a copy
+    that is there already, only sizes and labels.
 
     Args:
         name: "mnist", "fashion-mnist" or "cifar10".
@@ -112,7 +112,7 @@ def download(name: str, data_dir: str | Path = "data", *, fetcher: Fetcher | Non
 
     Raises:
         ImportError: Something is to be fetched, and pooch is not installed.
-        ConnectionError: No address gave a file; what has arrived stays for the next call.
+        ConnectionError: No address gave a file.
     """
     dataset = published_dataset(name)
     folder = make_directory("data_dir", Path(data_dir).expanduser())

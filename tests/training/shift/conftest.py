@@ -1,9 +1,9 @@
-import json
-
-import numpy as np
 import pytest
+import torch
 
-from teka.training.shift_report import load_report
+from teka.codec import decode
+from teka.training.shift.page import Examples
+from teka.training.shift.report import ShiftReport
 
 SHIFTS = range(-3, 4)
 
@@ -14,6 +14,8 @@ def fake_model(name="rotation", *, accuracy=0.98, fall=0.0, seed=0, **further):
     dy = dict(dx)
     dx["-3"] = round(accuracy - fall, 6)
     dx["3"] = dy["-3"] = dy["3"] = round(accuracy - fall / 2, 6)
+    accuracy_by_shift = further.pop("accuracy_by_shift", {"dx": dx, "dy": dy})
+    intervals = {axis: {shift: [0.0, 1.0] for shift in along} for axis, along in accuracy_by_shift.items()}
     model = {
         "name": name,
         "position": "rotation",
@@ -23,7 +25,10 @@ def fake_model(name="rotation", *, accuracy=0.98, fall=0.0, seed=0, **further):
         "seed": seed,
         "epochs": 7,
         "seconds": 41.3,
-        "accuracy_by_shift": {"dx": dx, "dy": dy},
+        "accuracy_by_shift": accuracy_by_shift,
+        "interval_by_shift": intervals,
+        "minimum_accuracy": min(value for along in accuracy_by_shift.values() for value in along.values()),
+        "test_images": 360,
         "worst_shift_accuracy": round(max(0.0, accuracy - fall - 0.01), 6),
     }
     return {**model, **further}
@@ -41,6 +46,7 @@ def fake_softmax(**further):
 
 def fake_content(*models, **further):
     content = {"dataset": "digits", "command": "teka demo --out runs/demo", "teka": "0.1.0", "torch": "2.13.0"}
+    content |= {"hardware": "two cores", "date": "2021-02-15", "mode": "canvas", "selection": "all"}
     return {**content, "models": list(models or (fake_absolute(), fake_model(), fake_softmax())), **further}
 
 
@@ -60,44 +66,20 @@ def softmax():
 
 
 @pytest.fixture
-def content():
-    return fake_content
-
-
-@pytest.fixture
-def report_of(tmp_path):
-    """Make a report from models and further keys, through the file."""
+def report_of():
+    """Make a report from models and further keys."""
 
     def make(*models, **further):
-        path = tmp_path / "report.json"
-        path.write_text(json.dumps(fake_content(*models, **further)), encoding="utf-8")
-        return load_report(path)
+        return decode(ShiftReport, fake_content(*models, **further))
 
     return make
 
 
 @pytest.fixture
-def example_arrays():
+def examples():
     """Five shifts of three images of 7×11 pixels, two models; the first model is wrong once."""
-    generator = np.random.default_rng(0)
-    labels = np.array([4, 9, 1])
-    predictions = np.tile(labels, (2, 5, 1))
-    predictions[0, 3, 1] = 6
-    return {
-        "images": generator.integers(0, 256, (5, 3, 7, 11), dtype=np.uint8),
-        "shifts": np.array([(0, -2), (0, 0), (0, 2), (-2, 0), (2, -1)]),
-        "labels": labels,
-        "model_names": np.array(["absolute", "rotation"]),
-        "predictions": predictions,
-    }
-
-
-@pytest.fixture
-def run_folder(tmp_path, example_arrays):
-    """A finished run's folder."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    further = {"hardware": "two cores", "date": "2021-02-15", "mode": "canvas"}
-    (folder / "report.json").write_text(json.dumps(fake_content(**further)), encoding="utf-8")
-    np.savez(folder / "examples.npz", **example_arrays)
-    return folder
+    labels = [4, 9, 1]
+    predictions = {"absolute": [list(labels) for _ in range(5)], "rotation": [labels] * 5}
+    predictions["absolute"][3][1] = 6
+    images = torch.randint(0, 256, (5, 3, 7, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Examples(images, [(0, -2), (0, 0), (0, 2), (-2, 0), (2, -1)], labels, predictions)

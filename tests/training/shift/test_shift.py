@@ -4,23 +4,23 @@ import pytest
 import torch
 
 from teka.audit.statistics.metrics import CURVES
-from teka.training.arrays import read_arrays
-from teka.training.shift import ShiftSettings, measure, write_shift_report
-from teka.training.shift_page import EXAMPLES
-from teka.training.shift_report import load_report
+from teka.codec import decode, encode
+from teka.training.shift.measure import ShiftSettings, make_examples, make_report, measure
+from teka.training.shift.report import ShiftReport
 
 
-def test_the_report_holds_every_shift_along_both_axes(trained_on_canvas, tmp_path):
+def test_the_report_holds_every_shift_along_both_axes(trained_on_canvas):
     settings = ShiftSettings(max_shift=2)
     responses = measure(trained_on_canvas, settings)
-    write_shift_report([trained_on_canvas], [responses], settings, tmp_path, command="teka shift")
-    saved = json.loads((tmp_path / "report.json").read_text())
+    report = make_report([trained_on_canvas], [responses], settings, "teka shift")
+    saved = json.loads(json.dumps(encode(report)))
     model = saved["models"][0]
     assert {"dataset", "command", "teka", "torch", "models"} <= set(saved)
     assert list(model["accuracy_by_shift"]["dx"]) == ["-2", "-1", "0", "1", "2"]
     assert list(model["accuracy_by_shift"]["dy"]) == ["-2", "-1", "0", "1", "2"]
     assert model["backend"] == "linear"
-    assert load_report(tmp_path / "report.json").models[0].name == trained_on_canvas.name
+    assert decode(ShiftReport, saved) == report
+    assert report.models[0].name == trained_on_canvas.name
 
 
 def test_the_accuracy_is_that_of_the_images_rolled(trained_on_canvas):
@@ -35,15 +35,17 @@ def test_the_accuracy_is_that_of_the_images_rolled(trained_on_canvas):
     assert accuracy[responses.along(1)[3]] == pytest.approx(right)
 
 
-def test_the_examples_are_what_the_models_saw(trained_on_canvas, tmp_path):
+def test_the_examples_are_what_the_models_saw(trained_on_canvas):
     settings = ShiftSettings(max_shift=2)
     responses = measure(trained_on_canvas, settings)
-    write_shift_report([trained_on_canvas], [responses], settings, tmp_path, command="")
-    examples = read_arrays(tmp_path / "examples.npz", EXAMPLES, "")
-    images, shifts = examples["images"], examples["shifts"].tolist()
-    still, right = shifts.index([0, 0]), shifts.index([0, 2])
+    examples = make_examples([trained_on_canvas], [responses], settings)
+    images, shifts = examples.images, examples.shifts
+    still, right = shifts.index((0, 0)), shifts.index((0, 2))
     assert (images[right][:, :, 2:] == images[still][:, :, :-2]).all()
     assert images.shape[2:] == (14, 14)
+    with torch.inference_mode():
+        answers = trained_on_canvas.model(images[right][:, None] / 255).argmax(dim=1)
+    assert examples.predictions[trained_on_canvas.name][right] == answers.tolist()
 
 
 def test_a_canvas_holds_images_that_could_not_be_shifted_without_loss(trained):
@@ -67,8 +69,8 @@ def test_bad_settings_are_errors_that_name_the_field(field, value):
         ShiftSettings(**{field: value})
 
 
-def test_runs_on_different_images_cannot_be_compared(trained, trained_on_canvas, tmp_path):
+def test_runs_on_different_images_cannot_be_compared(trained, trained_on_canvas):
     settings = ShiftSettings(max_shift=1, mode="canvas")
     accuracies = [measure(run, settings) for run in (trained, trained_on_canvas)]
     with pytest.raises(ValueError, match="image_size"):
-        write_shift_report([trained, trained_on_canvas], accuracies, settings, tmp_path, command="")
+        make_report([trained, trained_on_canvas], accuracies, settings, "")

@@ -14,7 +14,6 @@ from jaxtyping import Float64, Real
 
 from teka.audit.page.notation import write_step
 from teka.audit.page.style import GRID, INK, LineStyle, chosen_ticks, line_style
-from teka.checks import check_name
 from teka.errors import require
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ CHARACTERS = 24  # longest line of a label; longer names are wrapped
 LINE_HEIGHT, GAP = 0.062, 0.012  # of a label's line, and between labels, as shares of the height of a usual panel
 TOP = 1.03  # highest place for a label's upper edge, as a share of a panel's height
 LegendPlace = Literal["outside upper left", "outside lower left", "outside lower center", "outside right upper"]
-LAYOUTS = ("beside", "stacked")  # panels beside each other for a wide page, or stacked for a narrow one
 Numbers = Sequence[float | int] | np.ndarray
 
 
@@ -127,19 +125,14 @@ def draw_line(
     )  # fmt: skip
 
 
-def draw_curves(
-    panels: Mapping[str, Sequence[ShareCurve]], *, layout: Literal["beside", "stacked"] = "beside"
-) -> "matplotlib.figure.Figure":
-    """Draw shares in % along one axis or several, on one scale, with labels at lines' ends or a legend if stacked."""
-    check_name("layout", layout, LAYOUTS)
-    stacked, count = layout == "stacked", len(panels)
+def draw_curves(panels: Mapping[str, Sequence[ShareCurve]]) -> "matplotlib.figure.Figure":
+    """Draw shares in % along one axis or several, beside each other on one scale, with labels at lines' ends."""
     last = list(panels.values())[-1]
     stretch = stretch_for([curve.name for curve in last if curve.values])
-    width, height = (4.2, 0.8 + 2.6 * count) if stacked else (2.0 + 4.0 * count, 4.0 * stretch)
-    figure = make_figure(width, height, dpi=150)
-    places = make_panels(figure, count, 1 if stacked else count)
+    figure = make_figure(2.0 + 4.0 * len(panels), 4.0 * stretch, dpi=150)
+    places = make_panels(figure, len(panels), len(panels))
     lowest = min(value for curves in panels.values() for curve in curves for value in curve.values.values())
-    for at, (panel, (title, curves)) in enumerate(zip(places, panels.items(), strict=True)):
+    for panel, (title, curves) in zip(places, panels.items(), strict=True):
         steps = sorted({step for curve in curves for step in curve.values})
         share = min(1.0, max(0.5, 9 / len(steps)))
         for index, curve in enumerate(curves):
@@ -155,17 +148,13 @@ def draw_curves(
         dress_panel(panel, "", "y")
         panel.set_xlabel(title, color=INK)
         panel.set_ylim(0 if lowest < 0.6 else 10 * int(10 * lowest - 0.5), 102)
-        if stacked or at == 0:
-            panel.set_ylabel("accuracy (%)", color=INK)
-    if stacked:
-        add_legend(figure, places[0].get_lines(), [curve.name for curve in last], handle_length=3.2)
-    else:
-        labels = [
-            LineLabel(curve.name, line_style(at).colour, end := max(curve.values), 100 * curve.values[end])
-            for at, curve in enumerate(last)
-            if curve.values
-        ]
-        label_lines(places[-1], labels, stretch)
+    places[0].set_ylabel("accuracy (%)", color=INK)
+    labels = [
+        LineLabel(curve.name, line_style(at).colour, end := max(curve.values), 100 * curve.values[end])
+        for at, curve in enumerate(last)
+        if curve.values
+    ]
+    label_lines(places[-1], labels, stretch)
     return figure
 
 

@@ -16,7 +16,7 @@ from teka.flops import flop_counter
 from teka.training.batches import batches
 from teka.training.heads.measure import HeadGrid
 from teka.training.heads.record import Moment
-from teka.training.shift import accuracies, backend_of, can_see, seeing
+from teka.training.shift.measure import accuracies, backend_of, can_see, seeing
 
 EVALUATION_BATCH = 250
 EQUIVARIANCE_IMAGES = 16

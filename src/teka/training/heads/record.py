@@ -1,6 +1,9 @@
 """A record of a network's heads over its training, `heads.npz`: kept while it goes on, and read back."""
 
 import dataclasses
+import io
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +14,17 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
-from teka.errors import wrong_value
+from teka.errors import wrong_shape, wrong_value
+from teka.files import write_bytes
 from teka.models import SelfAttentionNetwork
-from teka.training.arrays import Layout, read_arrays, write_arrays
 from teka.training.heads.measure import HeadGrid, Heads, chance_head_grids, head_grids, heads_of, middle_query
 from teka.training.run import Run
 
 HEADS_FILE = "heads.npz"
 ACCURACIES = ("train_accuracy", "validation_accuracy")
 NUMBERS = tuple(field.name for field in dataclasses.fields(HeadGrid))
+KINDS = {"U": "a text", "iu": "whole numbers", "fiu": "numbers"}  # of dtypes, by their letters
+Layout = Mapping[str, tuple[str, tuple[int | str, ...]]]
 LAYOUT: Layout = {
     **dict.fromkeys(("encoding", "content"), ("U", ())),
     **dict.fromkeys(("grid", "query"), ("iu", (2,))),
@@ -89,7 +94,9 @@ class HeadRecorder(Callback):
         self.moments.append(Moment(epoch, accuracy, heads, head_grids(heads)))
         if trainer.is_global_zero:
             self._chance = self._chance or chance_head_grids(self.run, heads.layers, self.model.grid)
-            write_arrays(self.folder / HEADS_FILE, self._arrays())
+            content = io.BytesIO()
+            np.savez_compressed(content, **self._arrays())
+            write_bytes(self.folder / HEADS_FILE, content.getbuffer())
 
     def _arrays(self) -> dict[str, Any]:
         moments = self.moments
@@ -158,7 +165,7 @@ class HeadRecord:
 
 def load_head_record(path: str | Path) -> HeadRecord:
     """Read `heads.npz`; nothing in it is unpickled."""
-    arrays: dict[str, Any] = read_arrays(Path(path), LAYOUT, "the heads.npz of a run of model 'self_attention'")
+    arrays: dict[str, Any] = _read_arrays(Path(path))
     layer = arrays["layer"].tolist()
     if set(layer) != set(range(len(arrays["chance_heads"]))):
         raise wrong_value(f"{path}: layer", layer, "heads of layers from 0, as many as there are counts of")
@@ -169,3 +176,34 @@ def load_head_record(path: str | Path) -> HeadRecord:
         elif name in ("grid", "query"):
             arrays[name] = tuple(arrays[name].tolist())
     return HeadRecord(position=arrays.pop("encoding"), **arrays, numbers=numbers, chance=chance)
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of `LAYOUT`, of its kinds and shapes; a size with a name is at least 1 and ever the same."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file, expected the heads.npz of a run of model 'self_attention'")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not an .npz archive")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in LAYOUT if name in archive.files}
+    except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    sizes: dict[str, int] = {}
+    for name, (kinds, shape) in LAYOUT.items():
+        if name not in arrays:
+            raise ValueError(f"{path} lacks an array: {name}")
+        _check(f"{path}: {name}", arrays[name], kinds, shape, sizes)
+        if "f" in kinds:
+            arrays[name] = arrays[name].astype(np.float64)
+    return arrays
+
+
+def _check(name: str, array: np.ndarray, kinds: str, shape: Sequence[int | str], sizes: dict[str, int]) -> None:
+    if array.dtype.kind not in kinds:
+        raise wrong_value(name, f"{array.dtype} of shape {array.shape}", KINDS[kinds])
+    pairs = zip(shape, array.shape, strict=False)
+    known = tuple(sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted for wanted, size in pairs)
+    if array.shape != known or array.ndim != len(shape) or 0 in known:
+        words = ", ".join(f"{size} = {sizes[size]}" if size in sizes else str(size) for size in shape)
+        raise wrong_shape(name, array.shape, f"({words}), none of them 0")

@@ -1,26 +1,22 @@
-"""Trained runs measured at every shift, and written as a report's `report.json` and `examples.npz`."""
+"""Trained runs measured at every shift: what is shifted and how, and what of it goes into a report."""
 
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from teka.audit import Movement, Responses, axis_shifts, measure_responses, wilson_interval
 from teka.checks import check_name, check_sizes
-from teka.codec import encode
 from teka.data import Split, lossless_selection
 from teka.errors import wrong_value
-from teka.files import write_json
 from teka.models import Performer, SelfAttentionNetwork
 from teka.provenance import provenance
-from teka.training.arrays import write_arrays
-from teka.training.shift_report import AXES, BUILT_IN, ModelResult
+from teka.training.shift.page import Examples
+from teka.training.shift.report import AXES, BUILT_IN, ModelResult, ShiftReport
 from teka.training.trained_run import TrainedRun
 
 MODES = ("lossless", "canvas")
@@ -153,20 +149,14 @@ def model_result(trained: TrainedRun, responses: Responses) -> ModelResult:
     )
 
 
-def write_shift_report(
-    runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings, folder: Path, *, command: str
-) -> None:
-    """Write `report.json` and `examples.npz` of runs on the same data and what `measure` gave for each."""
+def make_report(
+    runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings, command: str
+) -> ShiftReport:
+    """The report of runs on the same data and what `measure` gave for each."""
     check_same_data(runs)
-    report: dict[str, object] = {
-        "dataset": runs[0].dataset.name,
-        **provenance(command),
-        "mode": settings.mode,
-        "selection": settings.selection,
-        "models": encode(list(map(model_result, runs, responses))),
-    }
-    write_arrays(folder / "examples.npz", _examples(runs, responses, settings))
-    write_json(folder / "report.json", report)
+    about = {"dataset": runs[0].dataset.name, **provenance(command)}
+    models = tuple(map(model_result, runs, responses))
+    return ShiftReport(**about, mode=settings.mode, selection=settings.selection, models=models)
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
@@ -177,24 +167,21 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
             raise wrong_value(f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}")
 
 
-def _examples(
-    runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings
-) -> dict[str, np.ndarray]:
+def make_examples(runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings) -> Examples:
     """One image of each class as the models of the first seed saw it, at some shifts along dx and dy."""
     split, movement = settings.images(runs[0].dataset.test), settings.movement(runs[0])
     first = {int(label): index for index, label in reversed(list(enumerate(split.labels.tolist())))}
     chosen = [first[label] for label in sorted(first)][:NUM_EXAMPLES]
     far, shifts = settings.max_shift, responses[0].shifts
     along = [(0, -far), (0, -far // 2), (0, 0), (0, far // 2), (0, far), (-far, 0), (far, 0)]
-    shown = {shift: shifts.index(shift) for shift in along if shift in shifts}
+    shown = [shift for shift in dict.fromkeys(along) if shift in shifts]
     placed = movement.place(split.images[chosen])
     moved = torch.stack([movement.move(placed, shift) for shift in shown])
-    one_seed = [pair for pair in zip(runs, responses, strict=True) if pair[0].run.seed == runs[0].run.seed]
-    predictions = [answered.predictions for _, answered in one_seed if answered.predictions is not None]
-    return {
-        "images": (moved.mean(dim=2) * 255).round().to(torch.uint8).numpy(),
-        "shifts": np.array(list(shown)),
-        "labels": split.labels[chosen].numpy(),
-        "model_names": np.array([run.name for run, _ in one_seed]),
-        "predictions": np.stack([predicted[list(shown.values())][:, chosen].numpy() for predicted in predictions]),
+    rows = [shifts.index(shift) for shift in shown]
+    predictions = {
+        run.name: answered.predictions[rows][:, chosen].tolist()
+        for run, answered in zip(runs, responses, strict=True)
+        if run.run.seed == runs[0].run.seed and answered.predictions is not None
     }
+    grey = (moved.mean(dim=2) * 255).round().to(torch.uint8)
+    return Examples(grey, shown, split.labels[chosen].tolist(), predictions)
