@@ -98,7 +98,8 @@ def lines(panel):
 
 def test_there_is_a_panel_for_each_data_set_and_a_line_for_each_performer(study):
     panels = draw_figure1(study, of_class=1).axes
-    assert [panel.get_title(loc="left") for panel in panels] == ["MNIST, digit 1", "Fashion-MNIST, trousers"]
+    titles = [f"{name}: shift dx (pixels)" for name in ("MNIST, digit 1", "Fashion-MNIST, trousers")]
+    assert [panel.get_xlabel() for panel in panels] == titles
     for panel in panels:
         drawn = lines(panel)
         assert "AlexNet" not in drawn
@@ -152,7 +153,7 @@ def test_the_table_has_the_baselines_too_with_the_size_of_their_images(study_of,
 
 def test_the_note_says_that_the_papers_curves_are_of_another_size(study):
     assert "by up to 1 of 16 pixels" in figure1_note(study)
-    assert "of 32 pixels, are drawn at the same share of the width" in figure1_note(study)
+    assert "of 32 pixels, and drawn at the same share of the width" in figure1_note(study)
 
 
 def test_photographs_have_no_shifts_and_baselines_are_not_drawn(study_of, study_cell):

@@ -142,7 +142,8 @@ def draw_curves(panels: Mapping[str, Sequence[ShareCurve]]) -> "matplotlib.figur
             panel.fill_between(list(curve.band), low, high, color=style.colour, alpha=0.16, linewidth=0)
             percents = [100 * value for value in curve.values.values()]
             size = share * (5 + 1.5 * above)
-            draw_line(panel, style, list(curve.values), percents, width=1.6 + 0.6 * above, size=size)
+            width = 1.6 + 0.6 * above
+            draw_line(panel, style, list(curve.values), percents, width=width, size=size, label=curve.name)
         ticks = [steps[at] for at in chosen_ticks(steps)]
         panel.set_xticks(ticks, [write_step(step) for step in ticks])
         dress_panel(panel, "", "y")

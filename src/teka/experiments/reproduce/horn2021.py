@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from teka.audit import wilson_interval
-from teka.audit.page.charts import ShareCurve, add_legend, draw_curves, draw_line, dress_panel, make_figure
-from teka.audit.page.notation import significant, write_step
-from teka.audit.page.style import INK, PALE, LineStyle, level_styles
+from teka.audit.page.charts import ShareCurve, draw_curves
+from teka.audit.page.notation import significant
+from teka.audit.page.style import PALE, line_style
 from teka.audit.page.tables import Table
 from teka.experiments.reproduce.papers import PIXELS, figure1, paper_row, table1
 from teka.experiments.study.cells import CellResult
@@ -17,7 +18,6 @@ from teka.experiments.study.report.tables import NOTHING, accuracy_cell, over_se
 from teka.experiments.study.report.write import as_csv, group_row
 
 if TYPE_CHECKING:
-    import matplotlib.axes
     import matplotlib.figure
 
 DATA_NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
@@ -30,6 +30,7 @@ AT_A_GLANCE = (
 )  # fmt: skip
 Curves = list[tuple[int, dict[tuple[int, int], float]]]
 """Of every seed the images that were shifted, and the accuracy on them for each shift (dy, dx)."""
+Panels = dict[str, tuple[str, list[ShareCurve]]]
 
 
 def accuracy_table(study: StudyResults) -> Table:
@@ -147,22 +148,16 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
     With the paper's class, its curves are drawn behind, dotted; at another image size at the same share of the width.
     """
     models = _models(study)
-    styles = level_styles(models)
-    shown = [data for data in ordered_data(study) if any(_curves(study, model, data, of_class) for model in models)]
-    figure = make_figure(4.4 * max(2, len(shown)), 4.6)
-    panels = list(figure.subplots(1, max(1, len(shown)), sharey=True, squeeze=False).flat)
-    for panel, data in zip(panels, shown, strict=False):
-        if of_class == CLASS:
-            _draw_paper(panel, study, data, {paper_row(model): styles[model].colour for model in reversed(models)})
-        for index, model in enumerate(models):
-            curves = _curves(study, model, data, of_class)
-            if curves:
-                _draw_model(panel, curves, model, styles[model], width=2.6 - 0.2 * index)
-        _dress(panel, study, data, of_class)
-    if panels:
-        panels[0].set_ylabel("accuracy (%)", color=INK)
-        named = {line.get_label(): line for panel in panels for line in panel.get_lines()}
-        add_legend(figure, [*named.values()], [*named], place="outside lower center", columns=3, handle_length=3.4)
+    panels = _panels(study, models, of_class)
+    figure = draw_curves({title: curves for title, (_, curves) in panels.items()})
+    colours = {paper_row(model): line_style(at).colour for at, model in reversed(list(enumerate(models)))}
+    scale = _image_size(_performers(study)) / PIXELS
+    for panel, (data, _) in zip(figure.axes, panels.values(), strict=True):
+        for curve in figure1() if of_class == CLASS else ():
+            if curve.data == data:
+                places, colour = [scale * shift for shift in curve.accuracy], colours.get(curve.model, PALE)
+                look = {"linestyle": (0, (1, 1.6)), "color": colour, "label": f"paper: {curve.model}", "zorder": 1}
+                panel.plot(places, list(curve.accuracy.values()), **look)
     return figure
 
 
@@ -170,18 +165,34 @@ def draw_glance(study: StudyResults) -> "matplotlib.figure.Figure":
     """Draw at most five models' accuracy against shift for each data set, all classes, means over seeds."""
     models = ordered_models(study)
     chosen = models if len(models) <= MOST_LINES else [model for model in AT_A_GLANCE if model in models]
+    panels = _panels(study, chosen, None)
+    return draw_curves({title: [replace(one, band={}) for one in curves] for title, (_, curves) in panels.items()})
+
+
+def _panels(
+    study: StudyResults, models: Sequence[str], of_class: int | None
+) -> dict[str, tuple[str, list[ShareCurve]]]:
+    """For each data set with a curve, by the words below its panel: its name, and a curve of every model."""
     panels = {}
     for data in ordered_data(study):
-        curves = {model: found for model in chosen if (found := _curves(study, model, data, None))}
-        means = {
-            model: {shift[1]: fmean(by_shift[shift] for _, by_shift in found) for shift in sorted(found[0][1])}
-            for model, found in curves.items()
-        }
-        if means:
-            panels[f"{DATA_NAMES[data]}: shift to the right, dx (pixels)"] = list(
-                itertools.starmap(ShareCurve, means.items())
-            )
-    return draw_curves(panels)
+        found = {model: _curves(study, model, data, of_class) for model in models}
+        if any(found.values()):
+            what = CLASS_NAMES.get(data, f"class {of_class}") if of_class == CLASS else "all classes"
+            title = f"{DATA_NAMES[data]}, {what}: shift dx (pixels)"
+            panels[title] = data, [_share_curve(model, curves) for model, curves in found.items()]
+    return panels
+
+
+def _share_curve(model: str, curves: Curves) -> ShareCurve:
+    """Means over seeds, and the lowest and highest seed, or of one seed the 95 % Wilson interval."""
+    means, band = {}, {}
+    for shift in sorted(curves[0][1]) if curves else ():
+        shares = [by_shift[shift] for _, by_shift in curves]
+        means[shift[1]], band[shift[1]] = fmean(shares), (min(shares), max(shares))
+        if len(curves) == 1:
+            ends = wilson_interval(round(shares[0] * curves[0][0]), curves[0][0])
+            band[shift[1]] = float(ends[0]), float(ends[1])
+    return ShareCurve(model, means, band)
 
 
 def shift_table(study: StudyResults) -> Table:
@@ -249,48 +260,13 @@ def _performers(study: StudyResults) -> list[CellResult]:
     return [result for result in study.results if result.labels["model"] in models]
 
 
-def _draw_paper(panel: "matplotlib.axes.Axes", study: StudyResults, data: str, colours: dict[str, str]) -> None:
-    for curve in figure1():
-        if curve.data == data:
-            scale = _image_size(_performers(study)) / PIXELS
-            panel.plot(
-                [scale * shift for shift in curve.accuracy], list(curve.accuracy.values()), linestyle=(0, (1, 1.6)),
-                color=colours.get(curve.model, PALE), linewidth=1.3, alpha=0.75, zorder=1,
-                label=f"paper: {curve.model}",
-            )  # fmt: skip
-
-
-def _draw_model(panel: "matplotlib.axes.Axes", curves: Curves, name: str, style: LineStyle, *, width: float) -> None:
-    images, first = curves[0]
-    shifts = sorted(first, key=lambda shift: shift[1])
-    steps = [shift[1] for shift in shifts]
-    by_seed = [[100 * by_shift[shift] for shift in shifts] for _, by_shift in curves]
-    if len(curves) > 1:
-        low, high = ([pick(values) for values in zip(*by_seed, strict=True)] for pick in (min, max))
-    else:
-        ends = [wilson_interval(round(share * images / 100), images) for share in by_seed[0]]
-        low, high = ([100 * float(end[side]) for end in ends] for side in (0, 1))
-    mean = [fmean(values) for values in zip(*by_seed, strict=True)]
-    draw_line(panel, style, steps, mean, band=(low, high), width=max(width, 1.2), label=name)
-
-
-def _dress(panel: "matplotlib.axes.Axes", study: StudyResults, data: str, of_class: int | None) -> None:
-    what = CLASS_NAMES.get(data, f"class {of_class}") if of_class == CLASS else "all classes"
-    dress_panel(panel, f"{DATA_NAMES[data]}, {what}", "y")
-    panel.set_xlabel("shift to the right, dx (pixels)", color=INK)
-    largest = _largest_shift(_performers(study))
-    ticks = [step for step in range(-largest, largest + 1) if step % max(1, largest // 4) == 0]
-    panel.set_xticks(ticks, [write_step(step) for step in ticks])
-    panel.set_ylim(-2, 102)
-
-
 def figure1_note(study: StudyResults) -> str:
     """What the figure shows, in a sentence or two."""
     performers = _performers(study)
     largest, size = _largest_shift(performers), _image_size(performers)
-    scaled = f" Curves of the paper, if any, of {PIXELS} pixels, are drawn at the same share of the width."
+    scaled = f" They are of {PIXELS} pixels, and drawn at the same share of the width."
     return (
         f"Shifts along x by up to {largest} of {size} pixels, of the test images that lose nothing by any of them. "
-        "Lines: mean over seeds; bands, if any: lowest to highest seed, of one seed the 95 % Wilson interval."
-        + (scaled if size != PIXELS else "")
+        "Lines: mean over seeds; bands, if any: lowest to highest seed, of one seed the 95 % Wilson interval; dotted, "
+        "if any: the paper's curves, in the colour of our model, grey without one." + (scaled if size != PIXELS else "")
     )
