@@ -19,6 +19,7 @@ from teka.errors import require
 if TYPE_CHECKING:
     import matplotlib.artist
     import matplotlib.axes
+    import matplotlib.axis
     import matplotlib.figure
 
 WIDTH, DPI = 9.0, 200  # inches, and dots to each: twice the 900 pixels of a page
@@ -125,6 +126,16 @@ def draw_line(
     )  # fmt: skip
 
 
+def tick_decades(axis: "matplotlib.axis.Axis") -> None:
+    """Ticks of a logarithmic axis with its limits, at 1, 2 and 5 of every power of ten unless it has many of these."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0), numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def draw_curves(panels: Mapping[str, Sequence[ShareCurve]]) -> "matplotlib.figure.Figure":
     """Draw shares in % along one axis or several, beside each other on one scale, with labels at lines' ends."""
     last = list(panels.values())[-1]
@@ -139,11 +150,9 @@ def draw_curves(panels: Mapping[str, Sequence[ShareCurve]]) -> "matplotlib.figur
             # Earlier lines are wider and later ones dashed, so that curves that lie on one another are all seen.
             above, style = min(len(curves) - 1 - index, 4), line_style(index)
             low, high = ([100 * limits[end] for limits in curve.band.values()] for end in (0, 1))
-            panel.fill_between(list(curve.band), low, high, color=style.colour, alpha=0.16, linewidth=0)
             percents = [100 * value for value in curve.values.values()]
-            size = share * (5 + 1.5 * above)
-            width = 1.6 + 0.6 * above
-            draw_line(panel, style, list(curve.values), percents, width=width, size=size, label=curve.name)
+            options = {"width": 1.6 + 0.6 * above, "size": share * (5 + 1.5 * above), "label": curve.name}
+            draw_line(panel, style, list(curve.values), percents, band=(low, high) if low else None, **options)
         ticks = [steps[at] for at in chosen_ticks(steps)]
         panel.set_xticks(ticks, [write_step(step) for step in ticks])
         dress_panel(panel, "", "y")

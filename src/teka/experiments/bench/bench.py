@@ -62,7 +62,7 @@ def bench(
     more than 1e-3 in the output or in a gradient.
 
     `budget_seconds` is for everything; a size gets of what is left by the root of its tokens. Where not all rounds fit,
-    the warm-up is cut first, then the timed rounds down to three, and below three only at the whole budget's end.
+    the warm-up is cut first, then the timed rounds down to three.
 
     Args:
         lengths: Numbers of tokens, each the square of a whole number: the cells of a square grid.

@@ -12,15 +12,13 @@ from torch import nn
 
 from teka.experiments.bench import measure
 from teka.experiments.bench.layers import BASELINE, SDPA, Layer, Settings, Step, Tokens
-from teka.experiments.bench.measure import BAND, Cost, Deadline, Progress, estimate_peak_memory, measure_cost
+from teka.experiments.bench.measure import BAND, Cost, Progress, estimate_peak_memory, measure_cost
 
 Row = dict[str, object]
 CHECKED_TOKENS = 256
 """Number of tokens at which fast paths are compared with their dense twins, which are cheap there."""
 LEAST_POWER, LARGEST_POWER = 1.0, 2.0
 """Between linear and quadratic in the number of tokens, as every layer is where it takes long."""
-MARGIN = 1.5
-"""By how much the memory of a step may exceed what is extrapolated from two sizes."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,6 @@ def extrapolate(known: Mapping[int, Cost], num_tokens: int, quantity: str) -> fl
     return value * (num_tokens / length) ** min(max(power, LEAST_POWER), LARGEST_POWER)
 
 
-def largest_bytes(known: Mapping[int, Cost], num_tokens: int) -> float:
-    """Bound of a step's peak memory, infinity before it was measured: quadratic growth, or half over that known."""
-    if len(known) > 1:
-        return MARGIN * extrapolate(known, num_tokens, "peak_bytes")
-    bounds = (cost.peak_bytes * (num_tokens / size) ** LARGEST_POWER for size, cost in known.items())
-    return max(bounds, default=math.inf)
-
-
 @dataclass(frozen=True)
 class Budget:
     """Seconds for a whole benchmark, which run from the making of this."""
@@ -88,11 +78,10 @@ class Budget:
         """Seconds that are left, 0 at least."""
         return max(0.0, self.seconds - (time.perf_counter() - self.start))
 
-    def deadline(self, lengths: Sequence[int]) -> Deadline:
+    def deadline(self, lengths: Sequence[int]) -> float:
         """Until when the first of the sizes to come may be timed: its share goes by the root of its tokens."""
         roots = [math.sqrt(length) for length in lengths]
-        left, now = self.left(), time.perf_counter()
-        return Deadline(now + left * roots[0] / sum(roots), now + left)
+        return time.perf_counter() + self.left() * roots[0] / sum(roots)
 
 
 def try_out(cases: Sequence[Case], num_tokens: int, settings: Settings) -> None:
@@ -137,7 +126,8 @@ def _estimate(case: Case, tokens: Tokens, settings: Settings) -> float | str:
     if needed > settings.max_seconds:
         return f"a step would take about {needed:.2g} s, more than max_seconds = {settings.max_seconds:g}"
     # To go through shapes calls every operation of a step, which takes its time: only where memory may be short.
-    if largest_bytes(case.known, num_tokens) > settings.max_bytes:
+    bounds = [cost.peak_bytes * (num_tokens / size) ** LARGEST_POWER for size, cost in case.known.items()]
+    if not bounds or bounds[-1] > settings.max_bytes:
         peak_bytes, about = estimate_peak_memory(case.step(tokens, settings.direction)), ""
         if peak_bytes is None:
             peak_bytes, about = extrapolate(case.known, num_tokens, "peak_bytes"), "about "
@@ -147,23 +137,20 @@ def _estimate(case: Case, tokens: Tokens, settings: Settings) -> float | str:
 
 
 def _within(budget: Budget, needed: Sequence[tuple[Case, float]]) -> list[Case]:
-    """The layers for which there is time: the slowest go first, until the others can run twice."""
+    """The layers for which there is time: the slowest go first, until the others' rounds and their memory's fit."""
     timed, left = list(needed), budget.left()
-    while timed and 2 * sum(one for _, one in timed) > left:
+    while timed and (1 + measure.FEWEST_ROUNDS) * sum(one for _, one in timed) > left:
         timed.remove(max(timed[1:] or timed, key=lambda one: one[1]))
     return [case for case, _ in timed] if left > 0 else []
 
 
-def _rows(
-    cases: Sequence[Case], tokens: Tokens, settings: Settings, deadline: Deadline, progress: Progress
-) -> list[Row]:
+def _rows(cases: Sequence[Case], tokens: Tokens, settings: Settings, deadline: float, progress: Progress) -> list[Row]:
     steps = [case.step(tokens, settings.direction) for case in cases]
     costs = []
     for case, step in zip(cases, steps, strict=True):
         progress(f"{case.layer.name} ({case.layer.backend}): memory")
         costs.append(measure_cost(step))
-    first = sum(cost.seconds for cost in costs)
-    columns = measure.time_in_rounds(steps, settings.repeats, settings.warmup, deadline, first, progress)
+    columns = measure.time_in_rounds(steps, settings.repeats, settings.warmup, deadline, progress)
     names = [case.layer.name for case in cases]
     sdpa = columns[names.index(SDPA)] if SDPA in names else None
     rows: list[Row] = []

@@ -89,7 +89,6 @@ class Layer:
 
 def _attention(kernel: str, relative: str | None, backend: str, *, causal: bool = False) -> Layer:
     num_axes = 1 if causal else 2
-
     options: dict[str, Any] = {"kernel": kernel, "relative": relative, "causal": causal, "backend": backend}
     name = "-".join(part for part in (kernel, "causal" if causal else relative) if part)
     return Layer(name, backend, functools.partial(Attention, **options, num_axes=num_axes), num_axes)
@@ -137,15 +136,11 @@ class Step:
 
     def __call__(self) -> None:
         """One pass."""
-        self.run(self.module, self.tokens)
-
-    def run(self, layer: Callable[[Tensor, Grid], Tensor], tokens: Tokens) -> None:
-        """One pass of this step with a stand-in for the layer and the tokens."""
         if self.direction == FORWARD_BACKWARD:
-            layer(tokens, self.grid).backward(tokens.detach())
+            self.module(self.tokens, self.grid).backward(self.tokens.detach())
         else:
             with torch.no_grad():
-                layer(tokens.detach(), self.grid)
+                self.module(self.tokens.detach(), self.grid)
 
     def clear(self) -> None:
         """Free the gradients, so that the next pass does not add to them."""

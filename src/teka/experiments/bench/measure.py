@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import timer
@@ -19,11 +18,9 @@ from torch.utils.benchmark import timer
 from teka._compat import fake_tensors
 from teka.experiments.bench.layers import Step
 from teka.flops import flop_counter
-from teka.grid import Grid
 from teka.nn import Attention
 
-FEWEST_ROUNDS = 3
-"""Timed rounds at least, as long as the budget as a whole allows it."""
+FEWEST_ROUNDS = 3  # that count
 Progress = Callable[[str], None]
 BAND = 1e-3
 """Largest relative difference from the dense twin in float32, in the output and in every gradient."""
@@ -109,36 +106,14 @@ def estimate_peak_memory(step: Step) -> int | None:
     """
     torch_fakes = fake_tensors()
     fake = torch_fakes.FakeTensorMode()
-    state = [*step.module.named_parameters(), *step.module.named_buffers()]
-    tensors: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state}
-
-    def stand_in(tokens: Tensor, grid: Grid) -> Tensor:
-        return functional_call(step.module, tensors, (tokens, grid))
-
-    tokens = fake.from_tensor(step.tokens)
+    with torch_fakes.FakeCopyMode(fake):
+        twin = copy.deepcopy(step)
     try:
         with fake, Allocations() as allocations:
-            step.run(stand_in, tokens)
+            twin()
     except (torch_fakes.DataDependentOutputException, torch_fakes.DynamicOutputShapeException):
         return None
     return allocations.peak
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """Until when the rounds of one size may take, of its share and of the whole budget, by `time.perf_counter`."""
-
-    share_end: float = math.inf
-    budget_end: float = math.inf
-
-    def allows_warmup(self, round_seconds: float, repeats: int) -> bool:
-        """Whether a round that does not count leaves time for all that do."""
-        return time.perf_counter() + (1 + repeats) * round_seconds <= self.share_end
-
-    def allows_round(self, num_done: int, round_seconds: float) -> bool:
-        """Whether there is time for one more round that counts; up to three may take more than this size's share."""
-        end = self.budget_end if num_done < FEWEST_ROUNDS else min(self.share_end, self.budget_end)
-        return num_done == 0 or time.perf_counter() + round_seconds <= end
 
 
 def seconds(step: Step) -> float:
@@ -151,23 +126,25 @@ def seconds(step: Step) -> float:
 
 
 def time_in_rounds(
-    steps: Sequence[Step], repeats: int, warmup: int, deadline: Deadline, round_seconds: float, progress: Progress
+    steps: Sequence[Step], repeats: int, warmup: int, deadline: float, progress: Progress
 ) -> list[list[float]]:
-    """Seconds of each step in the rounds that count, by turns: A B C A B C …; no garbage is collected meanwhile."""
+    """Seconds of each step in the rounds that count, by turns: A B C A B C …; no garbage is collected meanwhile.
+
+    After the deadline by `time.perf_counter` no warm-up begins, and no more than three rounds count.
+    """
     rounds: list[list[float]] = []
     gc.collect()
     collecting = gc.isenabled()
     gc.disable()
     try:
         for index in range(warmup):
-            if not deadline.allows_warmup(round_seconds, repeats):
-                break
-            progress(f"warm-up {index + 1} of {warmup}")
-            round_seconds = sum(seconds(step) for step in steps)
-        while len(rounds) < repeats and deadline.allows_round(len(rounds), round_seconds):
+            if time.perf_counter() < deadline:
+                progress(f"warm-up {index + 1} of {warmup}")
+                for step in steps:
+                    seconds(step)
+        while len(rounds) < (repeats if time.perf_counter() < deadline else min(repeats, FEWEST_ROUNDS)):
             progress(f"round {len(rounds) + 1} of {repeats}")
             rounds.append([seconds(step) for step in steps])
-            round_seconds = sum(rounds[-1])
     finally:
         if collecting:
             gc.enable()

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from teka.audit.page.charts import add_legend, dress_panel, make_figure
-from teka.audit.page.style import BLACK, INK, PALE
+from teka.audit.page.charts import add_legend, draw_line, dress_panel, make_figure, tick_decades
+from teka.audit.page.style import BLACK, INK, PALE, LineStyle
 from teka.audit.page.tables import Table
 from teka.experiments.bench.layers import BASELINE, PEER, SDPA
 
 if TYPE_CHECKING:
-    import matplotlib.axes
     import matplotlib.figure
 
 FIRST_TOKENS = 1024
@@ -168,9 +167,15 @@ def draw_bench(result: Row) -> "matplotlib.figure.Figure":
         (memory, "peak_bytes", 1e-6, "Peak memory of a step in MB, beyond tokens and parameters"),
     ):
         for place, rows in lines.items():
-            _draw_line(panel, place, [row["tokens"] for row in rows], [factor * row[quantity] for row in rows])
+            tokens, values = ([row[name] for row in rows] for name in ("tokens", quantity))
+            draw_line(panel, line_style(*place), tokens, [factor * value for value in values], size=6.5)
         dress_panel(panel, title, "y")
-        _scale(panel, sorted({row["tokens"] for row in result["rows"]}))
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        sizes = sorted({row["tokens"] for row in result["rows"]})
+        panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        panel.set_xticks([], minor=True)
+        tick_decades(panel.yaxis)
     last = max(row["tokens"] for row in result["rows"])
     ends = {place: rows[-1] for place, rows in lines.items()}
     order = sorted(ends, key=lambda place: (-ends[place]["tokens"], -ends[place]["seconds"]))
@@ -180,37 +185,14 @@ def draw_bench(result: Row) -> "matplotlib.figure.Figure":
     ]
     handles = dict(zip(lines, times.get_lines(), strict=True))
     add_legend(figure, [handles[place] for place in order], names, place="outside right upper", handle_length=3.2)
-    key = "Colour: position; marker: content kernel; black and grey: not teka; dashed and hollow: every pair of tokens."
+    key = "Colour: position; marker: content kernel; black and grey: not teka; dashed: every pair of tokens."
     caption = "\n".join(["tokens", "", key, *textwrap.wrap(conditions(result), 110)])
     memory.set_xlabel(caption, color=INK, fontsize=9.5, parse_math=False)
     return figure
 
 
-def line_style(layer: str, backend: str) -> tuple[str, str, bool]:
-    """Colour by position, marker by content kernel, hollow where all pairs of tokens are computed."""
+def line_style(layer: str, backend: str) -> LineStyle:
+    """Colour by position, marker by content kernel, dashed where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
     colour = {SDPA: BLACK, PEER: BLACK, BASELINE: PALE}.get(kernel, COLOURS.get(relative, BLACK))
-    return colour, MARKERS[kernel], backend == "dense" or kernel in QUADRATIC
-
-
-def _draw_line(
-    panel: "matplotlib.axes.Axes", place: tuple[str, str], tokens: Sequence[int], values: Sequence[float]
-) -> None:
-    (colour, marker, is_hollow), is_baseline = line_style(*place), place[0] == BASELINE
-    linewidth, zorder = (3.0, 1.5) if is_baseline else (1.6, 2)
-    dashes, face, edge, edge_width = ((0, (4, 2)), "white", colour, 1.4) if is_hollow else ("-", colour, "white", 0.6)
-    panel.loglog(
-        tokens, values, color=colour, linestyle=dashes, linewidth=linewidth, marker=marker, markersize=6.5,
-        markerfacecolor=face, markeredgecolor=edge, markeredgewidth=edge_width, zorder=zorder,
-    )  # fmt: skip
-
-
-def _scale(panel: "matplotlib.axes.Axes", sizes: Sequence[int]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    low, high = panel.get_ylim()
-    panel.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 3e3 else (1.0, 2.0, 5.0), numticks=20))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}"))
-    for axis in (panel.xaxis, panel.yaxis):
-        axis.set_minor_formatter(NullFormatter())
+    return LineStyle(colour, MARKERS[kernel], (4, 2) if backend == "dense" or kernel in QUADRATIC else ())

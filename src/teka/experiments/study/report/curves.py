@@ -83,21 +83,12 @@ def _draw_lines(
         charts.draw_line(panel, style, places, values, band=(low, high), opacity=alpha, width=1.5, size=3.6)
     if is_logarithmic:
         panel.set_xscale("log")
-        _tick_decades(panel)
+        charts.tick_decades(panel.xaxis)
     else:
         panel.set_xlim(left=0)
     means = [point.accuracy.value for group in groups.values() for point in group.curve]
     charts.set_accuracy_scale(panel, "y", means, ticks=9)
     panel.set_xlabel(measure.format(prefix), color=INK, fontsize=9)
-
-
-def _tick_decades(panel: "matplotlib.axes.Axes") -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = panel.get_xlim()
-    panel.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 300 else (1.0, 2.0, 5.0), numticks=20))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    panel.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _label(panel: "matplotlib.axes.Axes", groups: Groups, styles: Styles, stretch: float) -> None:
