@@ -1,16 +1,21 @@
 """Saved dataclasses: what is ready for JSON from one, and one from that, by the types of its fields."""
 
 import re
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from teka.errors import nearest, wrong_value
 
 T = TypeVar("T")
+Share = Annotated[float, 1, "a share from 0 to 1"]
+Amount = Annotated[float, sys.float_info.max, "a finite number of at least 0"]
+Count = Annotated[int, sys.float_info.max, "a whole number of at least 0"]
+"""Types of fields whose numbers `decode` checks: from 0 to the largest, in words."""
 
 
 def encode(value: object) -> Any:
@@ -34,7 +39,7 @@ def decode(kind: type[T], content: object, argument: str | None = None) -> T:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return get_type_hints(kind, include_extras=True)
 
 
 def _decode(kind: Any, content: object, where: str) -> Any:
@@ -43,6 +48,11 @@ def _decode(kind: Any, content: object, where: str) -> Any:
         return _decode_fields(kind, content, where)
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, content, where)
+    if origin is Annotated:
+        number, most, expected = _decode(arguments[0], content, where), *arguments[1:]
+        if not 0 <= number <= most:
+            raise wrong_value(where, content, expected)
+        return number
     if origin is Literal:
         if content not in arguments:
             raise wrong_value(where, content, f"one of {', '.join(map(repr, arguments))}")
@@ -106,5 +116,6 @@ def _checked(content: Any, kind: Any, where: str, expected: str) -> Any:
 
 
 def _words(kind: Any) -> str:
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     known = {float: "a number", int: "a whole number", str: "a string", bool: "true or false", type(None): "None"}
     return known.get(kind) or getattr(kind, "__name__", str(kind))

@@ -66,7 +66,7 @@ POINT = {"step": 5, "process_seconds": 1.0, "accuracy": 0.5, "loss": 1.0}
     [
         ("labels", {}, "the level of one factor or more"),
         ("labels", {"data": 7}, "a string"),
-        ("run", {"batch_size": -1}, "a finite number"),
+        ("run", {"batch_size": -1}, "at least 1"),
         ("accuracy", 95.3, "a share from 0 to 1"),
         ("process_seconds", -1.0, "a finite number"),
         ("learning_curve", [], "one point or more"),

@@ -110,5 +110,5 @@ def test_a_file_that_is_not_what_it_should_be_is_named(study_folder, study_cell)
     folder = study_folder(study_cell())
     assert read_step_seconds(folder) is None
     write_seconds(folder, {"softmax": -1})
-    with pytest.raises(ValueError, match=r"step_seconds\.json: seconds is -1"):
+    with pytest.raises(ValueError, match=r"step_seconds\.json: step_seconds\.models\[0\]\.seconds is -1"):
         read_study_results(folder)

@@ -9,7 +9,6 @@ import functools
 import gzip
 import io
 import json
-import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -18,7 +17,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from teka.codec import decode, encode
+from teka.checks import check_sizes
+from teka.codec import Amount, Count, Share, decode, encode
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_bytes, write_json
 
@@ -32,7 +32,7 @@ class SavedCell:
 
     labels: Mapping[str, str]
     seed: int
-    run: Mapping[str, object]
+    run: Mapping[str, Any]
     threads: int | None = None
     command: str
     teka: str
@@ -59,7 +59,7 @@ class CurvePoint:
     step: int
     seconds: float | None = None
     process_seconds: float
-    accuracy: float
+    accuracy: Share
     loss: float
 
 
@@ -68,7 +68,7 @@ class ShiftedClass:
     """The images of one class that were shifted, and the accuracy on them at each of the cell's shifts."""
 
     shifted_images: int
-    accuracy_by_shift: tuple[float, ...]
+    accuracy_by_shift: tuple[Share, ...]
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Stable:
 
     images: int
     shifts: int
-    consistency: float
-    unchanged: float
+    consistency: Share
+    unchanged: Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,32 +90,33 @@ class CellResult(SavedCell):
     their size; the floors are the same change between two calls, and from rounding alone.
     """
 
-    parameters: int
+    parameters: Count
     backend: str
-    forward_flops: float
-    training_flops: float
-    steps: int
-    epochs: int | None = None
-    seconds: float
-    process_seconds: float
+    forward_flops: Amount
+    training_flops: Amount
+    steps: Count
+    epochs: Count | None = None
+    seconds: Amount
+    process_seconds: Amount
     learning_curve: tuple[CurvePoint, ...]
-    test_images: int
-    accuracy: float
+    test_images: Count
+    accuracy: Share
     mode: str = "circular"
     shifts: tuple[tuple[int, int], ...]
-    shifted_images: int
-    accuracy_by_shift: tuple[float, ...]
-    minimum_accuracy: float | None
-    worst_shift_accuracy: float | None
+    shifted_images: Count
+    accuracy_by_shift: tuple[Share, ...]
+    minimum_accuracy: Share | None
+    worst_shift_accuracy: Share | None
     classes: Mapping[int, ShiftedClass] = field(default_factory=dict)
     stability: Mapping[str, Stable] = field(default_factory=dict)
-    equivariance_error: float | None = None
-    repeat_floor: float | None = None
-    noise_floor: float | None = None
+    equivariance_error: Amount | None = None
+    repeat_floor: Amount | None = None
+    noise_floor: Amount | None = None
     heads: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_sizes({"run.batch_size": self.run.get("batch_size")})
         steps, seconds = self.along("step"), self.along("process_seconds")
         if not steps:
             raise wrong_value("learning_curve", [], "one point or more")
@@ -123,34 +124,15 @@ class CellResult(SavedCell):
             raise wrong_value("learning_curve", list(steps), "steps that increase")
         if list(seconds) != sorted(seconds):
             raise wrong_value("learning_curve", list(seconds), "process_seconds that never fall")
-        kept = [one.accuracy_by_shift for one in self.classes.values()]
-        for values in (self.accuracy_by_shift, *kept):
+        for values in (self.accuracy_by_shift, *(one.accuracy_by_shift for one in self.classes.values())):
             if len(values) != len(self.shifts):
                 expected = f"a list of {len(self.shifts)}, one for each shift"
                 raise wrong_value("accuracy_by_shift", list(values), expected)
-        alone = {name: [getattr(self, name)] for name in ("accuracy", "minimum_accuracy", "worst_shift_accuracy")}
-        by_shift = [share for values in (self.accuracy_by_shift, *kept) for share in values]
-        alone |= {"stability": [share for one in self.stability.values() for share in (one.consistency, one.unchanged)]}
-        shares = {**alone, "accuracy_by_shift": by_shift, "learning_curve": self.along("accuracy")}
-        for name, values in shares.items():
-            for value in values:
-                if value is not None and not 0 <= value <= 1:
-                    raise wrong_value(name, value, "a share from 0 to 1")
-        for name in (
-            "parameters", "forward_flops", "training_flops", "steps", "epochs", "seconds", "process_seconds",
-            "test_images", "shifted_images", "equivariance_error", "noise_floor", "batch_size", "image_size",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise wrong_value(name, value, "a finite number of at least 0")
 
     @property
     def batch_size(self) -> int:
         """Images a step."""
-        size = self.run.get("batch_size")
-        if not isinstance(size, int):
-            raise wrong_value("run.batch_size", size, "a whole number")
-        return size
+        return self.run["batch_size"]
 
     @property
     def image_size(self) -> int | None:

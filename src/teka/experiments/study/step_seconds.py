@@ -11,9 +11,8 @@ import torch
 from torch import Generator
 from torch.nn.functional import cross_entropy
 
-from teka.codec import decode, encode
+from teka.codec import Amount, decode, encode
 from teka.data import Dataset
-from teka.errors import wrong_value
 from teka.experiments.study.cells import CellResult, FailedCell
 from teka.experiments.study.run_cell import load_cell_data, share_of_cores, torch_threads
 from teka.experiments.study.run_study import Progress
@@ -32,13 +31,9 @@ class ModelSeconds:
     """Processor seconds of a training step of the model with these levels: the median of the rounds, and the ends."""
 
     labels: Mapping[str, str]
-    seconds: float
+    seconds: Amount
     lowest: float | None = None
     highest: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seconds < float("inf"):
-            raise wrong_value("seconds", self.seconds, "a finite number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
