@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from teka.audit.page.tables import Written
 from teka.cli.parser import Option, Show, command, fields_of, progress_bar
 from teka.cli.runs import DATA_DIR
 from teka.errors import wrong_value
@@ -146,9 +147,12 @@ def study(options: Namespace, command: str) -> None:
         with progress_bar(lines=True) as show:
             run_study(study, folder, **given, parallel=options.parallel, only=only, progress=_steps(show))
     written = write_study(folder, reference=study.reference, planned=len(study.places({})))
+    _tell(written, pack_study(folder) if options.pack else ())
+
+
+def _tell(written: Written, packed: Sequence[Path]) -> None:
     print(f"{written.terminal}\nwritten: {', '.join(map(str, written.files))}")
-    if options.pack:
-        print(f"packed: {', '.join(map(str, pack_study(folder)))}")
+    print(*(f"packed: {path}\n" for path in packed), sep="", end="")
 
 
 def _steps(show: Show) -> Callable[[Progress], None]:
@@ -157,12 +161,12 @@ def _steps(show: Show) -> Callable[[Progress], None]:
 
 
 def _repeat(study: Study, folder: Path, cell: str, data_dir: str | None) -> None:
-    repetition = repeat_cell(study, folder, cell, data_dir=data_dir)
-    for key, stored in repetition.stored.items():
-        print(f"{key:<22} {stored!s:<22} again {repetition.repeated[key]}")
-    if not repetition.is_same:
+    stored, repeated = repeat_cell(study, folder, cell, data_dir=data_dir)
+    for key, number in stored.items():
+        print(f"{key:<22} {number!s:<22} again {repeated[key]}")
+    if stored != repeated:
         reason = "other hardware, versions or threads may round otherwise"
-        raise ValueError(f"{repetition.name}: the numbers differ from those of the file; {reason}")
+        raise ValueError(f"{cell}: the numbers differ from those of the file; {reason}")
     print("the same numbers")
 
 
@@ -214,9 +218,7 @@ def reproduce(options: Namespace, command: str) -> None:
             only = parse_only(options.only)
             train_reproduction(options.target, folder, **fields, only=only, command=command, progress=_steps(show))
     written = write_reproduction(folder, description=study.description, planned=len(study.places({})))
-    print(f"{written.terminal}\nwritten: {', '.join(map(str, written.files))}")
-    if options.pack:
-        print(f"packed: {', '.join(map(str, pack_study(folder)))}")
+    _tell(written, pack_study(folder) if options.pack else ())
 
 
 @command(

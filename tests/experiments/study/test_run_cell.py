@@ -114,9 +114,9 @@ def test_a_cell_of_a_self_attention_network_keeps_its_heads(tiny_fields, write, 
 def test_training_a_cell_again_reproduces_its_numbers_loose_or_packed(finished, tiny_study, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "packed")
     pack_study(folder)
-    repetition = repeat_cell(read_study(tiny_study), folder, NAME)
-    assert repetition.is_same
-    assert repetition.stored["accuracy"] == read_json(finished / "cells" / f"{NAME}.json")["accuracy"]
+    stored, repeated = repeat_cell(read_study(tiny_study), folder, NAME)
+    assert stored == repeated
+    assert stored["accuracy"] == read_json(finished / "cells" / f"{NAME}.json")["accuracy"]
 
 
 def test_a_number_that_is_not_the_cell_s_is_seen(finished, tiny_study, tmp_path):
@@ -124,9 +124,9 @@ def test_a_number_that_is_not_the_cell_s_is_seen(finished, tiny_study, tmp_path)
     shutil.copytree(finished, folder)
     path = folder / "cells" / f"{NAME}.json"
     write_json(path, {**read_json(path), "accuracy": 0.123})
-    repetition = repeat_cell(read_study(tiny_study), folder, NAME)
-    assert not repetition.is_same
-    assert repetition.stored["accuracy"] == 0.123
+    stored, repeated = repeat_cell(read_study(tiny_study), folder, NAME)
+    assert stored != repeated
+    assert stored["accuracy"] == 0.123
     assert read_json(path)["accuracy"] == 0.123  # the file stays as it was
 
 

@@ -113,16 +113,6 @@ def test_names_and_settings_are_escaped(report_of, model, examples):
     assert page.text.count(evil) >= 6
 
 
-def test_bands_are_explained(report_of, model, examples):
-    two = [model("two"), model("two", seed=1)]
-    assert "Bands: 95 % Wilson interval." in render_html(report_of(model("one")), examples)
-    assert "Bands: 95 % interval over seeds, by Student&#39;s t." in render_html(report_of(*two), examples)
-    assert (
-        "Bands: 95 % interval over seeds, by Student&#39;s t and 95 % Wilson interval (models with one seed)."
-        in render_html(report_of(model("one"), *two), examples)
-    )
-
-
 def test_each_axis_has_a_panel_and_each_model_a_line_of_percentages(report_of):
     panels = draw_shift_curve(report_of()).axes
     assert [panel.get_xlabel() for panel in panels] == [

@@ -1,9 +1,13 @@
-"""A table from one description of its columns, for the terminal and as Markdown."""
+"""A table from one description of its columns, for the terminal and as Markdown, and files with what they tell."""
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from teka.files import write_bytes
 
 GAP = 2
 WIDTH = 120  # columns of the terminal that a table fits into, unless it is asked to fit into fewer
@@ -57,3 +61,20 @@ class Table:
         lines = [[cell.translate(marks) for cell in line] for line in (self.heads, *self.rows)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rules, *lines[1:]))
         return f"### {self.title}\n\n{body}" if self.title else body
+
+
+class Written(NamedTuple):
+    """The files written, and the tables and notes as text for a terminal of 120 columns."""
+
+    files: tuple[Path, ...]
+    terminal: str
+
+
+def write_files(
+    folder: Path, contents: Mapping[str, str | bytes], tables: Sequence[Table] = (), notes: Sequence[str] = ()
+) -> Written:
+    """Write the files of a folder, all of whose contents are ready, by their names."""
+    for name, content in contents.items():
+        write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
+    terminal = [*(table.plain() for table in tables), *(textwrap.fill(note, WIDTH) for note in notes)]
+    return Written(tuple(folder / name for name in contents), "\n\n".join(terminal))

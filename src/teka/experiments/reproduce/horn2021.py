@@ -87,21 +87,11 @@ def stability_table(study: StudyResults) -> Table:
         kept = [result.stability for result in group.results if result.stability] if group else []
         for mode in kept[0] if kept else ():
             found = [by_mode[mode] for by_mode in kept if mode in by_mode]
-            rows.append(
-                (
-                    f"{DATA_NAMES[data]}, {model}",
-                    mode,
-                    _range([f"{one.images:,}" for one in found]),
-                    _range([f"{one.shifts:,}" for one in found]),
-                    *(_lowest([getattr(one, share) for one in found]) for share in ("consistency", "unchanged")),
-                )
-            )
+            counts = (_range([f"{getattr(one, name):,}" for one in found]) for name in ("images", "shifts"))
+            shares = (min(getattr(one, name) for one in found) for name in ("consistency", "unchanged"))
+            rows.append((f"{DATA_NAMES[data]}, {model}", mode, *counts, *(f"{100 * share:.2f}" for share in shares)))
     heads = ("data and model", "mode", "images", "shifts", "answers that stay", "images that never change")
     return Table("Answers that stay where images move, in %, of the seed with the fewest", heads, tuple(rows))
-
-
-def _lowest(shares: Sequence[float]) -> str:
-    return f"{100 * min(shares):.2f}"
 
 
 def _group(study: StudyResults, model: str, data: str) -> StudyGroup | None:
@@ -169,9 +159,7 @@ def draw_glance(study: StudyResults) -> "matplotlib.figure.Figure":
     return draw_curves({title: [replace(one, band={}) for one in curves] for title, (_, curves) in panels.items()})
 
 
-def _panels(
-    study: StudyResults, models: Sequence[str], of_class: int | None
-) -> dict[str, tuple[str, list[ShareCurve]]]:
+def _panels(study: StudyResults, models: Sequence[str], of_class: int | None) -> Panels:
     """For each data set with a curve, by the words below its panel: its name, and a curve of every model."""
     panels = {}
     for data in ordered_data(study):

@@ -9,6 +9,7 @@ from typing import Any
 from teka import __version__
 from teka.audit.page.charts import encode_png
 from teka.audit.page.pages import data_uri, render_page
+from teka.audit.page.tables import Written, write_files
 from teka.checks import check_name
 from teka.errors import unknown_name
 from teka.experiments.reproduce import horn2021
@@ -16,7 +17,6 @@ from teka.experiments.reproduce.papers import figure1
 from teka.experiments.study import Study, read_study, run_study
 from teka.experiments.study.report.results import StudyResults, read_study_results
 from teka.experiments.study.report.tables import how_far, measured
-from teka.experiments.study.report.write import Written, write_files
 from teka.experiments.study.run_study import Progress
 
 TARGETS = ("table1", "figure1")

@@ -6,9 +6,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,22 +194,10 @@ def run_model(cell: Cell, dataset: Dataset, place: Path, measure: Measure) -> nn
     return model.eval()
 
 
-@dataclass(frozen=True)
-class Repetition:
-    """What a cell's file says, and what training it again gave, by the names of the numbers."""
-
-    name: str
-    stored: Mapping[str, object]
-    repeated: Mapping[str, object]
-
-    @property
-    def is_same(self) -> bool:
-        """Whether every number is the same."""
-        return self.stored == self.repeated
-
-
-def repeat_cell(study: Study, folder: str | Path, name: str, *, data_dir: str | None = None) -> Repetition:
-    """Train a finished cell again, from nothing and elsewhere, and compare what only the run decides.
+def repeat_cell(
+    study: Study, folder: str | Path, name: str, *, data_dir: str | None = None
+) -> tuple[dict[str, object], ...]:
+    """Train a finished cell again, from nothing and elsewhere; gives what only the run decides, stored and repeated.
 
     It takes as many threads as it took then; another processor or another version of torch may still round otherwise.
 
@@ -236,4 +223,4 @@ def repeat_cell(study: Study, folder: str | Path, name: str, *, data_dir: str | 
         cell = Cell(labels, Run.from_dict(fields))
         run_cell(cell, study.measure, place, data_dir=data_dir, command="")
         repeated = find_cell(place, cell.name) or {}
-    return Repetition(name, *({key: content.get(key) for key in COMPARED} for content in (stored, repeated)))
+    return tuple({key: content.get(key) for key in COMPARED} for content in (stored, repeated))

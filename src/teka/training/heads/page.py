@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +10,8 @@ from teka import __version__
 from teka.audit.page.charts import encode_png
 from teka.audit.page.notation import listed
 from teka.audit.page.pages import data_uri, render_page
-from teka.audit.page.tables import Table
-from teka.files import make_directory, write_bytes
+from teka.audit.page.tables import Table, Written, write_files
+from teka.files import make_directory
 from teka.training.heads import pictures as draw
 from teka.training.heads.record import HeadRecord
 
@@ -66,13 +65,6 @@ def head_finding(record: HeadRecord) -> str:
     )
 
 
-class HeadFiles(NamedTuple):
-    """The files written, and the table for a terminal."""
-
-    files: tuple[Path, ...]
-    terminal: str
-
-
 def write_heads(
     record: HeadRecord,
     maps: Sequence[NDArray[np.floating]],
@@ -82,7 +74,7 @@ def write_heads(
     num_images: int,
     name: str,
     settings: Sequence[tuple[str, str]] = (),
-) -> HeadFiles:
+) -> Written:
     """Write `heads.html`, `head_centers.png`, `attention_maps.png`, `head_grid.png`, `accuracy.png` and `heads.gif`.
 
     None is written before all are made, and no `accuracy.png` where no accuracy was measured.
@@ -130,8 +122,4 @@ def write_heads(
     }
     page = render_page("teka.training.heads", "heads.html.j2", content)
     files = {"heads.html": page.encode(), **pictures, "heads.gif": draw.encode_frames(frames, "GIF")}
-    folder = make_directory("out", folder)
-    for file, content in files.items():
-        write_bytes(folder / file, content)
-    terminal = Table("", tuple(COLUMNS), tuple(rows)).plain()
-    return HeadFiles(tuple(folder / file for file in files), terminal)
+    return write_files(make_directory("out", folder), files, [Table("", tuple(COLUMNS), tuple(rows))])

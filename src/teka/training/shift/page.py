@@ -11,13 +11,14 @@ from teka.audit import Estimate
 from teka.audit.page import svg
 from teka.audit.page.charts import ShareCurve, draw_curves, encode_png
 from teka.audit.page.curves import CurveLine, CurvePoint, curve_chart
-from teka.audit.page.notation import listed, write_shift, write_step
+from teka.audit.page.notation import write_shift, write_step
 from teka.audit.page.pages import data_uri, render_page
 from teka.audit.page.style import line_style
+from teka.audit.page.tables import write_files
 from teka.codec import encode
 from teka.errors import require
-from teka.files import write_bytes, write_json
-from teka.training.shift.report import WILSON, SeedGroup, ShiftReport, finding, table_note, table_rows
+from teka.files import write_json
+from teka.training.shift.report import SeedGroup, ShiftReport, finding, table_note, table_rows
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -36,15 +37,8 @@ class Examples(NamedTuple):
 
 def write_report(report: ShiftReport, examples: Examples, folder: Path) -> tuple[Path, ...]:
     """Write `report.json`, `shift_curve.png` and `report.html`, whose paths it gives, once all are made."""
-    contents = {
-        "shift_curve.png": encode_png(draw_shift_curve(report)),
-        "report.html": render_html(report, examples).encode("utf-8"),
-    }
-    written = [write_json(folder / "report.json", encode(report))]
-    for name, content in contents.items():
-        write_bytes(folder / name, content)
-        written.append(folder / name)
-    return tuple(written)
+    drawn = {"shift_curve.png": encode_png(draw_shift_curve(report)), "report.html": render_html(report, examples)}
+    return write_json(folder / "report.json", encode(report)), *write_files(folder, drawn).files
 
 
 def draw_shift_curve(report: ShiftReport) -> "matplotlib.figure.Figure":
@@ -61,17 +55,12 @@ def draw_shift_curve(report: ShiftReport) -> "matplotlib.figure.Figure":
 
 def render_html(report: ShiftReport, examples: Examples) -> str:
     """One page that needs no other file and no network."""
-    methods = {one.method for group in report.groups for axis in report.axes for one in group.accuracy(axis).values()}
-    bands = ["95 % interval over seeds, by Student's t"] if methods - {WILSON} else []
-    if WILSON in methods:
-        bands.append("95 % Wilson interval" + (" (models with one seed)" if bands else ""))
     lines = {axis: [_line(at, group, axis) for at, group in enumerate(report.groups)] for axis in report.axes}
     every = [line for along in lines.values() for line in along]
-    images = sorted({model.test_images for model in report.models})
     settings = {
         "Command": report.command,
         "Data": report.dataset,
-        "Test images": listed([f"{count:,}" for count in images]),
+        "Test images": f"{report.models[0].test_images:,}",
         "Shifts": report.mode,
         "Hardware": report.hardware,
         "Date": report.date,
@@ -80,7 +69,6 @@ def render_html(report: ShiftReport, examples: Examples) -> str:
     content = {
         "report": report,
         "finding": finding(report),
-        "bands": f"Bands: {listed(bands)}.",
         "legend": [(svg.swatch(line_style(at)), group.first.name) for at, group in enumerate(report.groups)],
         "charts": [curve_chart("accuracy", axis, along, every) for axis, along in lines.items()],
         "shifts": [write_step(shift) for shift in report.shifts],

@@ -2,14 +2,13 @@
 
 import json
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from teka.audit.page.charts import encode_png
 from teka.audit.page.notation import listed
-from teka.audit.page.tables import WIDTH, Table
+from teka.audit.page.tables import Written, write_files
 from teka.audit.statistics.estimate import Estimate
 from teka.errors import require
 from teka.experiments.study.report.curves import draw_learning_curves
@@ -23,7 +22,6 @@ from teka.experiments.study.report.results import (
     read_study_results,
 )
 from teka.experiments.study.report.tables import accuracy_tables, comparison_tables, shift_tables, study_notes
-from teka.files import write_bytes
 
 QUANTITIES: tuple[BySeed, ...] = get_args(BySeed)
 PROVENANCE = ("hardware", "torch", "date")
@@ -91,23 +89,6 @@ def _summary(
         "diverged": [{"labels": cell.labels, "seed": cell.seed, "message": cell.failed} for cell in study.failed],
         "groups": groups,
     }
-
-
-class Written(NamedTuple):
-    """The files written, and the tables and notes as text for a terminal of 120 columns."""
-
-    files: tuple[Path, ...]
-    terminal: str
-
-
-def write_files(
-    folder: Path, contents: Mapping[str, str | bytes], tables: Sequence[Table], notes: Sequence[str]
-) -> Written:
-    """Write the files of a folder, all of whose contents are ready, by their names."""
-    for name, content in contents.items():
-        write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
-    terminal = [*(table.plain() for table in tables), *(textwrap.fill(note, WIDTH) for note in notes)]
-    return Written(tuple(folder / name for name in contents), "\n\n".join(terminal))
 
 
 def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: int | None = None) -> Written:
