@@ -83,11 +83,11 @@ def test_offsets_are_differences_of_positions_brought_within_half_a_period(argum
     plain = positions[:, None] - positions[None, :]
     for axis in range(grid.num_axes):
         offset = offsets[..., axis]
-        if not grid.axis_periodic(axis):
+        if not grid.periodic[axis]:
             assert torch.equal(offset, plain[..., axis])
             assert torch.equal(offset, -offset.T)
             continue
-        side, step = grid.shape[axis], grid.axis_spacing(axis)
+        side, step = grid.shape[axis], grid.spacing[axis]
         cells = offset / step
         assert (cells >= -side / 2 - 1e-9).all()
         assert (cells < side / 2 - 1e-9).all()

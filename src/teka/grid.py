@@ -87,14 +87,6 @@ class Grid:
         """Number of cells, the product of the sizes."""
         return math.prod(self.shape)
 
-    def axis_spacing(self, axis: int) -> float:
-        """Distance between neighbouring cells along one axis, in physical units."""
-        return self.spacing[axis]
-
-    def axis_periodic(self, axis: int) -> bool:
-        """Whether one axis wraps."""
-        return self.periodic[axis]
-
     def axis_period(self, axis: int) -> float | None:
         """Length after which one axis comes back to its first cell, in physical units; None if it does not."""
         return self.shape[axis] * self.spacing[axis] if self.periodic[axis] else None

@@ -137,7 +137,7 @@ class ValueConvolution(nn.Module):
     def _surrounded(self, cells: Tensor, grid: Grid) -> Tensor:
         margin = self.side // 2
         for axis, size in enumerate(grid.shape):
-            if grid.axis_periodic(axis):
+            if grid.periodic[axis]:
                 places = torch.arange(-margin, size + margin, device=cells.device) % size
                 cells = cells.index_select(2 + axis, places)
             else:

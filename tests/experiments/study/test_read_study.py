@@ -60,7 +60,7 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
         pytest.param({"measure": {"mode": "canvas"}}, "measure.mode is 'canvas'", id="a mode that asks for a canvas"),
         pytest.param({"measure": {"images": 0}}, "measure.images is 0", id="no images"),
         pytest.param({"measure": {"weights": "first"}}, "measure.weights is 'first'", id="unknown weights"),
-        pytest.param({"measure": {"classes": [-1]}}, "measure.classes is \\[-1\\]", id="a negative class"),
+        pytest.param({"measure": {"classes": [-1]}}, "measure.classes\\[0\\] is -1", id="a negative class"),
         pytest.param(
             {"measure": {"image": 3}},
             "study.measure is .* no field 'image'.*did you mean 'images'",

@@ -96,30 +96,21 @@ def name_setting(name: str) -> str:
 
 def write_setting(value: object) -> str:
     """The value of a setting, of which a long list is shortened."""
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return (f"{value:,}" if abs(value) >= 10_000 else str(value)).replace("-", "−")
-        case float():
-            return f"{value:.6g}".replace("-", "−")
-        case str():
-            return value
-        case Mapping():
-            return ", ".join(f"{name}: {write_setting(inner)}" for name, inner in value.items()) or "none"
-        case []:
-            return "none"
-        case list() | tuple():
-            count, lists = len(value), all(isinstance(one, list | tuple) for one in value)
-            if count > LONGEST and lists and len(set(map(len, value))) == 1:
-                low, high = (tuple(map(end, zip(*value, strict=True))) for end in (min, max))
-                return f"{count:,}, from ({write_setting(low)}) to ({write_setting(high)})"
-            words = [
-                f"({write_setting(one)})" if isinstance(one, list | tuple) else write_setting(one)
-                for one in value[:LONGEST]
-            ]
-            return ", ".join(words) + (f", … ({count:,} in all)" if count > LONGEST else "")
-    return json.dumps(value, default=str)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {write_setting(inner)}" for name, inner in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        lists = all(isinstance(one, list | tuple) for one in value)
+        if len(value) > LONGEST and lists and len(set(map(len, value))) == 1:
+            low, high = (write_setting(tuple(map(end, zip(*value, strict=True)))) for end in (min, max))
+            return f"{len(value):,}, from ({low}) to ({high})"
+        words = [f"({write_setting(one)})" if isinstance(one, list | tuple) else write_setting(one) for one in value]
+        more = f", … ({len(value):,} in all)" if len(value) > LONGEST else ""
+        return ", ".join(words[:LONGEST]) + more or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return (f"{value:,}" if abs(value) >= 10_000 else f"{value:.6g}").replace("-", "−")
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def write_examples(reports: Sequence[AuditReport]) -> str:

@@ -86,10 +86,8 @@ class Measure:
     save: str | None = None
 
     def __post_init__(self) -> None:
-        for argument in ("images", "shifted_images", "curve_points"):
-            value = getattr(self, argument)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise wrong_value(f"measure.{argument}", value, "a whole number of at least 1")
+        sizes = {"measure.images": self.images, "measure.shifted_images": self.shifted_images}
+        check_sizes({**sizes, "measure.curve_points": self.curve_points}, or_none=True)
         # A canvas or a crop would ask for models of another size than the trained ones.
         check_name("measure.mode", self.mode, set(TRANSLATION_MODES) - {"canvas", "crop"})
         check_name("measure.weights", self.weights, WEIGHTS)
@@ -97,9 +95,7 @@ class Measure:
             check_name("measure.stability", mode, TRANSLATION_MODES)
         if self.save is not None:
             check_name("measure.save", self.save, DTYPES)
-        for label in self.classes:
-            if not isinstance(label, int) or label < 0:
-                raise wrong_value("measure.classes", list(self.classes), "whole numbers of at least 0")
+        check_sizes({f"measure.classes[{at}]": label for at, label in enumerate(self.classes)}, least=0)
 
 
 @dataclass(frozen=True)
@@ -126,10 +122,9 @@ class Tune:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.values:
-            raise wrong_value("tune.values", list(self.values), "one value or more")
-        if not self.at:
-            raise wrong_value("tune.at", list(self.at), "one place or more")
+        for argument in ("values", "at"):
+            if not getattr(self, argument):
+                raise wrong_value(f"tune.{argument}", [], "one or more")
 
 
 @dataclass(frozen=True)
