@@ -14,6 +14,10 @@ import time
 from pathlib import Path
 from statistics import median
 
+import torch
+
+from teka.provenance import provenance
+
 CROSSED = ("softmax", "squared_relu", "taylor2", "positive")
 OTHERS = ("relu", "elu", "focused", "trigonometric")
 RELATIVES = (None, "rotary", "rotation", "fourier", "clipped")
@@ -31,8 +35,6 @@ def cases() -> list[dict[str, object]]:
 
 def serve() -> None:
     """Time the case of each line that comes in."""
-    import torch
-
     import teka
 
     torch.set_num_threads(1)
@@ -74,13 +76,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    # Memory is kept between steps, as `make` has it: to get pages anew for large tensors takes longer at random.
+    kept = {f"MALLOC_{name}_THRESHOLD_": str(2**32) for name in ("MMAP", "TRIM")}
     servers = [
         subprocess.Popen(
             [sys.executable, __file__, "serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")},
+            env={**os.environ, **kept, "PYTHONPATH": str(checkout.resolve() / "src")},
         )
         for checkout in options.checkouts
     ]
@@ -101,19 +105,19 @@ def main() -> None:
         print(*rows[-1].values(), flush=True)
     for server in servers:
         server.terminate()
+    torch.set_num_threads(1)  # as the servers had
     ratios = [row["ratio"] for row in rows]
     content = {
-        "command": " ".join(["python", *sys.argv]),
+        **provenance(" ".join(["python", *sys.argv])),
         "commits": [
             subprocess.check_output(["git", "-C", path, "rev-parse", "HEAD"], text=True).strip()
             for path in options.checkouts
         ],
-        "date": time.strftime("%Y-%m-%d"),
         "median_ratio": median(ratios),
         "largest_ratio": max(ratios),
         "rows": rows,
     }
-    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(content) + "\n", encoding="utf-8")
     print("median", median(ratios), "largest", max(ratios))
 
 
