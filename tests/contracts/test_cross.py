@@ -364,7 +364,7 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
     "a context of another batch": ({"context": torch.zeros(1, 60, 6)}, r"context has shape \(1, 60, 6\)"),
     "a number of queries": (
         {"context": torch.zeros(2, 60, 6), "context_grid": FINE, "num_queries": 3},
-        "num_queries is 3, expected None, or 1 to 15 without a relative kernel, context or causality",
+        "num_queries is 3, expected None with a relative kernel, a context or causality",
     ),
 }
 

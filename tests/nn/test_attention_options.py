@@ -164,6 +164,10 @@ def test_a_step_takes_the_states_of_the_last_and_no_others(as_users_run_it: None
 
 
 def test_a_number_of_queries_that_cannot_be_is_refused():
-    for relative, num_queries in (("rotation", 3), ("clipped", 15), (None, 0), (None, 16)):
-        with pytest.raises(ValueError, match=f"num_queries is {num_queries}, expected None, or 1 to 15"):
+    alone = "None with a relative kernel, a context or causality"
+    cases = (
+        ("rotation", 3, alone), ("clipped", 15, alone), (None, 0, "at least 1"), (None, 16, "a whole number up to 15"),
+    )  # fmt: skip
+    for relative, num_queries, expected in cases:
+        with pytest.raises(ValueError, match=f"num_queries is {num_queries}, expected {expected}"):
             build(relative=relative)(draw_tokens(15), GRID, None, 0, num_queries)

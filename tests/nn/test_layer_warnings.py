@@ -48,7 +48,7 @@ def draw(num_tokens: int, heads: int = 3, dim: int = 4) -> tuple[Tensor, Tensor,
 
 
 def warn(features: RandomFeatures, mask: Tensor | None = None, num_tokens: int = 19) -> None:
-    warn_of_collapse(features, *draw(num_tokens), relative=None, sites=Positions(), key_mask=mask)
+    warn_of_collapse(features, *draw(num_tokens), relative=None, positions=Positions(), key_mask=mask)
 
 
 def build_layer(features: RandomFeatures | str = "positive", causal: bool = False) -> Attention:
@@ -84,7 +84,7 @@ def test_only_the_first_kept_tokens_are_compared(caught: list[warnings.WarningMe
     key[:, :, :7] = torch.nan
     value[:, :, 7 + CHECKED_TOKENS :] = torch.nan
     features = RandomFeatures("positive", 4, num_features=64)
-    warn_of_collapse(features, query, key, value, relative=None, sites=Positions(), key_mask=mask)
+    warn_of_collapse(features, query, key, value, relative=None, positions=Positions(), key_mask=mask)
     assert not features.is_fresh
     assert collapses(caught) == []
 

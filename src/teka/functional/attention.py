@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka.checks import check_flags, check_sizes
-from teka.errors import wrong_shape
 from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions, check_mask, make_positions
@@ -80,15 +79,11 @@ def attention(
     where = Positions(positions_.grid, positions_.points, key_positions_, num_prefix_tokens)
     if relative is not None or where.is_known or where.of_keys.is_known:
         where.check(batch=batch, num_queries=num_queries, num_keys=num_keys)
-    if is_causal and num_queries != num_keys:
-        raise wrong_shape("key", key.shape, f"{num_queries} tokens, as many as the query's, with is_causal")
     for argument, mask, num_tokens in (("key_mask", key_mask, num_keys), ("query_mask", query_mask, num_queries)):
         if mask is not None:
             check_mask(argument, mask, batch=batch, num_tokens=num_tokens)
     plan = Plan.of_kernels(kernel, relative, where, heads=heads, dim=dim, scale=scale, is_causal=is_causal)
-    sizes = {"num_queries": num_queries, "num_keys": num_keys, "dim": dim, "dim_value": value.shape[-1]}
-    plan = plan.computed_by(backend, device_type=query.device.type, **sizes)
-    return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
+    return plan.attend(query, key, value, backend=backend, key_mask=key_mask, query_mask=query_mask)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from teka._compat import has_numbers, is_plain_eager, is_plain_eager_on_cpu
 from teka.checks import POSITIVE, check_name, check_tensor, is_positive
-from teka.errors import wrong_value
+from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import BACKENDS, Cost, Featured, add_prefix
 from teka.functional.backend.dense import dense_cost, fused_softmax, matrix_attention
 from teka.functional.backend.fused_linear import fused_linear
@@ -172,6 +172,18 @@ class Plan:
         """The plan with a backend, or with "auto" the cheapest for the sizes of a `Workload`."""
         work = Workload(self.kernel, self.relative, self.positions, **sizes, is_causal=self.is_causal)
         return replace(self, backend=_chosen(backend, work, device_type))
+
+    def attend(
+        self, query: Queries, key: Keys, value: Values, *, backend: str, key_mask: Kept, query_mask: Asked
+    ) -> Outputs:
+        """The attention of tokens by a backend, or by the cheapest for them with "auto"."""
+        sizes = {"num_queries": query.shape[2], "num_keys": key.shape[2]}
+        if self.is_causal and sizes["num_keys"] != sizes["num_queries"]:
+            expected = f"{sizes['num_queries']} tokens, as many as the query's, with is_causal"
+            raise wrong_shape("key", key.shape, expected)
+        sizes |= {"dim": query.shape[-1], "dim_value": value.shape[-1]}
+        plan = self.computed_by(backend, device_type=query.device.type, **sizes)
+        return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
 
     def joined(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
         """The plan without a relative kernel that only lengthens queries and keys, and these."""

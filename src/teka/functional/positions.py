@@ -108,30 +108,32 @@ class Positions:
         angle = phases(frequency, self.places(like.device), like.dtype)
         return angle, angle if self.key is None else phases(frequency, self.key.places(like.device), like.dtype)
 
-    def check(self, *, batch: int, num_queries: int, num_keys: int) -> None:
-        """Check that the positions of queries and keys fit the sequences and each other."""
+    def check(self, *, batch: int, num_queries: int, num_keys: int, key: str = "key_", is_needed: bool = True) -> None:
+        """Check that the positions of queries and keys fit the sequences and each other; unneeded ones may be unknown.
+
+        The names of the keys' arguments begin with `key`.
+        """
         prefix = self.num_prefix_tokens
-        for argument, positions, num_tokens in (("", self, num_queries), ("key_", self.of_keys, num_keys)):
-            positions.check_tokens(argument, prefix, batch=batch, num_tokens=num_tokens)
-            points = positions.points
-            if points is not None and not torch.compiler.is_compiling() and not points.isfinite().all():
-                raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
+        if prefix and self.key is not None and is_needed:
+            raise wrong_value("num_prefix_tokens", prefix, "0 where the keys have places of their own")
+        for argument, positions, num_tokens in (("", self, num_queries), (key, self.of_keys, num_keys)):
+            if is_needed or positions.is_known:
+                first = prefix if positions is self else 0
+                positions.check_tokens(argument, first, batch=batch, num_tokens=num_tokens)
             if self.key is None and num_keys == num_queries:
                 return
-        if self.key is None:
+        if self.key is None or not is_needed:
             return
-        if prefix:
-            raise wrong_value("num_prefix_tokens", prefix, "0 where the keys have places of their own")
         if self.key.num_axes != self.num_axes:
             came = f"{self.key.num_axes} axes for the keys"
-            raise wrong_value("key_grid or key_positions", came, f"{self.num_axes} axes, as the queries have")
+            raise wrong_value(f"{key}grid or {key}positions", came, f"{self.num_axes} axes, as the queries have")
         if self.grids is not None:
             periods = self.periods
             if any(
                 (one is None) != (two is None) or abs((one or 0) - (two or 0)) > 1e-9
                 for one, two in zip(periods, self.key.periods, strict=True)
             ):
-                raise wrong_value("key_grid", self.key.grid, f"periods {periods}, as grid has")
+                raise wrong_value(f"{key}grid", self.key.grid, f"periods {periods}, as grid has")
 
     def check_tokens(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
         """Check that the queries' positions fit a sequence; names of arguments begin with nothing, or "key_" say."""
@@ -150,6 +152,8 @@ class Positions:
         fits = points.ndim in (2, 3) and points.shape[-2] == length and points.shape[-1] >= 1
         if not fits or (points.ndim == 3 and points.shape[0] not in (1, batch)):
             raise wrong_shape(f"{argument}positions", points.shape, f"({length}, axes) or ({batch}, {length}, axes)")
+        if not torch.compiler.is_compiling() and not points.isfinite().all():
+            raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
 
 
 def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes"]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from teka._compat import is_plain_eager_on_cpu
-from teka.checks import check_sizes, is_whole
+from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.plan import choose_backend
@@ -170,8 +170,7 @@ class Attention(nn.Module):
             context_grid: The grid of the context.
             context_positions: Instead of a grid, positions of the context.
         """
-        check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
-        self._check(num_queries, tokens, positions, context)
+        self._check(num_queries, positions, context)
         where = (positions, lengths, context, context_grid, context_positions)
         scene = make_scene(
             *(tokens, grid, key_mask, num_prefix_tokens, num_queries, *where),
@@ -186,7 +185,9 @@ class Attention(nn.Module):
         if isinstance(self.kernel, RandomFeatures):
             joint = groups[0].relative if self.relative is not None and self.relative.num_position_features else None
             if joint is None or not scene.has_context:
-                warn_of_collapse(self.kernel, *parts[0], relative=joint, sites=scene.sites, key_mask=scene.key_mask)
+                warn_of_collapse(
+                    self.kernel, *parts[0], relative=joint, positions=scene.positions, key_mask=scene.key_mask
+                )
         for group, part, output in zip(groups, parts, mixed, strict=True):
             may_warn = group.bound is None and self.warns_of_large_output
             if may_warn and warn_of_large_output(group, output, part[2], key_mask=scene.key_mask):
@@ -234,13 +235,10 @@ class Attention(nn.Module):
         costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens)
         return choose_backend(group.backend, costs, self.output.weight.device.type)
 
-    def _check(self, num_queries: int | None, tokens: Tensor, positions: Tensor | None, context: Tensor | None) -> None:
+    def _check(self, num_queries: int | None, positions: Tensor | None, context: Tensor | None) -> None:
         if self.value_convolution is not None:
             for argument, given in (("num_queries", num_queries), ("positions", positions), ("context", context)):
                 if given is not None:
                     raise wrong_value(argument, "given", "None for a layer with a value convolution")
-        is_possible = self.relative is None and context is None and not self.causal
-        fits = is_whole(num_queries) and 1 <= num_queries <= tokens.shape[1]
-        if num_queries is not None and not (is_possible and fits):
-            expected = f"None, or 1 to {tokens.shape[1]} without a relative kernel, context or causality"
-            raise wrong_value("num_queries", num_queries, expected)
+        if num_queries is not None and (self.relative is not None or context is not None or self.causal):
+            raise wrong_value("num_queries", num_queries, "None with a relative kernel, a context or causality")

@@ -6,13 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka import functional
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.functional import KERNELS, Kernel, Relative
 from teka.functional.backend import Cost
 from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
-from teka.functional.plan import Workload, backend_costs
+from teka.functional.plan import Plan, Workload, backend_costs
 from teka.functional.positions import Positions, make_positions
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.functional.shapes import Keys, Outputs, Queries, Values
@@ -26,7 +25,7 @@ from teka.nn.waves import RelativeModule
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Heads of a layer that one call of `teka.functional.attention` computes."""
+    """Heads of a layer that one plan computes."""
 
     kernel: Kernel  # their content kernel, with the present parameters
     relative: Relative | None  # their relative kernel, with the present parameters, or None
@@ -71,16 +70,11 @@ class HeadGroup:
 
     def attend(self, query: Queries, key: Keys, value: Values, scene: Scene) -> Outputs:
         """What these heads give of the tokens of a scene."""
-        return functional.attention(
-            *(query, key, value),
-            kernel=self.kernel,
-            relative=self.relative,
-            key_mask=scene.key_mask,
-            query_mask=scene.query_mask,
-            is_causal=self.is_causal,
-            backend=self.backend,
-            **({} if self.relative is None else scene.places),
-        )
+        positions = Positions() if self.relative is None else scene.positions
+        sizes = {"heads": query.shape[1], "dim": query.shape[-1]}
+        plan = Plan.of_kernels(self.kernel, self.relative, positions, **sizes, scale=None, is_causal=self.is_causal)
+        masks = {"key_mask": scene.key_mask, "query_mask": scene.query_mask}
+        return plan.attend(query, key, value, backend=self.backend, **masks)
 
     def costs(
         self, grid: Grid | None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None

@@ -35,7 +35,7 @@ def warn_of_collapse(
     value: Values,
     *,
     relative: Relative | None,
-    sites: Positions,
+    positions: Positions,
     key_mask: Kept,
 ) -> None:
     """Compare a new draw of random features with the truth, once there are numbers, and warn of a collapse."""
@@ -44,11 +44,11 @@ def warn_of_collapse(
     random_features.is_fresh = False
     placed = None
     if relative is not None:
-        first = key.shape[2] - (sites.num_placed or 0)
+        first = key.shape[2] - (positions.num_placed or 0)
         query, key, value = (tensor[:, :, first:] for tensor in (query, key, value))
         key_mask = None if key_mask is None else key_mask[:, first:]
-        positions = sites.places(query.device).double()
-        placed = positions if positions.ndim == 2 else positions[0]
+        places = positions.places(query.device).double()
+        placed = places if places.ndim == 2 else places[0]
     kept = torch.arange(key.shape[2], device=key.device) if key_mask is None else key_mask[0].nonzero().flatten()
     kept = kept[:CHECKED_TOKENS]
     rows = kept[kept < query.shape[2]] if placed is not None else slice(0, CHECKED_TOKENS)

@@ -1,7 +1,7 @@
 """Tokens before and after attention: what is checked of them, absolute positions, pooling, fewer cells and back."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -45,13 +45,8 @@ class Scene:
     context: Context  # tokens that are attended to
     key_mask: Kept  # true where one of these is kept, None for all
     query_mask: Asked  # true where a token that attends is real, None for all
-    places: dict[str, Any]  # where they are, as arguments of `teka.functional.attention`
+    positions: Positions  # where both are, nowhere if that does not matter
     has_context: bool  # whether the two are not the same tokens
-
-    @property
-    def sites(self) -> Positions:
-        """Where the tokens that attend are."""
-        return Positions(self.places.get("grid"), self.places.get("positions"))
 
 
 def make_scene(
@@ -70,12 +65,11 @@ def make_scene(
     first: nn.Module,
     needs_places: bool,
 ) -> Scene:
-    """Check the arguments of `Attention.forward` but for its tokens, of these sizes, and put them in order."""
+    """Check the arguments of `Attention.forward`, of tokens and context of these sizes, and put them in order."""
+    check_tokens("tokens", tokens, "batch", "tokens", dims[0], first=first)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-    places = {"grid": grid, "positions": positions, "num_prefix_tokens": num_prefix_tokens}
-    sites = make_positions("", grid, positions)
-    if sites.is_known or needs_places:
-        sites.check_tokens("", num_prefix_tokens, batch=tokens.shape[0], num_tokens=tokens.shape[1])
+    check_sizes({"num_queries": num_queries}, most=tokens.shape[1], or_none=True)
+    where = replace(make_positions("", grid, positions), num_prefix_tokens=num_prefix_tokens)
     if context is None:
         for argument, given in (("context_grid", context_grid), ("context_positions", context_positions)):
             if given is not None:
@@ -84,11 +78,10 @@ def make_scene(
             raise wrong_value("context", None, f"tokens of size context_dim = {dims[1]}")
     else:
         check_tokens("context", context, tokens.shape[0], "tokens", dims[1], first=first)
-        key_sites = make_positions("context_", context_grid, context_positions)
-        if key_sites.is_known or needs_places:
-            key_sites.check_tokens("context_", 0, batch=context.shape[0], num_tokens=context.shape[1])
-        places |= {"key_grid": context_grid, "key_positions": context_positions}
+        where = replace(where, key=make_positions("context_", context_grid, context_positions))
     attended_to, query_mask = tokens if context is None else context, None
+    counts = {"batch": tokens.shape[0], "num_queries": tokens.shape[1], "num_keys": attended_to.shape[1]}
+    where.check(**counts, key="context_", is_needed=needs_places)
     if lengths is not None:
         if key_mask is not None:
             raise wrong_value("key_mask and lengths", "both", "at most one of the two")
@@ -100,9 +93,8 @@ def make_scene(
         # What is dropped has no part in what the maps learn either, not even if it is NaN.
         attended_to = attended_to.masked_fill(~key_mask[..., None], 0.0)
         tokens = tokens if query_mask is None else attended_to
-    # Fewer queries than keys have no places of their own, nor a relative kernel that would ask for them.
-    places = places if num_queries is None else {}
-    return Scene(tokens[:, :num_queries], attended_to, key_mask, query_mask, places, context is not None)
+    where = where if needs_places else Positions()
+    return Scene(tokens[:, :num_queries], attended_to, key_mask, query_mask, where, context is not None)
 
 
 class AbsolutePosition(nn.Module):
