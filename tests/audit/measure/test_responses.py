@@ -19,9 +19,10 @@ def plain(respond):
 
 
 def without(responses, row, image):
-    evaluated = responses.evaluated.clone()
-    evaluated[row, image] = False
-    return dataclasses.replace(responses, evaluated=evaluated)
+    """Responses of which one was not asked for: there is no answer, which is not a wrong one."""
+    evaluated, predictions = responses.evaluated.clone(), responses.predictions.clone()
+    evaluated[row, image], predictions[row, image] = False, -1
+    return dataclasses.replace(responses, evaluated=evaluated, predictions=predictions)
 
 
 def test_the_shifts_in_common_are_those_complete_for_all(plain):
