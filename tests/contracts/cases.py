@@ -71,7 +71,7 @@ class Case:
 
 
 def pair_exists(kernel: str, relative: str | None) -> bool:
-    """Only exp turns a sum of inner products into a product, and only two features or more can be turned."""
+    """Only exp turns a sum of inner products into a product, and only two features or more can be rotated."""
     kind = None if relative is None else RELATIVES[relative]
     if kind is not None and issubclass(kind, RotationJoint):
         return KERNEL_CLASSES[kernel].estimates_softmax
@@ -313,9 +313,9 @@ def explicit_attention(
     above = below = left @ right.transpose(-2, -1)
     if isinstance(relative, Rotary):
         here, there = (sites.places(query.device) for sites in (placement, placement.of_keys))
-        turned = relative.turn(left[:, :, first:], here), relative.turn(right[:, :, first:], there)
+        rotated = relative.rotate(left[:, :, first:], here), relative.rotate(right[:, :, first:], there)
         above = below.clone()
-        above[:, :, first:, first:] = turned[0] @ turned[1].transpose(-2, -1)
+        above[:, :, first:, first:] = rotated[0] @ rotated[1].transpose(-2, -1)
     if not isinstance(kernel, FeatureKernel):
         above = below = above.exp()
     elif isinstance(relative, Rotary):

@@ -324,7 +324,7 @@ def test_a_layers_steps_give_its_outputs(pair: Case):
     for token in tokens.unbind(dim=1):
         output, state = layer.step(token, state)
         outputs.append(output)
-    # The denominator of turned features is that of unturned ones, which may come near 0 and magnify rounding.
+    # The denominator of rotated features is that of unrotated ones, which may come near 0 and magnify rounding.
     tolerance = 1e-6 if pair.relative == "rotary" else TOLERANCE
     assert relative_change(torch.stack(outputs, dim=1), layer(tokens, Grid(11))) <= tolerance
 

@@ -26,8 +26,8 @@ PLACED: dict[str, dict[str, Any]] = {
     "clipped in two of three heads": {"relative": "clipped", "position_heads": 2},
     "normalized beside clipped": {"relative": "clipped", "query_key": "normalized"},
     "centred and gated, waves": {"relative": "fourier", "query_key": "centred", "gate": True},
-    "normalized and turned": {"relative": "rotary", "query_key": "normalized"},
-    "centred and turned softmax": {"relative": "rotary", "query_key": "centred", "kernel": "softmax"},
+    "normalized and rotated": {"relative": "rotary", "query_key": "normalized"},
+    "centred and rotated softmax": {"relative": "rotary", "query_key": "centred", "kernel": "softmax"},
     "convolution": {"value_convolution": 3},
     "means of whole tokens": {"values": "tokens", "relative": "quadratic", "kernel": "constant"},
     "means of whole tokens, clipped, gated and with a convolution": {

@@ -42,7 +42,7 @@ BOUNDED_KERNELS = tuple(name for name in KERNELS_BY_NAME if name not in ("softma
 
 
 def build(num_axes: int, normalizer: str) -> Rotary:
-    """Two turned pairs, so that some features of every kernel are not turned."""
+    """Two rotated pairs, so that some features of every kernel are not rotated."""
     frequency = torch.randn(HEADS, 2, num_axes, generator=Generator().manual_seed(1), dtype=torch.float64)
     return Rotary(frequency, normalizer)
 
@@ -133,7 +133,7 @@ def test_causal_values_and_gradients_are_those_of_the_equation_in_chunks_and_tok
         output, state = decode(query, key, value, state, kernel=built, relative=relative, scale=SCALE)
         outputs.append(output)
     assert state is not None
-    assert (state.unturned is None) == (normalizer == "nonnegative")  # whose denominator is the weights' own sum
+    assert (state.unrotated is None) == (normalizer == "nonnegative")  # whose denominator is the weights' own sum
     whole = attention(*inputs, **options, is_causal=True, backend="dense")
     assert relative_change(torch.cat(outputs, dim=2), whole) <= TOLERANCE
 
@@ -174,7 +174,7 @@ def test_no_output_passes_the_documented_bound(
     shape, (query, key, value) = tokens
     built = build_kernel(kernel, None, DIM)
     assert isinstance(built, FeatureKernel)
-    # Of a pair that is not turned the weight is the content kernel's, which must not be negative for a bound.
+    # Of a pair that is not rotated the weight is the content kernel's, which must not be negative for a bound.
     first = 1 if built.nonnegative else 0
     query, key, value = (one[:, :, 1 - first :] for one in (query, key, value))
     relative = build(1 if way == "step" else len(shape), normalizer)
@@ -208,7 +208,7 @@ def test_no_output_passes_the_documented_bound(
 
 
 def share_no_feature(dtype: torch.dtype, *, scale: float = 1.0) -> tuple[list[Tensor], Grid, Tensor]:
-    """A query e_0 and keys e_1, and a frequency by which the first key is turned onto the query."""
+    """A query e_0 and keys e_1, and a frequency by which the first key is rotated onto the query."""
     query, key = (
         scale * torch.eye(2, dtype=dtype)[side].expand(1, 1, 2, 2).contiguous().requires_grad_() for side in (0, 1)
     )

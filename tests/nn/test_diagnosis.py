@@ -286,7 +286,7 @@ def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(
         assert key is not None
         one, other = group.kernel.query_features(query, scale=1.0), group.kernel.key_features(key, scale=1.0)
         places = grid.positions(dtype=torch.float64)
-        weights = group.relative.turn(one, places) @ group.relative.turn(other, places).transpose(-2, -1)
+        weights = group.relative.rotate(one, places) @ group.relative.rotate(other, places).transpose(-2, -1)
         below = [group.relative.normalizing(features, placed=True) for features in (one, other)]
         below = below[0] @ below[1].transpose(-2, -1)
         weights, below = (part.masked_fill(~mask[:, None, None], 0.0) for part in (weights, below))

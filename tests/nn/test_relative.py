@@ -55,7 +55,7 @@ def test_every_parameter_has_a_gradient(name: str):
 def test_the_frequencies_of_rotary_have_a_gradient():
     module = Rotary(2, 3, 2)
     features, positions = torch.randn(1, 3, 7, 5), torch.randn(7, 2)
-    (module().turn(features, positions) * features).sum().backward()
+    (module().rotate(features, positions) * features).sum().backward()
     assert module.frequency.grad is not None
     assert module.frequency.grad.all()
 

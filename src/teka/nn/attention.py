@@ -62,10 +62,10 @@ class Attention(nn.Module):
         self.content_heads = heads - self.position_heads
         self.kernel = make_content_kernel(chosen, self.content_heads, self.dim_head)
         present, size = self._present_kernel(), self.dim_head
-        turned = present.features if chosen.relative == "rotary" else None
-        num_features = size if turned is None else turned.num_features(size)
+        rotated = present.features if chosen.relative == "rotary" else None
+        num_features = size if rotated is None else rotated.num_features(size)
         self.relative = make_relative_module(chosen, self.position_heads or self.heads, size, num_features)
-        if chosen.rotary_normalizer is not None and turned is None:
+        if chosen.rotary_normalizer is not None and rotated is None:
             expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
             raise wrong_value("rotary_normalizer", chosen.rotary_normalizer, expected)
         self._make_maps(chosen)
@@ -81,9 +81,9 @@ class Attention(nn.Module):
         if self.relative is not None and self.relative.uses_query:
             query_heads = key_heads + self.position_heads if self.position_heads else self.heads
         self.query_key = make_query_key(chosen.query_key, key_heads, width)
-        # What is added to all keys cancels in the softmax, unless they are turned by their positions.
-        is_turned = self.relative is not None and self.relative.turns
-        cancels = present.is_softmax and not is_turned
+        # What is added to all keys cancels in the softmax, unless they are rotated by their positions.
+        is_rotated = self.relative is not None and self.relative.rotates
+        cancels = present.is_softmax and not is_rotated
         if cancels and self.query_key.removes_bias:
             raise wrong_value("query_key", chosen.query_key, "'plain' or 'normalized': the mean cancels in the softmax")
         key_bias = chosen.qkv_bias and not self.query_key.removes_bias and (self.query_key.acts or not cancels)
@@ -125,7 +125,7 @@ class Attention(nn.Module):
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
         """Queries, keys and values; None where the layer has none, and keys of the content heads only."""
         context = tokens if context is None else context
-        first = self._present_kernel().reads_heads_first and not (self.relative is not None and self.relative.turns)
+        first = self._present_kernel().reads_heads_first and not (self.relative is not None and self.relative.rotates)
         first = first and is_plain_eager_on_cpu(tokens, context)
         query, key, value = (
             None if linear is None else project_heads(linear, those, self.dim_head, heads_first=first)

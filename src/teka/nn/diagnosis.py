@@ -198,7 +198,7 @@ def _estimator_findings(
     if isinstance(kernel, FeatureKernel) and kernel.estimates_softmax:
         draws, true_kernel, true_relative = getattr(kernel, "projection", None), functional.Softmax(), relative
         if isinstance(relative, Rotary):
-            # Turned features stand for no other kernel, but what they are before the turn does.
+            # Rotated features stand for no other kernel, but what they are before the rotation does.
             estimate, true_relative = heads.rows(heads.attend(kernel, None)), None
     elif isinstance(relative, ClippedFeatures):
         draws, true_kernel = relative.projection, kernel

@@ -171,7 +171,7 @@ def make_relative_module(options: AttentionOptions, heads: int, dim_head: int, f
     if isinstance(relative, RelativeModule):
         return relative
     if relative == "rotary" and features < 2:
-        expected = "at least 2 with relative='rotary', which turns pairs of them"
+        expected = "at least 2 with relative='rotary', which rotates pairs of them"
         raise wrong_value("the number of features of kernel", features, expected)
     if rotary_normalizer is not None:
         check_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)

@@ -28,7 +28,7 @@ class RelativeModule(nn.Module):
     has_own_heads: ClassVar[bool] = False  # whether half of several heads attend by it alone, unless told otherwise
     needs_content: ClassVar[bool] = False  # whether it acts inside the content kernel, and so has no heads of its own
     uses_query: ClassVar[bool] = False  # whether it looks at the query
-    turns: ClassVar[bool] = False  # whether it turns keys, so that a bias of theirs does not cancel in the softmax
+    rotates: ClassVar[bool] = False  # whether it rotates keys, so that a bias of theirs does not cancel in the softmax
     # The parameters whose first axis is that of the heads, which every class says for itself, None if not known.
     head_parameters: ClassVar[tuple[str, ...] | None] = None
 
@@ -153,7 +153,7 @@ class Rotary(RelativeModule):
     Args:
         num_axes: Number of axes n of the grid.
         heads: Number of heads.
-        num_pairs: Number of pairs of features that are turned, at most half of the content kernel's features.
+        num_pairs: Number of pairs of features that are rotated, at most half of the content kernel's features.
         base: Ratio of the longest wave to the shortest, nearly: 10 in Heo et al. 2024, 10,000 in Su et al. 2021 (text).
         normalizer: What the denominator of a kernel with features is made of, "mixed", "nonnegative", "lengths" or
             "features"; see `teka.functional.Rotary`. No parameter depends on it.
@@ -161,7 +161,7 @@ class Rotary(RelativeModule):
     """
 
     needs_content = True
-    turns = True
+    rotates = True
     head_parameters = ("frequency",)
 
     def __init__(

@@ -57,7 +57,7 @@ def both(inputs: list[Tensor], kernel: str, relative: str | None, mask: Tensor |
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_chunks_give_what_every_pair_gives(kernel: str, relative: str | None):
     if (kernel, relative) == ("constant", "rotary"):
-        relative = None  # one feature cannot be turned
+        relative = None  # one feature cannot be rotated
     for num_tokens in LENGTHS:
         fast, dense = both(draw_inputs(num_tokens), kernel, relative)
         assert relative_change(fast, dense) < 1e-10, num_tokens

@@ -273,8 +273,8 @@ def test_it_has_two_features_a_draw():
 def test_the_same_draws_turned_round_give_the_same_kernel():
     query, key, _ = draw_inputs(6)
     kernel = build(Hyperbolic)
-    turned = Hyperbolic(-kernel.projection)
-    difference = kernel.weights(query, key, scale=0.4) - turned.weights(query, key, scale=0.4)
+    rotated = Hyperbolic(-kernel.projection)
+    difference = kernel.weights(query, key, scale=0.4) - rotated.weights(query, key, scale=0.4)
     assert difference.abs().max() < 1e-12
 
 

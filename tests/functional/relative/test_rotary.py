@@ -11,7 +11,7 @@ from teka import Grid
 from teka.functional import Constant, FeatureKernel, Rotary, Softmax, SquaredRelu
 from teka.functional.kernel import make_kernel
 from teka.functional.positions import Positions, phases
-from teka.functional.relative.rotary import LEAST_WEIGHT, pair_lengths, turn_by
+from teka.functional.relative.rotary import LEAST_WEIGHT, pair_lengths, phasor_of
 
 
 def build(num_axes: int = 2) -> Rotary:
@@ -24,28 +24,28 @@ def places(*size: int) -> Tensor:
 
 def products(relative: Rotary, positions: Tensor) -> Tensor:
     query, key, _ = draw_inputs(positions.shape[-2], batch=4, dtype=positions.dtype)
-    return relative.turn(query, positions) @ relative.turn(key, positions).transpose(-2, -1)
+    return relative.rotate(query, positions) @ relative.rotate(key, positions).transpose(-2, -1)
 
 
 def test_it_is_the_formula_in_loops():
     relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
-    found = relative.turn(features, positions)
+    found = relative.rotate(features, positions)
     for head in range(3):
         for token, (down, right) in enumerate(positions.tolist()):
             for pair in range(2):
                 omega = relative.frequency[head, pair].tolist()
                 angle = omega[0] * down + omega[1] * right
                 first, second = features[1, head, token, 2 * pair : 2 * pair + 2].tolist()
-                turned = found[1, head, token, 2 * pair : 2 * pair + 2].tolist()
-                assert turned[0] == pytest.approx(first * math.cos(angle) - second * math.sin(angle), abs=1e-12)
-                assert turned[1] == pytest.approx(first * math.sin(angle) + second * math.cos(angle), abs=1e-12)
+                rotated = found[1, head, token, 2 * pair : 2 * pair + 2].tolist()
+                assert rotated[0] == pytest.approx(first * math.cos(angle) - second * math.sin(angle), abs=1e-12)
+                assert rotated[1] == pytest.approx(first * math.sin(angle) + second * math.cos(angle), abs=1e-12)
     assert torch.equal(found[..., 4], features[..., 4])
 
 
 def test_at_the_origin_nothing_turns_and_nowhere_lengths_change():
     features = draw_inputs(7)[0]
-    assert torch.equal(build().turn(features, torch.zeros(7, 2, dtype=torch.float64)), features)
-    assert relative_change(build().turn(features, places(7, 2)).norm(dim=-1), features.norm(dim=-1)) < 1e-12
+    assert torch.equal(build().rotate(features, torch.zeros(7, 2, dtype=torch.float64)), features)
+    assert relative_change(build().rotate(features, places(7, 2)).norm(dim=-1), features.norm(dim=-1)) < 1e-12
 
 
 @pytest.mark.parametrize("num_axes", [1, 2, 3])
@@ -57,8 +57,8 @@ def test_inner_products_depend_on_the_offset_alone(num_axes: int, shift: float):
 
 def test_positions_of_each_sample_turn_each_sample():
     relative, positions, features = build(), places(2, 7, 2), draw_inputs(7)[0]
-    together = relative.turn(features, positions)
-    assert relative_change(together[1:], relative.turn(features[1:], positions[1])) < 1e-12
+    together = relative.rotate(features, positions)
+    assert relative_change(together[1:], relative.rotate(features[1:], positions[1])) < 1e-12
 
 
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
@@ -74,20 +74,20 @@ def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: 
     sites = Positions(Grid((5, 7), spacing, periodic=True))
     relative, positions, features = build().on(sites), places(7, 2), draw_inputs(7)[0]
     moved = positions + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
-    assert relative_change(relative.turn(features, moved), relative.turn(features, positions)) < 1e-10
+    assert relative_change(relative.rotate(features, moved), relative.rotate(features, positions)) < 1e-10
 
 
 def test_a_single_token_of_odd_strides_is_turned_as_among_others():
     relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
-    alone = relative.turn(features[:1, :, 3:4], positions[3:4])
-    assert relative_change(alone, relative.turn(features, positions)[:1, :, 3:4]) < 1e-12
+    alone = relative.rotate(features[:1, :, 3:4], positions[3:4])
+    assert relative_change(alone, relative.rotate(features, positions)[:1, :, 3:4]) < 1e-12
 
 
 def test_the_form_that_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch):
     relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
-    turned = relative.turn(features, positions)
+    rotated = relative.rotate(features, positions)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert relative_change(relative.turn(features, positions), turned) < 1e-12
+    assert relative_change(relative.rotate(features, positions), rotated) < 1e-12
 
 
 def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs_or_of_both():
@@ -107,11 +107,11 @@ def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs_or_
 
 def test_weights_of_the_non_negative_form_are_half_the_lengths_and_half_the_turned_features():
     relative, (left, right, _), places_of = Rotary(build().frequency, "nonnegative"), draw_inputs(7), places(7, 2)
-    turn = turn_by(phases(relative.frequency, places_of, left.dtype))
+    turn = phasor_of(phases(relative.frequency, places_of, left.dtype))
     weights = relative.weighing(left, turn) @ relative.weighing(right, turn).transpose(-2, -1)
     lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
-    turned = relative.turn(left, places_of) @ relative.turn(right, places_of).transpose(-2, -1)
-    assert relative_change(weights, ((1 + LEAST_WEIGHT) * lengths + turned) / 2) < 1e-14
+    rotated = relative.rotate(left, places_of) @ relative.rotate(right, places_of).transpose(-2, -1)
+    assert relative_change(weights, ((1 + LEAST_WEIGHT) * lengths + rotated) / 2) < 1e-14
     assert (weights >= 0).all()
     assert relative.sums_weights
     still = relative.weighing(left, None) @ relative.weighing(right, None).transpose(-2, -1)
@@ -120,9 +120,9 @@ def test_weights_of_the_non_negative_form_are_half_the_lengths_and_half_the_turn
 
 def test_no_turn_changes_lengths():
     relative, features = Rotary(build().frequency, "lengths"), draw_inputs(7)[0]
-    turned = relative.turn(features, places(7, 2))
+    rotated = relative.rotate(features, places(7, 2))
     assert (
-        relative_change(relative.normalizing(turned, placed=True), relative.normalizing(features, placed=True)) < 1e-14
+        relative_change(relative.normalizing(rotated, placed=True), relative.normalizing(features, placed=True)) < 1e-14
     )
 
 

@@ -98,26 +98,30 @@ class DecodingState:
     Args:
         num_tokens: Their number.
         total: Sums over all keys, or with rings over those at least k steps back.
-        unturned: With rotary features, the sums over what no turn changes, for the denominator.
+        unrotated: With rotary features, the sums over what no rotation changes, for the denominator.
         recent: With rings, features, s, and values with a column of ones of the last keys, newest first.
         kernels: Names of the content kernel and of the relative kernel that the tokens have met.
     """
 
     num_tokens: int
     total: LinearState
-    unturned: LinearState | None = None
+    unrotated: LinearState | None = None
     recent: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
     kernels: tuple[str, str | None] | None = None
 
 
 def left_by(
-    state: DecodingState | None, part: Literal["total", "unturned"], features: Tensor, value: Tensor, num_waves: int = 1
+    state: DecodingState | None,
+    part: Literal["total", "unrotated"],
+    features: Tensor,
+    value: Tensor,
+    num_waves: int = 1,
 ) -> LinearState:
     """A sum of the state, or an empty one before the first token; it has the sizes and the dtype of this token's."""
     batch, heads, _, num_features = features.shape
     if state is None:
         return empty_state(features.new_empty(batch, heads, 1, num_features * num_waves), value)
-    left = state.total if part == "total" else state.unturned
+    left = state.total if part == "total" else state.unrotated
     expected = ((batch, heads, num_features * num_waves, value.shape[-1] + 1), value.dtype)
     came = None if left is None else (tuple(left.total.shape), left.total.dtype)
     if left is None or came != expected:

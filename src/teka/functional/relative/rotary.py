@@ -1,4 +1,4 @@
-"""The rotary kernel: features turned by an angle of their position."""
+"""The rotary kernel: features rotated by an angle of their position."""
 
 import math
 from collections.abc import Callable
@@ -26,19 +26,19 @@ ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
 LEAST_WEIGHT = 1e-3
 # λ of "mixed": outputs are at most 1/λ times the largest value.
 LENGTH_SHARE = 0.3
-# cos and sin of angles, as the complex numbers that turn pairs where no compiler fuses the two.
-Turn = Tensor | tuple[Tensor, Tensor]
+# cos and sin of angles, as the complex numbers that rotate pairs where no compiler fuses the two.
+Phasor = Tensor | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Rotary(Relative):
-    """⟨R(x_i) a, R(x_j) b⟩ = ⟨a, R(x_j − x_i) b⟩, with R(x) the turn of features 2p and 2p + 1 together by ω_p·x.
+    """⟨R(x_i) a, R(x_j) b⟩ = ⟨a, R(x_j − x_i) b⟩, with R(x) the rotation of features 2p and 2p + 1 together by ω_p·x.
 
-    ω_p is a vector for each head and pair ("mixed" frequencies): planes may turn along any direction. Features after
-    the last pair stay as they are. With the softmax kernel queries and keys are turned. With the others the features φ
+    ω_p is a vector for each head and pair ("mixed" frequencies): planes may rotate along any direction. Features after
+    the last pair stay as they are. With the softmax kernel queries and keys are rotated. With the others the features φ
     are, and weights w_ij = ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩ may be negative, so that their own sum is no denominator.
-    What no turn changes gives one: the features, or the lengths ψ_p = √(φ_2p² + φ_2p+1²) of their pairs (|φ| after the
-    last pair), of which |w_ij| ≤ ψ(q_i)·ψ(k_j). out_i = Σ_j w_ij v_j / D_i, with λ = `length_share`:
+    What no rotation changes gives one: the features, or the lengths ψ_p = √(φ_2p² + φ_2p+1²) of their pairs (|φ| after
+    the last pair), of which |w_ij| ≤ ψ(q_i)·ψ(k_j). out_i = Σ_j w_ij v_j / D_i, with λ = `length_share`:
 
     | normalizer | D_i | |out| is at most |
     |---|---|---|
@@ -47,9 +47,9 @@ class Rotary(Relative):
     | "nonnegative" | Σ_j w_ij, of w_ij = ½ [(1 + δ) ψ(q_i)·ψ(k_j) + ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩] > 0 | max |v| |
     | "features" | Σ_j φ(q_i)·φ(k_j) | nothing |
 
-    "features" is RoFormer's. A kernel whose weights may be negative before any turn (`FeatureKernel.nonnegative`) has
-    "lengths" for "mixed". A pair with a token without a position is not turned and counts in D with its weight. On a
-    periodic grid frequencies are rounded to those of the torus.
+    "features" is RoFormer's. A kernel whose weights may be negative without a rotation (`FeatureKernel.nonnegative`)
+    has "lengths" for "mixed". A pair with a token without a position is not rotated and counts in D with its weight. On
+    a periodic grid frequencies are rounded to those of the torus.
 
     Source: Su et al. 2021 (RoFormer), §3.2 and §3.3 for φ and "features"; Heo et al. 2024 (RoPE-Mixed) for several
     axes; the bounded denominators are this library's (docs/maths/rotary.md).
@@ -74,12 +74,12 @@ class Rotary(Relative):
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Rotary":
         """Frequencies ~ N(0, 1) for every pair of features of the content kernel, which has at least one."""
-        num_pairs = num_turned_features(make_kernel(kernel, dim), dim) // 2
+        num_pairs = num_rotated_features(make_kernel(kernel, dim), dim) // 2
         return cls(torch.randn(heads, num_pairs, num_axes, generator=generator, dtype=torch.float64))
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("frequency", self.frequency, heads, "pairs", num_axes)
-        size = num_turned_features(kernel, dim)
+        size = num_rotated_features(kernel, dim)
         if 2 * self.frequency.shape[1] > size:
             expected = f"at most {size // 2} pairs for the {size} features of kernel={kernel.name!r}"
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
@@ -103,39 +103,39 @@ class Rotary(Relative):
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def softmax_size(self, positions: Positions) -> int:
-        """0: they are turned."""
+        """0: they are rotated."""
         return 0
 
     def softmax_vectors(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors | None:
         if positions.num_prefix_tokens:
             return None
-        turn, key_turn = self._turns(positions, query)
-        return self.turned(scale * query, turn), self.turned(key, key_turn)
+        phasor, key_phasor = self._phasors(positions, query)
+        return self.rotated(scale * query, phasor), self.rotated(key, key_phasor)
 
     def dense_passes(self, num_axes: int) -> int:
         return 6
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
-        """Weights of turned vectors over a denominator of what no turn changes, or of the weights themselves."""
+        """Weights of rotated vectors over a denominator of what no rotation changes, or of the weights themselves."""
         kernel, value, first = pairs.kernel, pairs.value, positions.num_prefix_tokens
         features = kernel.features
         if kernel.is_softmax:
-            turned = self.softmax_vectors(pairs.query, pairs.key, positions, scale=pairs.scale)
-            if turned is not None:
-                return fused_softmax(pairs.between(*turned))
+            rotated = self.softmax_vectors(pairs.query, pairs.key, positions, scale=pairs.scale)
+            if rotated is not None:
+                return fused_softmax(pairs.between(*rotated))
         vectors = kernel.dense_vectors if features is None else features.feature_maps
         options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
         of_query, of_key, log_scale = vectors(pairs.query, pairs.key, **options)
-        turn, key_turn = self._turns(positions, pairs.query)
+        phasor, key_phasor = self._phasors(positions, pairs.query)
 
-        def products(vectors: Callable[[Tokens, Turn | None], Tensor]) -> Tensor:
-            left, right = vectors(of_query[:, :, first:], turn), vectors(of_key[:, :, first:], key_turn)
+        def products(vectors: Callable[[Tokens, Phasor | None], Tensor]) -> Tensor:
+            left, right = vectors(of_query[:, :, first:], phasor), vectors(of_key[:, :, first:], key_phasor)
             pairs = left @ right.transpose(-2, -1)
             if first:
                 pairs = products_with_prefix(vectors(of_query, None), vectors(of_key, None), pairs, first)
             return pairs
 
-        weights = products(self.turned if features is None else self.weighing)
+        weights = products(self.rotated if features is None else self.weighing)
         keep = pairs.keep()
         empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
         keep = None if keep is None or empty is None else keep | empty
@@ -144,7 +144,7 @@ class Rotary(Relative):
             return output if empty is None else output.masked_fill(empty, 0.0)
         totals = weights
         if not self.sums_weights:
-            totals = products(lambda one, turn: self.normalizing(one, placed=turn is not None))
+            totals = products(lambda one, phasor: self.normalizing(one, placed=phasor is not None))
         totals, weights = (apply_log_factor(part, None, log_scale, keep) for part in (totals, weights))
         output = Sums(weights @ value, totals.sum(dim=-1)).divide(nonnegative=features.nonnegative)
         return output if empty is None else output.masked_fill(empty, 0.0)
@@ -153,49 +153,49 @@ class Rotary(Relative):
         return {"linear": linear_cost(sizes)}
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
-        """The numerator from turned features, the denominator from what no turn changes or from the same."""
-        return self._sums_of(tokens, *self._turns(positions, tokens.value))
+        """The numerator from rotated features, the denominator from what no rotation changes or from the same."""
+        return self._sums_of(tokens, *self._phasors(positions, tokens.value))
 
     def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
         return self._sums_of(Featured(query_features, query_features, key_features, value), None, None)
 
-    def _sums_of(self, tokens: Featured, turn: Turn | None, key_turn: Turn | None) -> Sums:
+    def _sums_of(self, tokens: Featured, phasor: Phasor | None, key_phasor: Phasor | None) -> Sums:
         """Σ_j w_ij v_j from the vectors of the weights, and D_i from its own, where these are others."""
-        left, right = self.weighing(tokens.query_features, turn), self.weighing(tokens.key_features, key_turn)
+        left, right = self.weighing(tokens.query_features, phasor), self.weighing(tokens.key_features, key_phasor)
         sums = plain_sums(replace(tokens, query_features=left, key_features=right))
         if self.sums_weights:
             return sums
-        placed = turn is not None
+        placed = phasor is not None
         left, right = (self.normalizing(one, placed=placed) for one in (tokens.query_features, tokens.key_features))
         totals = plain_sums(replace(tokens, query_features=left, key_features=right, value=tokens.value[..., :0]))
         return Sums(sums.numerator, totals.denominator)
 
     def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
-        """Turned features for the numerator; for the denominator, where it is not of the same, a state of its own."""
-        turn, _ = self._turns(positions, tokens.value)
-        left, right = self.weighing(tokens.query_features, turn), self.weighing(tokens.key_features, turn)
+        """Rotated features for the numerator; for the denominator, where it is not of the same, a state of its own."""
+        phasor, _ = self._phasors(positions, tokens.value)
+        left, right = self.weighing(tokens.query_features, phasor), self.weighing(tokens.key_features, phasor)
         value = with_ones(tokens.value)
         total = left_by(state, "total", right, tokens.value)
         above, total = causal_chunk(left, right, tokens.log_scale, value, total)
         if self.sums_weights:
             return Sums.of_channels(above), DecodingState(0, total)
         left, right = (self.normalizing(one, placed=True) for one in (tokens.query_features, tokens.key_features))
-        unturned = left_by(state, "unturned", right, tokens.value[..., :0])
-        totals, unturned = causal_chunk(left, right, tokens.log_scale, value[..., -1:], unturned)
-        return Sums(above[..., :-1], totals[..., -1]), DecodingState(0, total, unturned)
+        unrotated = left_by(state, "unrotated", right, tokens.value[..., :0])
+        totals, unrotated = causal_chunk(left, right, tokens.log_scale, value[..., -1:], unrotated)
+        return Sums(above[..., :-1], totals[..., -1]), DecodingState(0, total, unrotated)
 
     @property
     def sums_weights(self) -> bool:
         """Whether the denominator is the sum of the weights; else it is made of `normalizing`."""
         return self.normalizer == "nonnegative"
 
-    def weighing(self, features: Tokens, turn: Turn | None) -> Float[Tensor, "batch heads tokens weighing"]:
+    def weighing(self, features: Tokens, phasor: Phasor | None) -> Float[Tensor, "batch heads tokens weighing"]:
         """Vectors whose inner products are the weights: R(x) φ, or with "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2."""
-        turned = self.turned(features, turn)
+        rotated = self.rotated(features, phasor)
         if not self.sums_weights:
-            return turned
+            return rotated
         lengths = self.lengths(features) * math.sqrt((1 + LEAST_WEIGHT) / 2)
-        return torch.cat([lengths, turned * math.sqrt(0.5)], dim=-1)
+        return torch.cat([lengths, rotated * math.sqrt(0.5)], dim=-1)
 
     def normalizing(self, features: Tokens, *, placed: bool) -> Float[Tensor, "batch heads tokens normalizing"]:
         """Vectors of D, of pairs both somewhere or not: φ, or [√(1 − λ) φ, √λ ψ], which is ψ with λ = 1."""
@@ -207,27 +207,27 @@ class Rotary(Relative):
             return lengths
         return torch.cat([features * math.sqrt(1 - share), lengths * math.sqrt(share)], dim=-1)
 
-    def turn(self, vectors: Tokens, places: Places) -> Tokens:
+    def rotate(self, vectors: Tokens, places: Places) -> Tokens:
         """(f_2p cos ω_p·x − f_2p+1 sin ω_p·x, f_2p sin ω_p·x + f_2p+1 cos ω_p·x) for every pair, then the others."""
-        return self.turned(vectors, turn_by(phases(self.frequency, places, vectors.dtype)))
+        return self.rotated(vectors, phasor_of(phases(self.frequency, places, vectors.dtype)))
 
-    def _turns(self, positions: Positions, like: Tensor) -> tuple[Turn, Turn]:
+    def _phasors(self, positions: Positions, like: Tensor) -> tuple[Phasor, Phasor]:
         angle, key_angle = positions.angles(self.frequency, like)
-        turn = turn_by(angle)
-        return turn, turn if key_angle is angle else turn_by(key_angle)
+        phasor = phasor_of(angle)
+        return phasor, phasor if key_angle is angle else phasor_of(key_angle)
 
-    def turned(self, vectors: Tokens, turn: Turn | None) -> Tokens:
-        """Pairs of vectors after a turn, then the others; those of tokens that are nowhere have none."""
-        if turn is None:
+    def rotated(self, vectors: Tokens, phasor: Phasor | None) -> Tokens:
+        """Pairs of vectors after a rotation, then the others; those of tokens that are nowhere have none."""
+        if phasor is None:
             return vectors
-        num_turned = 2 * self.frequency.shape[1]
-        turned, others = turn_pairs(vectors[..., :num_turned], turn), vectors[..., num_turned:]
-        return turned if others.shape[-1] == 0 else torch.cat([turned, others], dim=-1)
+        num_rotated = 2 * self.frequency.shape[1]
+        rotated, others = rotate_pairs(vectors[..., :num_rotated], phasor), vectors[..., num_rotated:]
+        return rotated if others.shape[-1] == 0 else torch.cat([rotated, others], dim=-1)
 
     def lengths(self, features: Tokens) -> Float[Tensor, "batch heads tokens lengths"]:
-        """ψ: the lengths of the turned pairs, then |φ| of the others."""
-        num_turned = 2 * self.frequency.shape[1]
-        lengths, others = pair_lengths(features[..., :num_turned]), features[..., num_turned:].abs()
+        """ψ: the lengths of the rotated pairs, then |φ| of the others."""
+        num_rotated = 2 * self.frequency.shape[1]
+        lengths, others = pair_lengths(features[..., :num_rotated]), features[..., num_rotated:].abs()
         return lengths if others.shape[-1] == 0 else torch.cat([lengths, others], dim=-1)
 
 
@@ -238,21 +238,21 @@ def check_normalizer(normalizer: str, length_share: float) -> None:
         raise wrong_value("length_share", length_share, "above 0 and at most 1")
 
 
-def turn_by(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Turn:
-    """The turn by angles in radians."""
+def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
+    """Phasors of angles in radians."""
     cosine, sine = torch.cos(angle), torch.sin(angle)
     return (cosine, sine) if torch.compiler.is_compiling() else torch.complex(cosine, sine)
 
 
-def turn_pairs(features: Tokens, turn: Turn) -> Tokens:
-    """Features 2p and 2p + 1 turned together by angle p."""
-    if isinstance(turn, tuple):
-        cosine, sine = turn
+def rotate_pairs(features: Tokens, phasor: Phasor) -> Tokens:
+    """Features 2p and 2p + 1 rotated together by angle p."""
+    if isinstance(phasor, tuple):
+        cosine, sine = phasor
         first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
         return torch.stack([first * cosine - second * sine, first * sine + second * cosine], dim=-1).flatten(-2)
     # Uncompiled, complex numbers take a third of the time of the lines above; the copy has the strides that they need.
     pairs = features.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format)
-    return torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * phasor).flatten(-2)
 
 
 def pair_lengths(features: Tokens) -> Float[Tensor, "batch heads tokens pairs"]:
@@ -263,10 +263,10 @@ def pair_lengths(features: Tokens) -> Float[Tensor, "batch heads tokens pairs"]:
     return torch.hypot(first.masked_fill(zero, 1.0), second).masked_fill(zero, 0.0)
 
 
-def num_turned_features(kernel: Kernel, dim: int) -> int:
-    """Number of features that can be turned, at least two: those of a feature map, or the entries of a query."""
+def num_rotated_features(kernel: Kernel, dim: int) -> int:
+    """Number of features that can be rotated, at least two: those of a feature map, or the entries of a query."""
     size = dim if kernel.features is None else kernel.features.num_features(dim)
     if size >= 2:
         return size
-    expected = "a kernel of at least 2 features with relative='rotary', which turns pairs of them"
+    expected = "a kernel of at least 2 features with relative='rotary', which rotates pairs of them"
     raise wrong_value("kernel", kernel.name, expected)
