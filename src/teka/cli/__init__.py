@@ -17,7 +17,7 @@ from teka.errors import is_out_of_memory, unknown_name
 
 # Where each command is within this package, and what it is for.
 COMMANDS = {
-    "demo": ("experiments:demo", "train three small models on digits, shift the images and compare"),
+    "demo": ("experiments:demo", "train five small models on digits, shift the images and compare"),
     "download": ("pictures:download", "fetch published data sets and check them"),
     "train": ("runs:train", "train a model on a data set"),
     "evaluate": ("runs:evaluate", "accuracy of a trained run on its test images"),
