@@ -109,7 +109,8 @@ def write_setting(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return (f"{value:,}" if abs(value) >= 10_000 else f"{value:.6g}").replace("-", "−")
+        is_large = isinstance(value, int) and abs(value) >= 10_000
+        return (f"{value:,}" if is_large else f"{value:.6g}").replace("-", "−")
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
