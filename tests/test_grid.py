@@ -95,16 +95,6 @@ def test_offsets_are_differences_of_positions_brought_within_half_a_period(argum
         assert torch.allclose(turns, turns.round(), atol=1e-9)
 
 
-@given(grid_arguments())
-def test_the_offsets_of_one_axis_are_those_between_tokens_that_differ_along_it(arguments: Arguments):
-    grid = Grid(*arguments)
-    offsets = grid.offsets(dtype=torch.float64)
-    for axis in range(grid.num_axes):
-        stride = math.prod(grid.shape[axis + 1 :])
-        line = torch.arange(grid.shape[axis]) * stride
-        assert torch.equal(grid.axis_offsets(axis, dtype=torch.float64), offsets[line][:, line][..., axis])
-
-
 @given(grid_arguments(), st.data())
 def test_rolls_compose_and_undo_each_other(arguments: Arguments, data: st.DataObject):
     grid = Grid(*arguments)
@@ -128,7 +118,6 @@ def test_positions_and_offsets_take_a_dtype_and_default_to_the_default_one():
     for dtype in (torch.float32, torch.float64):
         assert grid.positions(dtype=dtype).dtype == dtype
         assert grid.offsets(dtype=dtype).dtype == dtype
-        assert grid.axis_offsets(0, dtype=dtype).dtype == dtype
     assert grid.positions().dtype == torch.get_default_dtype()
 
 

@@ -95,11 +95,11 @@ def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int 
     return int(sides[0]), int(sides[1])
 
 
-def check_stride(stride: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+def check_stride(stride: int | Sequence[int], num_axes: int, argument: str = "stride") -> tuple[int, ...]:
     """A stride with one whole number of at least 1 for each axis; one number is that of all."""
     steps = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
     if len(steps) != num_axes or not all(is_whole(step) and step >= 1 for step in steps):
-        raise wrong_value("stride", stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
+        raise wrong_value(argument, stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
     return steps
 
 

@@ -119,11 +119,6 @@ class Grid:
         positions = self._at_zero().positions(dtype=dtype, device=device)
         return self.wrap(positions[:, None] - positions[None, :])
 
-    def axis_offsets(self, axis: int, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "side side"]:
-        """Offset between every two cells of one axis, in physical units, wrapped where periodic; shape (S, S)."""
-        places = self._at_zero().axis_positions(axis, dtype=dtype, device=device)
-        return self.wrap_axis(axis, places[:, None] - places[None, :])
-
     def _at_zero(self) -> "Grid":
         """The grid with its first cell at 0: offsets within it are the same, and lose no digits far from 0."""
         return Grid(self.shape, self.spacing, self.periodic)

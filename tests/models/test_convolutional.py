@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from tests.contracts.cases import relative_change
+from tests.cordonnier2020 import paper_models
 from torch import nn
 
-from teka.experiments.reproduce.papers import paper_models
 from teka.flops import flop_counter
 from teka.models import VGG16, AlexNet, ResNet18
 from teka.models.convolutional import ResidualBlock

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from tests.contracts.cases import relative_change
+from tests.cordonnier2020 import paper_models
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from teka.audit import equivariance_error
-from teka.experiments.reproduce.papers import paper_models
 from teka.functional import relative
 from teka.functional.relative.stationary import StationaryRelative
 from teka.models import SelfAttentionNetwork

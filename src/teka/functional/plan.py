@@ -149,11 +149,11 @@ class Plan:
         *,
         heads: int,
         dim: int,
-        scale: float | None,
         is_causal: bool,
+        scale: float | None = None,
     ) -> "Plan":
         """The plan of kernels, by name or made already, checked to fit; of no backend yet."""
-        longer = 0
+        longer, positions = 0, Positions() if relative is None else positions
         if relative is not None:
             if not isinstance(relative, Relative):
                 relative = make_relative(relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)

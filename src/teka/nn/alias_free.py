@@ -23,23 +23,24 @@ class OversampledGELU(nn.Module):
     """
 
     def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *sides"]:
-        finer = [_finer(side).to(inputs) for side in inputs.shape[2:]]
+        matrices = [finer(side, 2).to(inputs) for side in inputs.shape[2:]]
         fine = inputs
-        for axis, matrix in enumerate(finer, 2):
-            fine = _map_axis(fine, matrix, axis)
+        for axis, matrix in enumerate(matrices, 2):
+            fine = map_axis(fine, matrix, axis)
         result = gelu(fine)
-        for axis, matrix in enumerate(finer, 2):
-            result = _map_axis(result, matrix.mT / 2, axis)
+        for axis, matrix in enumerate(matrices, 2):
+            result = map_axis(result, matrix.mT / 2, axis)
         return result
 
 
-def _finer(side: int) -> Float[Tensor, "fine side"]:
-    """Trigonometric interpolation of what lies below Nyquist to a grid twice as fine; half its transpose leads back."""
+def finer(side: int, factor: int) -> Float[Tensor, "fine side"]:
+    """Trigonometric interpolation of what lies below Nyquist to a finer grid; its transpose / factor leads back."""
     spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64), dim=0)[: (side + 1) // 2]
-    return 2 * torch.fft.irfft(spectrum, n=2 * side, dim=0)
+    return factor * torch.fft.irfft(spectrum, n=factor * side, dim=0)
 
 
-def _map_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int) -> Tensor:
+def map_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int) -> Tensor:
+    """A linear map along one axis."""
     return (inputs.movedim(axis, -1) @ matrix.mT).movedim(-1, axis)
 
 

@@ -14,7 +14,8 @@ from teka.functional import Clipped, ClippedFeatures, FeatureKernel, Fourier, Ke
 from teka.functional.attention import EstimatorReport
 from teka.functional.backend import Cost
 from teka.functional.kernel.base import mask_features
-from teka.functional.plan import choose_backend
+from teka.functional.plan import Plan, choose_backend
+from teka.functional.positions import Positions
 from teka.grid import Grid
 from teka.nn.advice import advise
 from teka.nn.attention import Attention
@@ -65,7 +66,8 @@ def diagnose(
             if isinstance(module, RandomFeatures):
                 module.is_fresh = False
         twin(tokens, grid, key_mask, num_prefix_tokens, positions=positions)
-        whole = Excerpt(tokens.detach(), grid, positions, num_prefix_tokens, key_mask)
+        where = Positions(grid, positions, num_prefix_tokens=num_prefix_tokens)
+        whole = Excerpt(tokens.detach(), where, key_mask)
         num_measured = min(whole.num_placed, MEASURED_TOKENS)
         part = whole.at_most(num_measured, max(1, MEASURED_IN_ALL // max(1, num_measured)))
         groups = tuple(_group_findings(twin, group, whole, part) for group in twin.head_groups())
@@ -90,8 +92,9 @@ def _describe(whole: Excerpt, part: Excerpt) -> str:
         return "measured on all of them"
     samples, num_tokens, _ = part.tokens.shape
     block = ""
-    if part.grid and whole.grid and part.grid != whole.grid:
-        block = f", a block {part.grid.shape} of {whole.grid.shape}"
+    block_grid, grid = part.positions.grid, whole.positions.grid
+    if block_grid and grid and block_grid != grid:
+        block = f", a block {block_grid.shape} of {grid.shape}"
     return f"measured on {samples} of the samples and {num_tokens:,} of the tokens{block}"
 
 
@@ -109,18 +112,11 @@ class _Heads:
         self, kernel: Kernel, relative: Relative | None, backend: str = "dense", dtype: torch.dtype = torch.float64
     ) -> Tensor:
         """Output of all queries in float64, (B, H, L, d), computed in a dtype."""
-        part, places = self.excerpt, {}
-        if relative is not None:
-            places = {"grid": part.grid, "positions": part.positions, "num_prefix_tokens": part.num_prefix_tokens}
-        return functional.attention(
-            *(tensor.to(dtype) for tensor in (self.query, self.key, self.value)),
-            kernel=kernel,
-            relative=relative,
-            key_mask=part.key_mask,
-            is_causal=self.is_causal,
-            backend=backend,
-            **places,
-        ).double()
+        query, key, value = (tensor.to(dtype) for tensor in (self.query, self.key, self.value))
+        sizes = {"heads": query.shape[1], "dim": query.shape[-1]}
+        plan = Plan.of_kernels(kernel, relative, self.excerpt.positions, **sizes, is_causal=self.is_causal)
+        masks = {"key_mask": self.excerpt.key_mask, "query_mask": None}
+        return plan.attend(query, key, value, backend=backend, **masks).double()
 
     def rows(self, vectors: Tensor) -> Tensor:
         """Those of the kept tokens, (H, rows, d), of vectors (B, H, L, d)."""
@@ -187,7 +183,8 @@ def _largest_numbers(layer: Attention, groups: tuple[GroupFindings, ...], part: 
     maps = {"queries": exact.query, "keys": exact.key, "values": exact.value}
     largest = {name: float(linear(tokens).abs().max()) for name, linear in maps.items() if linear is not None}
     largest["heads' outputs"] = max(group.size.largest_output for group in groups)
-    output = exact(tokens, part.grid, part.key_mask, part.num_prefix_tokens, positions=part.positions)
+    where = part.positions
+    output = exact(tokens, where.grid, part.key_mask, where.num_prefix_tokens, positions=where.points)
     return {**largest, "layer's outputs": float(output[part.kept].abs().max())}
 
 
@@ -229,14 +226,15 @@ def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, fl
 
 
 def _costs(group: HeadGroup, excerpt: Excerpt) -> dict[str, Cost]:
-    return group.costs_at(excerpt.sites, *2 * (excerpt.tokens.shape[1],))
+    return group.costs_at(excerpt.positions, *2 * (excerpt.tokens.shape[1],))
 
 
 def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]:
     """How many waves a periodic grid rounds to frequency 0, and how many waves it rounds."""
-    if not isinstance(relative, Fourier | Rotary) or excerpt.grid is None or not any(excerpt.grid.periodic):
+    grid = excerpt.positions.grid
+    if not isinstance(relative, Fourier | Rotary) or grid is None or not any(grid.periodic):
         return 0, 0
-    rounded = relative.on(excerpt.sites)
+    rounded = relative.on(excerpt.positions)
     assert isinstance(rounded, Fourier | Rotary)
     still = (rounded.frequency == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
     return int(still.sum()), still.numel()

@@ -70,9 +70,8 @@ class HeadGroup:
 
     def attend(self, query: Queries, key: Keys, value: Values, scene: Scene) -> Outputs:
         """What these heads give of the tokens of a scene."""
-        positions = Positions() if self.relative is None else scene.positions
         sizes = {"heads": query.shape[1], "dim": query.shape[-1]}
-        plan = Plan.of_kernels(self.kernel, self.relative, positions, **sizes, scale=None, is_causal=self.is_causal)
+        plan = Plan.of_kernels(self.kernel, self.relative, scene.positions, **sizes, is_causal=self.is_causal)
         masks = {"key_mask": scene.key_mask, "query_mask": scene.query_mask}
         return plan.attend(query, key, value, backend=self.backend, **masks)
 

@@ -26,15 +26,13 @@ class Excerpt:
     """Tokens of self-attention and where they are."""
 
     tokens: Float[Tensor, "batch tokens dim"]  # tokens, shape (B, L, dim)
-    grid: Grid | None  # the grid whose cells they are, after the prefix, or None
-    positions: Float[Tensor, "*batch placed axes"] | None  # instead of a grid, positions, or None
-    num_prefix_tokens: int  # number of first tokens without a position
+    positions: Positions  # where they are
     key_mask: Bool[Tensor, "batch tokens"] | None  # true where a token may be attended to, or None for all
 
     @property
     def num_placed(self) -> int:
         """Number of tokens after the prefix."""
-        return self.tokens.shape[1] - self.num_prefix_tokens
+        return self.tokens.shape[1] - self.positions.num_prefix_tokens
 
     @property
     def kept(self) -> Bool[Tensor, "batch tokens"]:
@@ -43,15 +41,10 @@ class Excerpt:
             return torch.ones(self.tokens.shape[:2], dtype=torch.bool, device=self.tokens.device)
         return self.key_mask
 
-    @property
-    def sites(self) -> Positions:
-        """Where the tokens are."""
-        return Positions(self.grid, self.positions, num_prefix_tokens=self.num_prefix_tokens)
-
     def at_most(self, max_tokens: int, max_samples: int) -> "Excerpt":
         """The first samples with a kept token, of these the prefix and the first tokens, or a block with kept cells."""
-        first = self.num_prefix_tokens
-        cells, grid = torch.arange(self.num_placed, device=self.tokens.device), self.grid
+        first, grid, points = self.positions.num_prefix_tokens, self.positions.grid, self.positions.points
+        cells = torch.arange(self.num_placed, device=self.tokens.device)
         if self.num_placed > max_tokens:
             if grid is None:
                 kept = self.kept[0, first:].nonzero().flatten()
@@ -61,24 +54,18 @@ class Excerpt:
                 cells, grid = self._block(grid, max_tokens)
         chosen = torch.cat([torch.arange(first, device=cells.device), first + cells])
         samples = self.kept[:, chosen].any(dim=1).nonzero().flatten()[:max_samples]
-        positions = self.positions
-        if positions is not None:
-            positions = positions[..., cells.to(positions.device), :]
-            if positions.ndim == 3 and len(positions) > 1:
-                positions = positions[samples.to(positions.device)]
-        return replace(
-            self,
-            tokens=self.tokens[samples][:, chosen],
-            grid=grid,
-            positions=positions,
-            key_mask=None if self.key_mask is None else self.key_mask[samples][:, chosen],
-        )
+        if points is not None:
+            points = points[..., cells.to(points.device), :]
+            if points.ndim == 3 and len(points) > 1:
+                points = points[samples.to(points.device)]
+        mask = None if self.key_mask is None else self.key_mask[samples][:, chosen]
+        return Excerpt(self.tokens[samples][:, chosen], replace(self.positions, grid=grid, points=points), mask)
 
     def _block(self, grid: Grid, max_tokens: int) -> tuple[Tensor, Grid]:
         longest = max(grid.shape)
         while longest > 1 and math.prod(min(side, longest) for side in grid.shape) > max_tokens:
             longest -= 1
-        kept = self.kept[0, self.num_prefix_tokens :].nonzero().flatten()
+        kept = self.kept[0, self.positions.num_prefix_tokens :].nonzero().flatten()
         middle = torch.unravel_index(kept[len(kept) // 2] if len(kept) else torch.tensor(0), grid.shape)
         block = torch.arange(grid.num_tokens, device=self.tokens.device).reshape(grid.shape)
         for axis, (place, whole) in enumerate(zip(middle, grid.shape, strict=True)):
@@ -94,7 +81,7 @@ def shift_findings(layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift
     Along a periodic axis the tokens roll; along a bounded one they move within a longer axis, among tokens that no
     query attends to; bare positions get it added. None where no shift is a symmetry, as of a causal layer on a torus.
     """
-    positions, grid = scene.positions, scene.grid
+    positions, grid = scene.positions.points, scene.positions.grid
     if positions is not None:
         how, steps, measure = "added to the positions", _position_shifts(positions, shifts), _at_positions
     elif grid is not None:
@@ -128,11 +115,11 @@ def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> 
 
 def _at_positions(layer: Attention, scene: Excerpt, shifts: Shifts) -> tuple[dict[tuple[float, ...], float], float]:
     """The error at each shift, and the noise floor."""
-    assert scene.positions is not None
-    places = scene.positions.double()
+    assert scene.positions.points is not None
+    places, first = scene.positions.points.double(), scene.positions.num_prefix_tokens
 
     def output(positions: Tensor) -> Tensor:
-        mixed = layer(scene.tokens, None, scene.key_mask, scene.num_prefix_tokens, positions=positions)
+        mixed = layer(scene.tokens, None, scene.key_mask, first, positions=positions)
         return mixed[scene.kept].double()
 
     reference = output(places)
@@ -156,8 +143,8 @@ def _grid_shifts(grid: Grid, shifts: Sequence[LayerShift] | None, *, is_causal: 
 
 def _on_canvas(layer: Attention, scene: Excerpt, shifts: Shifts) -> tuple[dict[tuple[float, ...], float], float]:
     """The same on a grid that has room for the shifts."""
-    assert scene.grid is not None
-    grid, first = scene.grid, scene.num_prefix_tokens
+    grid, first = scene.positions.grid, scene.positions.num_prefix_tokens
+    assert grid is not None
     steps = tuple(tuple(map(int, shift)) for shift in shifts)
     before, after = (
         [0 if flag else max(0, *(sign * step[axis] for step in steps)) for axis, flag in enumerate(grid.periodic)]

@@ -70,7 +70,7 @@ class PolyphaseDownsample(nn.Module):
         super().__init__()
         check_name("select", select, SELECTIONS)
         check_flags({"periodic": periodic})
-        self.stride = _check_stride(stride, num_axes)
+        self.stride = check_axes("stride", stride, num_axes)
         self.select, self.blur, self.periodic = select, check_blur(blur, periodic), periodic
         if (channels is None) == (select == "learned"):
             raise wrong_value("channels", channels, "the inputs' channels with select='learned', else None")
@@ -93,7 +93,7 @@ class PolyphaseDownsample(nn.Module):
         elif self.score is None:
             # After it all cosets have one norm, of which the largest would be chosen by rounding.
             weighed = blurred(inputs, CHOICE_BLUR, self.stride, self.periodic) if self.blur == "ideal" else filtered
-            offset = _largest(weighed.detach(), self.stride)
+            offset = largest_coset(weighed.detach(), self.stride)
         else:
             cosets = split_cosets(filtered, self.stride)
             scores = self.score(cosets)
@@ -101,7 +101,7 @@ class PolyphaseDownsample(nn.Module):
                 hard = gumbel_softmax(scores, hard=True)
                 return torch.einsum("bk,bk...->b...", hard, cosets), hard.argmax(1)
             offset = scores.argmax(1)
-        return _take(filtered, offset, self.stride), offset
+        return take_coset(filtered, offset, self.stride), offset
 
     def check(self, inputs: Tensor) -> None:
         """Check that inputs have as many axes as the stride, which divides them."""
@@ -132,7 +132,7 @@ class PolyphaseUpsample(nn.Module):
         self, stride: int | Sequence[int], *, num_axes: int = 2, blur: int | str | None = None, periodic: bool = True
     ) -> None:
         super().__init__()
-        self.stride = _check_stride(stride, num_axes)
+        self.stride = check_axes("stride", stride, num_axes)
         self.blur, self.periodic = check_blur(blur, periodic), periodic
 
     def forward(
@@ -237,7 +237,8 @@ class _Coset(Function):
         return _Coset.apply(*grad_outputs, *ctx.saved_tensors, ctx.stride, not ctx.transposed), None, None, None
 
 
-def _take(inputs: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tensor:
+def take_coset(inputs: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """x_c of each sample's own number c."""
     return cast(Tensor, _Coset.apply(inputs, offset, stride, False))
 
 
@@ -255,7 +256,7 @@ def _coset(offset: Tensor, stride: Sequence[int]) -> tuple[Any, ...]:
     return tuple(index)
 
 
-def _largest(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
+def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
     """Number of the coset with the largest norm of each sample, the same whatever the order of cosets and cells."""
     energy = at_least_float32(inputs).square().sum(1).double()
     most = energy.flatten(1).amax(1).clamp_min(torch.finfo(torch.float64).tiny)
@@ -289,7 +290,8 @@ class _Score(nn.Module):
         return self.layers(cosets.flatten(0, 1)).flatten(1).mean(1).view(cosets.shape[:2])
 
 
-def _check_stride(stride: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+def check_axes(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+    """Whole numbers of at least 1, one for each of 1 to 3 axes; one number is that of all."""
     if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")
-    return check_stride(stride, num_axes)
+    return check_stride(steps, num_axes, argument)

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cordonnier2020 import paper_models
 
-from teka.experiments.reproduce.papers import PIXELS, figure1, paper_models, paper_row, table1
+from teka.experiments.reproduce.papers import PIXELS, figure1, paper_row, table1
 from teka.experiments.study import read_study
 
 STUDIES = Path(__file__).parents[3] / "studies"

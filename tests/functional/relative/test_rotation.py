@@ -84,7 +84,9 @@ def test_its_logarithm_is_the_sum_of_one_term_an_axis():
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
     assert isinstance(kernel, Rotation)
     dense = kernel.log_kernel(draw_inputs(35)[0], grid.offsets(dtype=torch.float64), scale=1.0)[0]
-    first, second = (kernel.axis_log_kernel(axis, grid.axis_offsets(axis, dtype=torch.float64)) for axis in (0, 1))
+    like = torch.zeros(0, dtype=torch.float64)
+    apart = (Positions(grid).axis_offsets_like(axis, like) for axis in (0, 1))
+    first, second = (kernel.axis_log_kernel(axis, one) for axis, one in enumerate(apart))
     summed = first[:, :, None, :, None] + second[:, None, :, None, :]
     assert relative_change(dense, summed.reshape(3, 35, 35)) < 1e-12
 

@@ -2,8 +2,6 @@
 
 Horn et al. (2021), "Translational Equivariance in Kernelizable Attention". Table 1 gives "strategy 2" for a clipping
 distance of 6; its number for Fashion-MNIST is that for 4. The learning rate was 5e-5, where the text says 5e-4.
-
-Cordonnier et al. (2020), "On the Relationship between Self-Attention and Convolutional Layers".
 """
 
 import csv
@@ -58,26 +56,6 @@ def figure1() -> list[PaperCurve]:
 def paper_row(model: str) -> str:
     """The name in Table 1 of what a model takes after: without the words for an exact form and a clipping distance."""
     return re.sub(r" exact| with k = \d+", "", model)
-
-
-class PaperModel(NamedTuple):
-    """A row of the tables in §4 and A.1: test accuracy in %, parameters and operations as the paper writes them.
-
-    The operations, two for each multiply-add, are those of linear maps and convolutions alone; what the heads do with
-    their weights is not in them (see docs/self_attention_network.md).
-    """
-
-    accuracy: float
-    parameters: str
-    flops: str
-
-
-def paper_models() -> dict[str, PaperModel]:
-    """The models of Cordonnier et al. (2020) by name, on CIFAR-10, one run each; "SA" is self-attention."""
-    return {
-        row["model"]: PaperModel(round(100 * float(row["accuracy"]), 1), row["parameters"], row["flops"])
-        for row in _read("cordonnier2020_cifar10.csv")
-    }
 
 
 def _read(name: str) -> list[dict[str, str]]:
