@@ -33,7 +33,7 @@ def change(model: Performer, inputs: Tensor, shift: tuple[int, ...]) -> float:
 
 def build(size: tuple[int, ...], **options: Any) -> Performer:
     torch.manual_seed(0)
-    return Performer(size, 3, 5, periodic=True, **options)
+    return Performer(size, 3, 5, **{"periodic": True} | options)
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -45,6 +45,16 @@ def test_a_whole_shift_changes_nothing(kind: str):
         assert change(model, inputs, shift) < 1e-12, name
         if options.get("head") == "dense":
             assert model(inputs).shape == (2, 5, *size), name
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_with_subpixels_nor_does_a_shift_by_such_fractions_of_a_pixel(kind: str):
+    size, whole = SIZES[kind]
+    inputs, shift = torch.randn(2, 3, *size, dtype=torch.float64), tuple(step - 0.5 for step in whole)
+    aligned, plain = (build(size, **SMALL, subpixels=fractions).double().eval() for fractions in (2, 1))
+    moved = translate(inputs, shift, mode="fourier")
+    assert (aligned(moved) - aligned(inputs)).abs().max() < 1e-12
+    assert (plain(moved) - plain(inputs)).abs().max() > 1e-3
 
 
 def test_an_ordinary_stride_is_changed_by_it():
@@ -75,6 +85,9 @@ def test_every_parameter_has_a_gradient(name: str):
     ("options", "message"),
     [
         ({"patch_size": 3}, "patch_size is 3, expected a power of 2 with stem='polyphase'"),
+        ({"subpixels": 2, "periodic": False}, "subpixels is 2, expected 1 without periodic=True"),
+        ({"subpixels": 2, "head": "dense", "pool": "class"}, "subpixels is 2, expected 1 without periodic=True, or with"),
+        ({"subpixels": 0}, "subpixels is 0, expected at least 1"),
         ({"select": "first"}, "select is 'first', expected one of 'learned', 'norm'"),
         ({"select": "learned", "stem": "strided"}, "select is 'learned', expected 'norm' with stem='strided'"),
         ({"blur": 3, "stem": "patch"}, "blur is 3, expected its default without a halving"),

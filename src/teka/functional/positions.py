@@ -109,10 +109,7 @@ class Positions:
         return angle, angle if self.key is None else phases(frequency, self.key.places(like.device), like.dtype)
 
     def check(self, *, batch: int, num_queries: int, num_keys: int, key: str = "key_", is_needed: bool = True) -> None:
-        """Check that the positions of queries and keys fit the sequences and each other; unneeded ones may be unknown.
-
-        The names of the keys' arguments begin with `key`.
-        """
+        """Check that places fit sequences and each other, unneeded ones if known; `key` begins the keys' arguments."""
         prefix = self.num_prefix_tokens
         if prefix and self.key is not None and is_needed:
             raise wrong_value("num_prefix_tokens", prefix, "0 where the keys have places of their own")

@@ -22,6 +22,7 @@ from teka.models.stem import STEMS, DenseHead, Merge, SampledStem, Sampling, che
 from teka.nn import AbsolutePosition, AttentionPool, TransformerBlock
 from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.options import AttentionOptions, HeadKeywords, takes, without_relative
+from teka.nn.subpixel import SubpixelAlignment
 from teka.nn.tokens import check_tokens
 
 POOLS = ("class", "mean", "attention")
@@ -64,6 +65,8 @@ class Performer(nn.Module):
         select: What chooses among the offsets of a halving, "norm" or "learned"; see `teka.nn.PolyphaseDownsample`.
         blur: The low pass before a halving, None, an odd number of cells, or "ideal", with which the GELUs of the
             stem's convolutions are oversampled too (`teka.nn.alias_free.OversampledGELU`).
+        subpixels: Fractions of a pixel that images are aligned to first (`teka.nn.subpixel.SubpixelAlignment`), so that
+            shifts by these change no more than whole ones do, where edges meet; 1 for none.
         mlp_ratio: Width of the MLPs' hidden layer over dim.
         longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
         wave_weight: Weight of all waves of position="fourier" at first over that of the constant.
@@ -99,6 +102,7 @@ class Performer(nn.Module):
         head: str = "pooled",
         select: str = "norm",
         blur: int | str | None = None,
+        subpixels: int = 1,
         mlp_ratio: float = 4.0,
         longest_wave: float | None = None,
         wave_weight: float | None = None,
@@ -108,7 +112,10 @@ class Performer(nn.Module):
         **options: Unpack[HeadKeywords],
     ) -> None:
         super().__init__()
-        check_sizes({"in_channels": in_channels, "num_classes": num_classes, "patch_size": patch_size})
+        sizes = {"in_channels": in_channels, "num_classes": num_classes, "patch_size": patch_size}
+        check_sizes({**sizes, "subpixels": subpixels})
+        if subpixels > 1 and not (periodic and head == "pooled"):
+            raise wrong_value("subpixels", subpixels, "1 without periodic=True, or with head='dense'")
         stages = stage_sizes({"dim": dim, "depth": depth, "heads": heads})
         check_flags({"periodic": periodic})
         check_name("position", position, POSITIONS)
@@ -124,6 +131,7 @@ class Performer(nn.Module):
         is_relative = position in RELATIVES
         chosen = AttentionOptions(**options, relative=position if is_relative else None)
         axes = self.grid.num_axes
+        self.align = SubpixelAlignment(subpixels, num_axes=axes) if subpixels > 1 else None
         sampling = Sampling(axes, periodic, "fixed" if stem == "strided" else select, blur)
         first, last = stages[0].dim, stages[-1]
         self.stem = make_stem(stem, in_channels, first, patch_size, sampling, stem_depth)
@@ -222,6 +230,7 @@ class Performer(nn.Module):
         kinds = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_map = next((one for one in self.stem.modules() if isinstance(one, kinds)), self.stem)
         check_tokens("images", images, "batch", self.in_channels, *self.image_size, first=first_map)
+        images = images if self.align is None else self.align(images)
         cells, levels = self.stem.encode(images) if isinstance(self.stem, SampledStem) else (self.stem(images), [])
         tokens = self.grid.flatten(cells)
         if self.absolute_position is not None:

@@ -91,10 +91,8 @@ def _describe(whole: Excerpt, part: Excerpt) -> str:
     if part.tokens.shape == whole.tokens.shape:
         return "measured on all of them"
     samples, num_tokens, _ = part.tokens.shape
-    block = ""
     block_grid, grid = part.positions.grid, whole.positions.grid
-    if block_grid and grid and block_grid != grid:
-        block = f", a block {block_grid.shape} of {grid.shape}"
+    block = f", a block {block_grid.shape} of {grid.shape}" if block_grid and grid and block_grid != grid else ""
     return f"measured on {samples} of the samples and {num_tokens:,} of the tokens{block}"
 
 
@@ -115,8 +113,7 @@ class _Heads:
         query, key, value = (tensor.to(dtype) for tensor in (self.query, self.key, self.value))
         sizes = {"heads": query.shape[1], "dim": query.shape[-1]}
         plan = Plan.of_kernels(kernel, relative, self.excerpt.positions, **sizes, is_causal=self.is_causal)
-        masks = {"key_mask": self.excerpt.key_mask, "query_mask": None}
-        return plan.attend(query, key, value, backend=backend, **masks).double()
+        return plan.attend(query, key, value, backend=backend, key_mask=self.excerpt.key_mask, query_mask=None).double()
 
     def rows(self, vectors: Tensor) -> Tensor:
         """Those of the kept tokens, (H, rows, d), of vectors (B, H, L, d)."""

@@ -69,6 +69,7 @@ class ModelOptions:
         stem_depth: Residual blocks at each level of stem "polyphase" or "strided", one number or one for each level.
         select: What chooses the offset of a polyphase halving: "norm" or "learned".
         blur: The low pass before a halving: None, an odd number of cells, or "ideal".
+        subpixels: Fractions of a pixel that images are aligned to first, so that shifts by these change nothing either.
         mlp_ratio: Width of the hidden layer of MLPs over dim, by default the model's own: 4 of "performer".
         periodic: Whether the images' opposite edges meet.
         pool: What the logits are made from: "class", "mean" or "attention".
@@ -106,6 +107,7 @@ class ModelOptions:
     stem_depth: int | tuple[int, ...] = 0
     select: str = "norm"
     blur: int | str | None = None
+    subpixels: int = 1
     mlp_ratio: float | None = None
     periodic: bool = False
     pool: str = "class"
@@ -239,16 +241,12 @@ def _default_position(model: str) -> str:
 def _renamed(fields: Mapping[str, object]) -> dict[str, object]:
     """The fields by their present names: an older teka had the position of "self_attention" as its "encoding"."""
     renamed = dict(fields)
-    encoding = renamed.pop("encoding", None)
-    if encoding is None:
+    encoding, has_it = renamed.pop("encoding", None), renamed.get("model", ModelOptions.model) == "self_attention"
+    if encoding is None or (not has_it and encoding == "quadratic"):
         return renamed
-    if renamed.get("model", ModelOptions.model) == "self_attention":
-        if renamed.get("position", "rotary") not in (None, "rotary"):
-            raise wrong_value("encoding", encoding, f"to be left out beside position={renamed['position']!r}")
-        return {**renamed, "position": encoding}
-    if encoding != "quadratic":
-        raise wrong_value("encoding", encoding, "to be left out with a model other than 'self_attention'")
-    return renamed
+    if not has_it or renamed.get("position") not in (None, "rotary"):
+        raise wrong_value("encoding", encoding, "to be left out beside position, or without model='self_attention'")
+    return {**renamed, "position": encoding}
 
 
 def _check_size(options: DataOptions | ModelOptions) -> None:
