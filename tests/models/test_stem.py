@@ -86,7 +86,7 @@ def test_every_parameter_has_a_gradient(name: str):
     [
         ({"patch_size": 3}, "patch_size is 3, expected a power of 2 with stem='polyphase'"),
         ({"subpixels": 2, "periodic": False}, "subpixels is 2, expected 1 without periodic=True"),
-        ({"subpixels": 2, "head": "dense", "pool": "class"}, "subpixels is 2, expected 1 without periodic=True, or with"),
+        ({"subpixels": 2, "head": "dense", "pool": "class"}, "subpixels is 2, expected 1 without periodic"),
         ({"subpixels": 0}, "subpixels is 0, expected at least 1"),
         ({"select": "first"}, "select is 'first', expected one of 'learned', 'norm'"),
         ({"select": "learned", "stem": "strided"}, "select is 'learned', expected 'norm' with stem='strided'"),
