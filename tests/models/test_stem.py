@@ -31,9 +31,9 @@ def change(model: Performer, inputs: Tensor, shift: tuple[int, ...]) -> float:
     return (after - (before if before.ndim == 2 else before.roll(shift, axes))).abs().max().item()
 
 
-def build(size: tuple[int, ...], **options: Any) -> Performer:
+def build(size: tuple[int, ...], *, periodic: bool = True, **options: Any) -> Performer:
     torch.manual_seed(0)
-    return Performer(size, 3, 5, **{"periodic": True} | options)
+    return Performer(size, 3, 5, periodic=periodic, **options)
 
 
 @pytest.mark.parametrize("kind", SIZES)
