@@ -59,7 +59,8 @@ def test_with_subpixels_nor_does_a_shift_by_such_fractions_of_a_pixel(kind: str)
 
 def test_an_ordinary_stride_is_changed_by_it():
     size, shift = SIZES["images"]
-    model = build(size, **SMALL | {"stem": "strided"}).double().eval()
+    strided: dict[str, Any] = SMALL | {"stem": "strided"}
+    model = build(size, **strided).double().eval()
     assert change(model, torch.randn(2, 3, *size, dtype=torch.float64), shift) > 1e-3
 
 
