@@ -265,6 +265,7 @@ MODEL_OPTIONS = SHARED_OPTIONS | {
     "head": ("pooled", "dense"),
     "select": ("norm", "learned"),
     "blur": (None, 3),
+    "subpixels": (1, 2),
     "mlp_ratio": (4.0, 2.0),
     "longest_wave": (None, 5.0),
     "wave_weight": (None, 3.0),
@@ -284,6 +285,7 @@ NEEDED = {
     "epsilon": {"kernel": "squared_relu"},
     "select": WITH_HALVING,
     "blur": WITH_HALVING,
+    "subpixels": {"periodic": True},
     "stem_depth": WITH_HALVING,
 }
 

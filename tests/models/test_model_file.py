@@ -2,7 +2,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -112,9 +112,15 @@ def test_the_models_that_come_with_the_library_know_their_classes(name: str):
     assert facts["evaluation"]["accuracy"] > (0.8 if name == "cifar10" else 0.95)
 
 
-def test_the_models_that_come_with_the_library_are_small():
+def test_the_models_that_come_with_the_library_are_small_and_have_a_card():
     folder = Path(teka.models.__file__).parent / "pretrained"
     assert {path.name for path in folder.iterdir()} == set(PRETRAINED)
+    for name in PRETRAINED:
+        card, facts = (folder / name / "README.md").read_text(encoding="utf-8"), read_config(name).facts
+        run, evaluation = (cast(dict[str, Any], facts[part]) for part in ("run", "evaluation"))
+        assert f"seed {run['seed']}." in card, name
+        measured = float(card.split("**")[1].removesuffix(" %"))  # of the weights as they are stored
+        assert measured == pytest.approx(100 * evaluation["accuracy"], abs=0.1), name
     assert all(path.stat().st_size < 4e6 for path in folder.rglob("*"))
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 DATA_NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+SIDES = {"mnist": 28, "fashion-mnist": 28, "cifar10": 32}  # in pixels, as published
 CLASS = 1
 CLASS_NAMES = {"mnist": "digit 1", "fashion-mnist": "trousers"}
 MOST_LINES = 5
@@ -129,7 +130,7 @@ def table1_csv(study: StudyResults) -> str:
 
 def has_shifts(study: StudyResults) -> bool:
     """Whether any Performer was measured on shifted images."""
-    return any(result.shifted_images for result in _performers(study))
+    return bool(_performers(study))
 
 
 def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.figure.Figure":
@@ -141,10 +142,10 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
     panels = _panels(study, models, of_class)
     figure = draw_curves({title: curves for title, (_, curves) in panels.items()})
     colours = {paper_row(model): line_style(at).colour for at, model in reversed(list(enumerate(models)))}
-    scale = _image_size(_performers(study)) / PIXELS
     for panel, (data, _) in zip(figure.axes, panels.values(), strict=True):
         for curve in figure1() if of_class == CLASS else ():
             if curve.data == data:
+                scale = _image_size([one for one in _performers(study) if one.labels["data"] == data]) / PIXELS
                 places, colour = [scale * shift for shift in curve.accuracy], colours.get(curve.model, PALE)
                 look = {"linestyle": (0, (1, 1.6)), "color": colour, "label": f"paper: {curve.model}", "zorder": 1}
                 panel.plot(places, list(curve.accuracy.values()), **look)
@@ -240,18 +241,17 @@ def _largest_shift(results: Sequence[CellResult]) -> int:
 
 
 def _image_size(results: Sequence[CellResult]) -> int:
-    return max((result.image_size for result in results if result.image_size is not None), default=PIXELS)
+    return max(result.image_size or SIDES[result.labels["data"]] for result in results)
 
 
 def _performers(study: StudyResults) -> list[CellResult]:
     models = _models(study)
-    return [result for result in study.results if result.labels["model"] in models]
+    return [result for result in study.results if result.labels["model"] in models and result.shifted_images]
 
 
 def figure1_note(study: StudyResults) -> str:
     """What the figure shows, in a sentence or two."""
-    performers = _performers(study)
-    largest, size = _largest_shift(performers), _image_size(performers)
+    largest, size = (of(_performers(study)) for of in (_largest_shift, _image_size))
     scaled = f" They are of {PIXELS} pixels, and drawn at the same share of the width."
     return (
         f"Shifts along x by up to {largest} of {size} pixels, of the test images that lose nothing by any of them. "
