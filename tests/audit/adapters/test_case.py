@@ -41,7 +41,7 @@ def arrays(tmp_path):
 
 def test_a_model_of_this_library_gets_data_as_its_training_did():
     case = make_case(load("mnist", loaders=OWN_LOADERS), "digits", SETTINGS, num_images=7)
-    assert case.images.shape == (7, 1, 16, 16)
+    assert case.images.shape == (7, 1, 28, 28)
     assert case.known["caveats"] == ()
     every = make_case(load("digits", loaders=OWN_LOADERS), "digits", SETTINGS)
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
