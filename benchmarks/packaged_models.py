@@ -11,8 +11,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from teka.audit import wilson_interval
 from teka.audit.page.tables import Table
 from teka.data import load
@@ -49,7 +47,7 @@ def measure(name: str, data_dir: str) -> tuple[list[str], Table]:
     run: Any = config.facts["run"]
     training: Any = config.facts["training"]
     dataset = load(run["data"], data_dir=data_dir, image_size=run["image_size"])
-    window = 3 * min(config.image_size) // 4
+    window = 3 * min(config.image_size) // 16 * 4  # whole patches
     asked = {
         "circular": Stability(images=250),
         "zero": Stability(NEAR, images=1000),
@@ -107,7 +105,6 @@ def card(name: str, sentences: list[str], table: Table, measured: dict[str, str]
 def main() -> None:
     """Measure the models that are named, or all, print what was found, and write their cards."""
     data_dir, *names = sys.argv[1:]
-    torch.set_num_threads(1)
     for name in names or PRETRAINED:
         sentences, table = measure(name, data_dir)
         print("\n".join([name, *sentences, "", table.plain(), ""]), flush=True)
