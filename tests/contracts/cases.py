@@ -31,12 +31,14 @@ from teka.functional import (
     Relative,
     Rotary,
     RotationJoint,
+    Shaw,
     Taylor2,
 )
 from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS, make_kernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import FactorRelative
+from teka.functional.relative.biases import DecayRelative
 from teka.functional.relative.clipped import RingRelative
 from teka.functional.relative.fourier import WaveRelative
 from teka.functional.relative.rotary import LEAST_WEIGHT
@@ -85,7 +87,8 @@ def fast_backends(kernel: str, relative: str | None) -> set[str]:
     kind = None if relative is None else RELATIVES[relative]
     if kind is None or issubclass(kind, RotationJoint | Rotary):
         return {"linear"}
-    names = {WaveRelative: "linear", RingRelative: "rings", SeparableRelative: "toeplitz", StationaryRelative: "fft"}
+    names = {WaveRelative: "linear", DecayRelative: "linear", RingRelative: "rings", Shaw: "rings"}
+    names |= {SeparableRelative: "toeplitz", StationaryRelative: "fft"}
     return {name for base, name in names.items() if issubclass(kind, base)}
 
 
@@ -97,7 +100,15 @@ def causal_backends(kernel: str, relative: str | None) -> set[str]:
 def cross_backends(kernel: str, relative: str | None, *, of_one_spacing: bool) -> set[str]:
     """What the documentation promises between two bounded grids that are not the same."""
     between = {"linear", "toeplitz", "fft"} if of_one_spacing else {"linear", "toeplitz"}
+    if relative is not None and issubclass(RELATIVES[relative], DecayRelative):
+        between -= {"linear"}  # it scans one grid
     return {"dense"} | (fast_backends(kernel, relative) & between)
+
+
+def only_on_a_line(relative: str | None) -> set[str]:
+    """The causal backends that go along a line, and not between any positions."""
+    scans = relative is not None and issubclass(RELATIVES[relative], DecayRelative)
+    return {"rings", "linear"} if scans else {"rings"}
 
 
 def is_possible(case: Case) -> bool:
@@ -245,6 +256,9 @@ def build_relative(
         assert dataclasses.is_dataclass(relative)
         embedding = getattr(relative, "distance_embedding")[: max_distance + 1]  # noqa: B009  # no name for pyright
         relative = dataclasses.replace(relative, distance_embedding=embedding)
+    if isinstance(relative, Shaw) and max_distance is not None and max_distance < relative.max_distance:
+        fewer = slice(relative.max_distance - max_distance, relative.max_distance + max_distance + 1)
+        relative = Shaw(relative.embedding[:, fewer])
     return relative
 
 

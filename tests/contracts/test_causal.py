@@ -20,6 +20,7 @@ from tests.contracts.cases import (
     draw_mask,
     explicit_attention,
     is_signed,
+    only_on_a_line,
     relative_change,
     together,
     with_leaves,
@@ -59,7 +60,7 @@ class Sequence:
 def sequences(draw: st.DrawFn, case: Case) -> Sequence:
     lengths = [1, 2, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 300]
     shapes = [(length,) for length in lengths]
-    if case.backend != "rings":
+    if case.backend not in only_on_a_line(case.relative):
         shapes += [(3, 5), (2, CHUNK // 2), (43, 3), (5, 2, 13)]
     takes_prefix = case.relative in (None, "rotation_joint")
     return Sequence(
@@ -137,9 +138,9 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
     documented = causal_backends(pair.kernel, pair.relative)
     assert offered(Positions(Grid(11))) == documented
     for sites in (Positions(Grid(11, periodic=True)), Positions(Grid((3, 5)))):
-        assert offered(sites) == documented - {"rings"}
+        assert offered(sites) == documented - only_on_a_line(pair.relative)
     if pair.relative != "table":
-        assert offered(Positions(points=torch.rand(2, 11, 3))) == documented - {"rings"}
+        assert offered(Positions(points=torch.rand(2, 11, 3))) == documented - only_on_a_line(pair.relative)
     with_prefix = documented if pair.relative in (None, "rotation_joint") else {"dense"}
     assert offered(Positions(Grid(11)), num_prefix_tokens=1) == with_prefix
 

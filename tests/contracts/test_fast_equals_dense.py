@@ -22,6 +22,7 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import RELATIVES, RotationJoint, attention
 from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.relative.biases import DecayRelative
 from teka.functional.relative.clipped import RingRelative
 
 TOLERANCE = 1e-10
@@ -110,6 +111,8 @@ def fits_a_torus(case: Case, size: Size) -> bool:
     kind = None if case.relative is None else RELATIVES[case.relative]
     if kind is not None and issubclass(kind, RotationJoint):
         return False
+    if kind is not None and issubclass(kind, DecayRelative):
+        return case.backend != "linear"
     if kind is not None and issubclass(kind, RingRelative):
         wrapped = [side for side, periodic in zip(size.shape, size.periodic, strict=True) if periodic]
         return all(2 * (size.max_distance - 1) < side for side in wrapped)

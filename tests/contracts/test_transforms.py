@@ -33,7 +33,7 @@ HEADS, DIM, DIM_VALUE = 2, 4, 3
 BAND = 1e-9
 NAMED = [case for case in POSSIBLE if case.backend != "auto"]
 # torch's fused softmax has one derivative, and that backwards.
-FUSED = {("softmax", relative) for relative in (None, "rotation", "rotation_joint", "rotary")}
+FUSED = {("softmax", relative) for relative in (None, "rotation", "rotation_joint", "rotary", "transformer_xl")}
 ONCE = [case for case in NAMED if case.backend == "dense" and (case.kernel, case.relative) in FUSED]
 TWICE = [case for case in NAMED if case not in ONCE]
 # Which rows are computed again is read from the numbers, which vmap has no rule for.

@@ -27,7 +27,7 @@ from teka.functional import (
     decode,
 )
 
-RELATIVES = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
+RELATIVES = (None, "clipped", "clipped_features", "shaw", "decay", "alibi", "fourier", "rotary", "rotation_joint")
 PARTNERS = {
     relative: [
         kernel
@@ -159,9 +159,9 @@ def test_a_state_may_be_continued_twice():
     [
         ({"kernel": "softmax"}, "kernel is 'softmax', expected a kernel with a feature map"),
         ({"kernel": "squard_relu"}, "kernel is 'squard_relu'"),
-        ({"relative": "rotation"}, "relative is 'rotation', expected None, 'clipped'.*: others need every pair"),
-        ({"relative": "quadratic"}, "relative is 'quadratic', expected None, 'clipped'"),
-        ({"relative": "clipped", "position": torch.zeros(1)}, "position is 'given', expected None with rings"),
+        ({"relative": "rotation"}, "relative is 'rotation', expected None, 'alibi'.*: others need every pair"),
+        ({"relative": "quadratic"}, "relative is 'quadratic', expected None, 'alibi'"),
+        ({"relative": "clipped", "position": torch.zeros(1)}, "position is 'given', expected None with 'clipped'"),
         ({"relative": "rotation_joint"}, "kernel is 'squared_relu', expected softmax or random features"),
     ],
 )

@@ -8,6 +8,7 @@ from teka import Grid
 from teka.functional import RELATIVES
 from teka.nn import Attention, Clipped, Rotary, Rotation
 from teka.nn.heads import count_position_heads
+from teka.nn.relative import RELATIVE_MODULES
 
 GRID = Grid((3, 5))
 BY_POSITION = [name for name in RELATIVES if name not in ("rotary", "rotation_joint")]
@@ -21,7 +22,7 @@ def build(heads: int = 3, **options: Any) -> Attention:
     layer.output = nn.Linear(4 * heads, 4 * heads, bias=False).double()
     nn.init.eye_(layer.output.weight)
     for name, parameter in layer.named_parameters():
-        if name in ("relative.distance_embedding", "relative.tables"):
+        if name in ("relative.distance_embedding", "relative.embedding", "relative.tables"):
             nn.init.normal_(parameter)
     return layer
 
@@ -45,7 +46,7 @@ def test_the_last_heads_see_position_and_the_others_content(relative: str):
         assert (change[layer.content_heads :] > 1e-3).all(), position_heads
 
 
-@pytest.mark.parametrize("relative", [name for name in BY_POSITION if not name.startswith("clipped")])
+@pytest.mark.parametrize("relative", [name for name in BY_POSITION if not RELATIVE_MODULES[name].uses_query])
 def test_heads_by_position_are_a_fixed_average_of_the_values_and_the_others_are_not(relative: str):
     layer, one, other = build(relative=relative, position_heads=1), draw_tokens(12), draw_tokens(12, seed=2)
     # Values are an affine map of the tokens, and a mean with fixed weights is linear.

@@ -12,20 +12,25 @@ from teka.functional.kernel.random import PROJECTIONS, Hyperbolic, Optimal, Posi
 from teka.functional.positions import length_mask
 from teka.functional.relative import RELATIVES
 from teka.functional.relative.base import Relative
+from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
 from teka.functional.relative.fourier import Fourier
 from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
+from teka.functional.relative.signed import Shaw, TransformerXL
 
 __all__ = [
     "BACKENDS",
     "KERNELS",
     "PROJECTIONS",
     "RELATIVES",
+    "T5",
+    "Alibi",
     "Clipped",
     "ClippedFeatures",
     "Constant",
+    "Decay",
     "DecodingState",
     "Elu",
     "FeatureKernel",
@@ -35,6 +40,7 @@ __all__ = [
     "Hedgehog",
     "Hyperbolic",
     "Kernel",
+    "Kerple",
     "Optimal",
     "Positive",
     "Quadratic",
@@ -43,10 +49,12 @@ __all__ = [
     "Rotary",
     "Rotation",
     "RotationJoint",
+    "Shaw",
     "Softmax",
     "SquaredRelu",
     "Table",
     "Taylor2",
+    "TransformerXL",
     "Trigonometric",
     "attention",
     "decode",

@@ -40,8 +40,10 @@ def decode(
         value: Its value.
         state: What the tokens before have left, or None before the first.
         kernel: Content kernel with a feature map.
-        relative: None, "clipped" or "clipped_features" (one axis), "fourier", "rotary" or "rotation_joint".
-        position: Its position in physical units, shape (n,) or (B, n); by default t = 0, 1, …, and always with rings.
+        relative: None, "fourier", "rotary", "rotation_joint", or of one axis "clipped", "clipped_features", "shaw",
+            "decay" or "alibi".
+        position: Its position in physical units, shape (n,) or (B, n); by default, and always for those of one axis,
+            t = 0, 1, ….
         scale: Factor of qᵀk, as in `attention`.
     """
     check_inputs(query, key, value, num_tokens=1)
@@ -62,7 +64,7 @@ def decode(
     kind = relative if isinstance(relative, Relative) else named
     if kind is not None and kind.follows_tokens:
         if position is not None:
-            raise wrong_value("position", "given", "None with rings, whose tokens follow one another at one distance")
+            raise wrong_value("position", "given", f"None with {kind.name!r}, whose tokens are one unit apart")
         positions = Positions(Grid(1))
     if kind is not None and not kind.decodes:
         names = [repr(name) for name, other in sorted(RELATIVES.items()) if other.decodes]

@@ -71,8 +71,8 @@ class Performer(nn.Module):
         longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
         wave_weight: Weight of all waves of position="fourier" at first over that of the constant.
         rotation_weight_scale: Standard deviation of the weights of position="rotation" at first.
-        max_distance: Distance in pixels or patches beyond which position="clipped" and "clipped_features" tell no two
-            places apart, 6 by default.
+        max_distance: Distance in pixels or patches beyond which position="clipped", "clipped_features" and "shaw" (by
+            axis) tell no two places apart, 6 by default.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", over the root mean square.
         options: Keywords of `teka.nn.AttentionOptions` for the attention of every block: dim_head, kernel,
             num_features, qkv_bias, dropout (also in the MLPs), backend, position_heads, num_waves, rotary_normalizer,

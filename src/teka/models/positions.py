@@ -10,7 +10,7 @@ from teka.errors import wrong_value
 from teka.functional import RELATIVES
 from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequency
 from teka.models.stem import Stage
-from teka.nn import Clipped, ClippedFeatures, Fourier, Rotation, RotationJoint
+from teka.nn import Clipped, ClippedFeatures, Fourier, Rotation, RotationJoint, Shaw
 from teka.nn.heads import count_position_heads
 from teka.nn.options import AttentionOptions
 from teka.nn.waves import RelativeModule
@@ -19,7 +19,7 @@ POSITIONS = ("none", "absolute", *RELATIVES)
 # The positions that have an option.
 POSITIONS_WITH = dict.fromkeys(("num_waves", "longest_wave", "wave_weight"), ("fourier",)) | {
     "rotation_weight_scale": ("rotation", "rotation_joint"),
-    "max_distance": ("clipped", "clipped_features"),
+    "max_distance": ("clipped", "clipped_features", "shaw"),
     "rotary_normalizer": ("rotary",),
 }
 
@@ -53,6 +53,8 @@ def make_relatives(
             return Clipped(dim_head, **given)
         if given and position == "clipped_features":
             return ClippedFeatures(dim_head, **given, num_features=chosen.num_features)
+        if given and position == "shaw":
+            return Shaw(num_axes, dim_head, **given)
         return position if position in RELATIVES else None
 
     return [[make(stage) for _ in range(stage.depth)] for stage in stages]

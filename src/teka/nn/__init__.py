@@ -4,6 +4,7 @@ Sizes that do not fit, unknown names and numbers out of their range are a ValueE
 """
 
 from teka.nn.attention import Attention
+from teka.nn.distance import T5, Alibi, Decay, Kerple, Shaw, TransformerXL
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.layer_warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.options import AttentionOptions
@@ -15,17 +16,21 @@ from teka.nn.transformer_block import TransformerBlock
 from teka.nn.waves import Fourier, Rotary, Rotation, RotationJoint
 
 __all__ = [
+    "T5",
     "AbsolutePosition",
+    "Alibi",
     "Attention",
     "AttentionOptions",
     "AttentionPool",
     "Clipped",
     "ClippedFeatures",
     "CollapseWarning",
+    "Decay",
     "EmbeddedTable",
     "Fourier",
     "GeneralizedQuadratic",
     "InvertibleDownsampling",
+    "Kerple",
     "LargeOutputWarning",
     "LearnedFeatures",
     "PolyphaseDownsample",
@@ -36,8 +41,10 @@ __all__ = [
     "Rotary",
     "Rotation",
     "RotationJoint",
+    "Shaw",
     "Table",
     "TransformerBlock",
+    "TransformerXL",
     "prune_heads",
     "redraw_projections",
 ]

@@ -111,7 +111,7 @@ def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], heads:
     own = vars(type(relative)).get("head_parameters")  # a class derived from another may have more of them
     if own is None:
         known = ", ".join(sorted(kind.__name__ for kind in RELATIVE_MODULES.values()))
-        expected = f"one that declares `head_parameters`, its parameters of every head, as {known} do"
+        expected = f"one that declares `head_parameters`, its numbers of every head, as {known} do"
         raise wrong_value("the relative kernel", type(relative).__name__, expected)
     for name in own:
         found = getattr(relative, name)
@@ -120,7 +120,8 @@ def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], heads:
                 assert isinstance(linear, nn.Linear)
                 _without_rows(linear, kept, 1)
         else:
-            setattr(relative, name, _take(found, kept, heads))
+            taken = _take(found, kept, heads)
+            setattr(relative, name, taken if isinstance(found, Parameter) else taken.detach())
 
 
 def _prune_content(pruned: Attention, content: Sequence[int], heads: int) -> None:

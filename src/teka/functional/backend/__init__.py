@@ -15,6 +15,8 @@ from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft")
 BYTES = 4  # of a number, float32
+# A row whose keys have on average so small a c over the row's largest is computed again: a few of them underflow.
+UNDERFLOWN = {torch.float32: 1e-25, torch.float64: 1e-290}
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,19 @@ class Sums:
         empty = denominator < torch.finfo(denominator.dtype).tiny if nonnegative else denominator == 0
         # The numerator of such a row is 0 too. Divided by 1 it has a finite gradient; by a tiny number it has none.
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
+
+    def without_underflow(self, tokens: Featured, log_rows: RowTerm) -> "Sums":
+        """The sums with rows made again whose largest c is that of a masked key, unless a transform records them.
+
+        Where the keys near the largest c are masked, what is left of a sharp kernel may have underflowed.
+        """
+        if not is_plain_eager(tokens.query_features, tokens.key_features, tokens.value):
+            return self
+        with torch.no_grad():
+            # Measured without the features' signs: a sum of both signs may be negative, and no row would lie below it.
+            without = (tokens.query_features.abs() @ tokens.key_features.abs().sum(dim=2)[..., None])[..., 0]
+            rows = rows_of(self.denominator.abs() < UNDERFLOWN[tokens.value.dtype] * without)
+        return self.with_rows_again(rows, log_rows, tokens)
 
     def with_rows_again(self, rows: Rows, log_rows: RowTerm, tokens: Featured) -> "Sums":
         """The sums with unresolved rows made anew from log c of every pair, over the largest among keys that count."""

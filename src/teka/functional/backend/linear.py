@@ -1,7 +1,7 @@
 """The linear backend: sums over keys of products of features, alone or with waves; if causal, in chunks of tokens."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -130,11 +130,17 @@ def left_by(
 
 
 def causal_linear(
-    query_features: QueryFeatures, key_features: KeyFeatures, log_scale: LogScale, value: Values, *waves: Tensor | None
+    query_features: QueryFeatures,
+    key_features: KeyFeatures,
+    log_scale: LogScale,
+    value: Values,
+    *waves: Tensor | None,
+    rate: Float[Tensor, "heads"] | None = None,
 ) -> Sums:
     """Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j) c_ij [v_j, 1], from φ(q), φ(k) · exp(−s) and s, in O(L · (C + m) · d).
 
-    C is the chunk. Row i is divided by exp(max_{j ≤ i} s_j), so that nothing in it depends on a later key.
+    C is the chunk. Row i is divided by exp(max_{j ≤ i} s_j), so that nothing in it depends on a later key. With a rate
+    r the terms decay by exp(−r (i − j)): s_j + r j stands for s_j, j counted from the middle of the chunk.
     """
     channels = with_ones(value)
     log_scale = torch.zeros_like(channels[..., 0]) if log_scale is None else log_scale
@@ -144,7 +150,14 @@ def causal_linear(
     sums = []
     # Split and not sliced: the gradients of slices would each be as long as the whole.
     for query, key, scale, values, *rest in zip(*(one.split(CHUNK_TOKENS, dim=2) for one in inputs), strict=True):
-        part, state = causal_chunk(query, key, scale, values, state, *rest)
+        if rate is None:
+            part, state = causal_chunk(query, key, scale, values, state, *rest)
+        else:
+            size = scale.shape[-1]
+            place = torch.arange(size, dtype=rate.dtype, device=rate.device) - size // 2
+            state = replace(state, log_peak=state.log_peak + rate * (place[0] - 1))
+            part, state = causal_chunk(query, key, scale + rate[:, None] * place, values, state, *rest)
+            state = replace(state, log_peak=state.log_peak - rate * place[-1])
         sums.append(part)
     return Sums.of_channels(torch.cat(sums, dim=2))
 

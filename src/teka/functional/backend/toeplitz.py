@@ -6,16 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import is_plain_eager
-from teka.functional.backend import BYTES, Cost, Featured, Form, Sums, checkpointed, rows_of, stack_all, with_ones
+from teka.functional.backend import BYTES, Cost, Featured, Form, Sums, checkpointed, stack_all, with_ones
 from teka.functional.backend.axis_sums import axis_sums, axis_sums_gradients
 from teka.functional.shapes import Gradients, KeyChannels, KeyFeatures, Matrices, QueryChannels, QueryFeatures, RowTerm
 from teka.grid import Grid
 
 # Numbers of φ ⊗ [v, 1] held at once on a GPU, compiled, or of one feature: 128 MiB in float32; more are made in chunks.
 CHUNK_ELEMENTS = 2**25
-# A row whose keys have on average so small a c over the row's largest is computed again: a few of them underflow.
-UNDERFLOWN = {torch.float32: 1e-25, torch.float64: 1e-290}
 
 
 def toeplitz_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
@@ -48,22 +45,14 @@ def toeplitz(
     """Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] with c = Π_axis c_axis, in O(L · m · (d + 1) · Σ sides).
 
     φ(k_j) ⊗ [v_j, 1] is multiplied along each axis by c_axis from the keys' side to the queries', each row over its
-    largest entry, and contracted with φ(q_i). A row that underflows, since its largest c is that of a masked key, is
-    made again from every pair, unless a transform records the computation.
+    largest entry, and contracted with φ(q_i).
     """
     query_features, key_features, value = tokens.query_features, tokens.key_features, tokens.value
     arguments = (query_features, key_features, with_ones(value), *(torch.exp(matrix) for matrix in log_matrices))
     # A single feature makes no more numbers of the values than they are, and nothing has to be kept in a cache.
     by_hand = runs_by_hand(value) and key_features.shape[-1] > 1
     sums = Sums.of_channels(AxisForm()(*arguments) if by_hand else _chunked_sums(*arguments), log_peak)
-    if not is_plain_eager(query_features, key_features, value):
-        return sums
-    with torch.no_grad():
-        # Where the keys near the largest c are masked, what is left of a sharp kernel may have underflowed. That is
-        # measured without the features' signs: a sum of both signs may be negative, and no row would lie below it.
-        without = (query_features.abs() @ key_features.abs().sum(dim=2)[..., None])[..., 0]
-        rows = rows_of(sums.denominator.abs() < UNDERFLOWN[value.dtype] * without)
-    return sums.with_rows_again(rows, log_rows, tokens)
+    return sums.without_underflow(tokens, log_rows)
 
 
 def _chunked_sums(query_features: Tensor, key_features: Tensor, value: Tensor, *matrices: Tensor) -> Tensor:

@@ -5,14 +5,16 @@ from torch import Generator
 from teka.errors import unknown_name, wrong_value
 from teka.functional.kernel.base import Kernel
 from teka.functional.relative.base import Relative
+from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
 from teka.functional.relative.fourier import Fourier
 from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
+from teka.functional.relative.signed import Shaw, TransformerXL
 
 _OF_THE_PAPER = (Rotation, RotationJoint, Clipped, ClippedFeatures)
-_OTHERS = (Quadratic, GeneralizedQuadratic, Table, Fourier, Rotary)
+_OTHERS = (Quadratic, GeneralizedQuadratic, Table, Fourier, Rotary, Decay, Alibi, T5, Kerple, Shaw, TransformerXL)
 RELATIVES: dict[str, type[Relative]] = {kind.name: kind for kind in (*_OF_THE_PAPER, *_OTHERS)}
 
 

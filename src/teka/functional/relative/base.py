@@ -106,13 +106,13 @@ class Relative(ABC):
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
         """Attention from every pair."""
 
-    @abstractmethod
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Costs of the backends beside the dense one that can compute it between these positions."""
+        """Costs of the backends beside the dense one that can compute it between these positions, none by default."""
+        return {}
 
-    @abstractmethod
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
         """The sums of tokens that are all somewhere, by one of those backends."""
+        raise NotImplementedError(f"{self.name} needs every pair")
 
     def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
         """The sums of pairs of which one is nowhere."""

@@ -84,22 +84,28 @@ class RingRelative(FactorRelative):
         return (causal_rings if tokens.is_causal else rings)(log_rings, tokens, grid)
 
     def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
-        value = with_ones(tokens.value)
-        total = left_by(state, "total", tokens.key_features, tokens.value)
-        log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
-        recent = ((tokens.key_features, log_scale, value), *(() if state is None else state.recent))
-        if len(recent) > self.max_distance:
-            *recent, oldest = recent
-            _, total = causal_chunk(oldest[0], *oldest, total)
-        log_rings = self.log_rings(tokens.query, scale=tokens.scale)
-        log_factors = [log_rings[..., distance] + one[1] for distance, one in enumerate(recent)]
-        log_factors.append(log_rings[..., -1] + total.log_peak[..., None])
-        peak = torch.stack(log_factors).amax(dim=0).detach()
-        sums = torch.exp(log_factors[-1] - peak)[..., None] * (tokens.query_features @ total.total)
-        for log_factor, (features, _, values) in zip(log_factors[:-1], recent, strict=True):
-            weight = torch.exp(log_factor - peak) * (tokens.query_features * features).sum(dim=-1)
-            sums = sums + weight[..., None] * values
-        return Sums.of_channels(sums), DecodingState(0, total, recent=tuple(recent))
+        return ring_step(self.log_rings(tokens.query, scale=tokens.scale), tokens, state)
+
+
+def ring_step(
+    log_rings: Float[Tensor, "batch heads 1 rings"], tokens: Featured, state: DecodingState | None
+) -> tuple[Sums, DecodingState]:
+    """The sums of one more token, whose rings are of 0, 1, … and at least k tokens before it, and what it leaves."""
+    value = with_ones(tokens.value)
+    total = left_by(state, "total", tokens.key_features, tokens.value)
+    log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
+    recent = ((tokens.key_features, log_scale, value), *(() if state is None else state.recent))
+    if len(recent) > log_rings.shape[-1] - 1:
+        *recent, oldest = recent
+        _, total = causal_chunk(oldest[0], *oldest, total)
+    log_factors = [log_rings[..., distance] + one[1] for distance, one in enumerate(recent)]
+    log_factors.append(log_rings[..., -1] + total.log_peak[..., None])
+    peak = torch.stack(log_factors).amax(dim=0).detach()
+    sums = torch.exp(log_factors[-1] - peak)[..., None] * (tokens.query_features @ total.total)
+    for log_factor, (features, _, values) in zip(log_factors[:-1], recent, strict=True):
+        weight = torch.exp(log_factor - peak) * (tokens.query_features * features).sum(dim=-1)
+        sums = sums + weight[..., None] * values
+    return Sums.of_channels(sums), DecodingState(0, total, recent=tuple(recent))
 
 
 @dataclass(frozen=True)

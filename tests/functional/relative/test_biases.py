@@ -1,0 +1,105 @@
+"""Kernels of distance: the papers' formulae, and what their linear form must survive."""
+
+import math
+
+import pytest
+import torch
+from tests.contracts.cases import draw_inputs, relative_change
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import T5, Alibi, Decay, Kerple, attention
+
+OFFSETS = torch.arange(-300, 301).double()
+
+
+def t5_bucket(relative_position: Tensor, num_buckets: int = 32, max_distance: int = 128) -> Tensor:
+    """The bucket of a key minus its query, step by step as in Raffel et al.'s code for both directions."""
+    num_buckets //= 2
+    buckets = (relative_position > 0).long() * num_buckets
+    distance, exact = relative_position.abs(), num_buckets // 2
+    far = torch.log(distance.float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    far = (exact + far.clamp_min(0).long()).clamp_max(num_buckets - 1)
+    return buckets + torch.where(distance < exact, distance, far)
+
+
+def test_the_buckets_are_those_of_t5():
+    kernel = T5(torch.zeros(1, 1, 32))
+    assert torch.equal(kernel.bucket(OFFSETS), t5_bucket((-OFFSETS).long()))
+
+
+@pytest.mark.parametrize(
+    ("heads", "exponents"), [(8, [1, 2, 3, 4, 5, 6, 7, 8]), (1, [8]), (6, [2, 4, 6, 8, 1, 3]), (3, [4, 8, 2])]
+)
+def test_the_slopes_are_those_of_alibi(heads: int, exponents: list[float]):
+    assert torch.equal(Alibi.of_heads(heads).slope, 2.0 ** -torch.tensor(exponents, dtype=torch.float32))
+
+
+def test_alibi_is_a_decay_with_one_rate_for_every_axis():
+    inputs, slope = draw_inputs(15), torch.tensor([0.5, 0.25, 2.0], dtype=torch.float64)
+    outputs = [
+        attention(*inputs, relative=relative, grid=Grid((3, 5)))
+        for relative in (Alibi(slope), Decay(slope[:, None].repeat(1, 2)))
+    ]
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("form", ["logarithmic", "power"])
+def test_kerple_is_positive_definite_at_any_points(form: str):
+    weight, bend = torch.tensor([[0.7, 1.5], [2.0, 0.3]]).double(), torch.tensor([[1.1, 0.4], [0.2, 2.0]]).double()
+    points = 5 * torch.randn(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix = Kerple(weight, bend, form).log_at(points[:, None] - points).exp()
+    assert (torch.linalg.eigvalsh(matrix) > -1e-10).all()
+    by_hand = torch.log1p(bend[1, 0] * 3) if form == "logarithmic" else 3 ** bend[1, 0]
+    alone = Kerple(weight, bend, form).log_at(torch.tensor([[3.0, 0.0]]).double())[1, 0]
+    torch.testing.assert_close(alone, -weight[1, 0] * by_hand)
+
+
+def test_the_power_of_a_distance_of_0_has_gradients():
+    weight, bend = (torch.ones(1, 1, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    Kerple(weight, bend, "power").log_at(torch.tensor([[0.0], [2.0]]).double()).sum().backward()
+    for one in (weight, bend):
+        assert one.grad is not None
+        assert one.grad.isfinite().all()
+
+
+def test_causal_decay_is_the_recurrence_of_retnet():
+    query, key, value = draw_inputs(300)
+    rate = torch.tensor([[0.1], [0.9], [3.0]], dtype=torch.float64)
+    chunked = attention(query, key, value, kernel="elu", relative=Decay(rate), grid=Grid(300), is_causal=True)
+    features = [torch.where(one > 0, 1 + one, one.exp()) for one in (query * 5**-0.25, key * 5**-0.25)]
+    state = torch.zeros(2, 3, 5, 5, dtype=torch.float64)
+    outputs = []
+    for token in range(300):
+        update = (
+            features[1][:, :, token, :, None]
+            * torch.cat([value, torch.ones_like(value[..., :1])], -1)[:, :, token, None]
+        )
+        state = torch.exp(-rate)[:, :, None] * state + update
+        above = (features[0][:, :, token, None] @ state)[..., 0, :]
+        outputs.append(above[..., :-1] / above[..., -1:])
+    assert relative_change(chunked, torch.stack(outputs, dim=2)) < 1e-12
+
+
+@pytest.mark.parametrize(("shape", "is_causal"), [((200,), False), ((200,), True), ((3, 70), False)])
+def test_a_query_whose_near_keys_are_masked_attends_to_the_far_ones(shape: tuple[int, ...], is_causal: bool):
+    # exp(−2 · 100) is no float32.
+    grid, far = Grid(shape), torch.zeros(2, math.prod(shape), dtype=torch.bool)
+    far[:, 0] = True
+    inputs = [one.float() for one in draw_inputs(grid.num_tokens)]
+    relative = Decay(torch.full((3, grid.num_axes), 2.0))
+    options = {"kernel": "squared_relu", "relative": relative, "grid": grid, "key_mask": far, "is_causal": is_causal}
+    output = attention(*inputs, **options, backend="linear")
+    assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) < 1e-5
+
+
+def test_many_tokens_lose_no_digits_to_their_place():
+    # Were exponents those of the place in the sequence, 3 · 20,000 would leave two digits of a float32.
+    query, key, value = (one.float() for one in draw_inputs(20_000, batch=1, heads=1))
+    relative, window = Decay(torch.full((1, 1), 3.0)), slice(19_900, 20_000)
+    for is_causal in (False, True):
+        options = {"kernel": "squared_relu", "relative": relative, "is_causal": is_causal}
+        whole = attention(query, key, value, **options, grid=Grid(20_000), backend="linear")[:, :, -50:]
+        part = [one[:, :, window].double() for one in (query, key, value)]
+        truth = attention(*part, **options, grid=Grid(100), backend="dense")[:, :, -50:]
+        assert relative_change(whole.double(), truth) < 3e-5

@@ -1,0 +1,28 @@
+"""Learned kernels of distance and of signed offsets: what they begin as."""
+
+import torch
+
+from teka.nn import Alibi, Attention, Decay, Kerple, Shaw, TransformerXL
+
+
+def test_decay_begins_as_alibi_which_learns_nothing():
+    decay, alibi = Decay(2, 8), Alibi(8)
+    torch.testing.assert_close(decay().rate, alibi().slope[:, None].expand(8, 2))
+    assert not list(alibi.parameters())
+    assert "slope" in alibi.state_dict()
+
+
+def test_the_power_of_kerple_stays_below_2():
+    kernel = Kerple(1, 3, form="power")
+    with torch.no_grad():
+        kernel.raw_bend.fill_(50.0)
+    assert (kernel().bend <= 2).all()
+
+
+def test_shaw_takes_the_distance_and_transformer_xl_the_frequencies_that_are_asked_for():
+    assert Shaw(2, 5, max_distance=3)().max_distance == 3
+    frequency = 8.0 ** (-torch.arange(4) / 2)  # of strategy 1
+    module = TransformerXL(2, 3, 5, frequency=frequency)
+    assert torch.equal(module().frequency, frequency[:, None].expand(4, 2))
+    layer = Attention(15, 3, kernel="softmax", relative=module)
+    assert layer.relative is module
