@@ -26,7 +26,9 @@ from teka.functional import (
     BACKENDS,
     KERNELS,
     RELATIVES,
+    Concatenation,
     FeatureKernel,
+    Gaussian,
     Kernel,
     Relative,
     Rotary,
@@ -77,7 +79,13 @@ def pair_exists(kernel: str, relative: str | None) -> bool:
     kind = None if relative is None else RELATIVES[relative]
     if kind is not None and issubclass(kind, RotationJoint):
         return KERNEL_CLASSES[kernel].estimates_softmax
-    return not (kind is not None and issubclass(kind, Rotary) and kernel == "constant")
+    is_rotary = kind is not None and issubclass(kind, Rotary)
+    return not (is_rotary and (kernel == "constant" or KERNEL_CLASSES[kernel].counts_keys))
+
+
+def averages(kernel: str) -> bool:
+    """Whether outputs are over the sum of their weights."""
+    return not KERNEL_CLASSES[kernel].counts_keys
 
 
 def fast_backends(kernel: str, relative: str | None) -> set[str]:
@@ -330,7 +338,11 @@ def explicit_attention(
         rotated = relative.rotate(left[:, :, first:], here), relative.rotate(right[:, :, first:], there)
         above = below.clone()
         above[:, :, first:, first:] = rotated[0] @ rotated[1].transpose(-2, -1)
-    if not isinstance(kernel, FeatureKernel):
+    if isinstance(kernel, Concatenation):
+        above = below = torch.relu(scale * (query.sum(-1)[..., :, None] + key.sum(-1)[..., None, :]))
+    elif isinstance(kernel, Gaussian):
+        above = below = torch.exp(-scale / 2 * torch.cdist(query, key).square())
+    elif not isinstance(kernel, FeatureKernel):
         above = below = above.exp()
     elif isinstance(relative, Rotary):
         lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
@@ -341,12 +353,15 @@ def explicit_attention(
                 share = torch.zeros_like(lengths)
                 share[:, :, first:, first:] = relative.length_share if normalizer == "mixed" else 1.0
                 below = (1 - share) * below + share * lengths
+    if kernel.counts_keys:
+        below = torch.ones_like(above)
     if isinstance(relative, FactorRelative):
         here, there = (sites.places(query.device) for sites in (placement, placement.of_keys))
         offsets = here[..., :, None, :] - there[..., None, :, :]
         offsets = offsets if placement.grid is None else placement.grid.wrap(offsets)
         factor = relative.log_kernel(query[:, :, first:], offsets, scale=scale).exp()
-        above = below = above * pad(factor, (first, 0, first, 0), value=1.0)
+        factor = pad(factor, (first, 0, first, 0), value=1.0)
+        above, below = above * factor, below * factor
     if keep is not None:
         above, below = (part.masked_fill(~keep[:, None], 0.0) for part in (above, below))
     total = below.sum(dim=-1, keepdim=True)

@@ -9,6 +9,7 @@ from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.kernel.features import Constant, Elu, Hedgehog, Softmax, Taylor2
 from teka.functional.kernel.local import Focused, Relu, SquaredRelu
 from teka.functional.kernel.random import PROJECTIONS, Hyperbolic, Optimal, Positive, Trigonometric
+from teka.functional.kernel.similarity import Concatenation, DotProduct, Gaussian
 from teka.functional.positions import length_mask
 from teka.functional.relative import RELATIVES
 from teka.functional.relative.base import Relative
@@ -29,13 +30,16 @@ __all__ = [
     "Alibi",
     "Clipped",
     "ClippedFeatures",
+    "Concatenation",
     "Constant",
     "Decay",
     "DecodingState",
+    "DotProduct",
     "Elu",
     "FeatureKernel",
     "Focused",
     "Fourier",
+    "Gaussian",
     "GeneralizedQuadratic",
     "Hedgehog",
     "Hyperbolic",

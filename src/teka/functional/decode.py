@@ -1,6 +1,7 @@
 """Causal attention token by token, from a state of fixed size."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -84,9 +85,12 @@ def decode(
         plan, query, key = plan.joined(query, key)
         maps = features.feature_maps(query, key, scale=plan.scale, key_mask=None, is_causal=True)
         tokens = Featured(query, *maps[:2], value, maps[2], None, plan.scale, is_causal=True)
-        if plan.relative is None:
-            sums, after = plain_step(tokens, state)
-        else:
-            sums, after = plan.relative.step(tokens, state, positions)
-        output = sums.divide(nonnegative=features.nonnegative)
+        step = plain_step if plan.relative is None else partial(plan.relative.step, positions=positions)
+        sums, after = step(tokens, state)
+        if features.counts_keys:
+            ones = torch.ones_like(value[..., :1])
+            counted = replace(tokens, query_features=ones, key_features=ones, value=ones)
+            count, left = step(counted, None if state is None else state.count)
+            sums, after = sums.over(count), replace(after, count=left)
+        output = sums.divide(nonnegative=features.nonnegative or features.counts_keys)
     return output.to(dtype), replace(after, num_tokens=num_tokens + 1, kernels=kernels)

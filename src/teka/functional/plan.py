@@ -9,7 +9,7 @@ from torch import Tensor
 from teka._compat import has_numbers, is_plain_eager, is_plain_eager_on_cpu
 from teka.checks import POSITIVE, check_name, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import BACKENDS, Cost, Featured, add_prefix
+from teka.functional.backend import BACKENDS, Cost, Featured, Sums, add_prefix
 from teka.functional.backend.dense import dense_cost, fused_softmax, matrix_attention
 from teka.functional.backend.fused_linear import fused_linear
 from teka.functional.backend.linear import LOWEST_LOG_SCALE, Sizes, linear_cost
@@ -223,7 +223,10 @@ def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kep
     pairs = Pairwise(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
     if plan.relative is not None:
         return plan.relative.dense(pairs, plan.positions)
-    return fused_softmax(pairs) if plan.kernel.is_softmax else matrix_attention(pairs, None)
+    vectors = plan.kernel.softmax_vectors(query, key)
+    if vectors is None:
+        return matrix_attention(pairs, None)
+    return fused_softmax(replace(pairs, query=vectors[0], key=vectors[1]))
 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
@@ -242,12 +245,20 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept
     if log_scale is not None and key_mask is not None:
         log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
     tokens = Featured(query, query_features, key_features, value, log_scale, key_mask, plan.scale, plan.is_causal)
+    sums = _sums_of(plan, tokens)
+    if kernel.counts_keys:
+        ones = torch.ones_like(query[..., :1]), mask_features(torch.ones_like(key[..., :1]), key_mask)
+        counted = replace(tokens, query_features=ones[0], key_features=ones[1], value=value[..., :1])
+        sums = sums.over(_sums_of(plan, counted))
+    return sums.divide(nonnegative=kernel.nonnegative or kernel.counts_keys)
+
+
+def _sums_of(plan: Plan, tokens: Featured) -> Sums:
+    relative, first = plan.relative, plan.positions.num_prefix_tokens
     if relative is None:
-        sums = plain_sums(tokens)
-    else:
-        sums = relative.sums(plan.backend, tokens.after(first), plan.positions)
-        sums = add_prefix(sums, tokens, first, relative.unplaced_sums)
-    return sums.divide(nonnegative=kernel.nonnegative)
+        return plain_sums(tokens)
+    sums = relative.sums(plan.backend, tokens.after(first), plan.positions)
+    return add_prefix(sums, tokens, first, relative.unplaced_sums)
 
 
 def _without_broken(

@@ -65,6 +65,9 @@ class Attention(nn.Module):
         rotated = present.features if chosen.relative == "rotary" else None
         num_features = size if rotated is None else rotated.num_features(size)
         self.relative = make_relative_module(chosen, self.position_heads or self.heads, size, num_features)
+        if present.counts_keys and self.relative is not None and self.relative.rotates:
+            expected = f"one that does not rotate, or None, with kernel={present.name!r}, which counts keys by c"
+            raise wrong_value("relative", chosen.relative, expected)
         if chosen.rotary_normalizer is not None and rotated is None:
             expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
             raise wrong_value("rotary_normalizer", chosen.rotary_normalizer, expected)

@@ -58,7 +58,7 @@ class ModelOptions:
             "self_attention" depend on them: "quadratic" (the default), "generalized_quadratic" or "table" (learned
             vectors for rows and columns).
         kernel: Content kernel: "softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "constant", "positive",
-            "hyperbolic", "optimal", "trigonometric" or "hedgehog".
+            "hyperbolic", "optimal", "trigonometric", "hedgehog", "gaussian", "dot_product" or "concatenation".
         num_features: Number of random features of the kernels that have them.
         backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
         dim: Size of a token; of "performer" also one number for each stage.
@@ -86,8 +86,8 @@ class ModelOptions:
         longest_wave: Longest wave of position "fourier" at first, in tokens, 64 by default.
         wave_weight: Weight of the waves of position "fourier" at first over that of the constant, 1 by default.
         rotation_weight_scale: Standard deviation of the weights of position "rotation" at first, 1 by default.
-        max_distance: Distance in tokens from which on position "clipped", or "shaw" by axis, tells no two places apart, 6
-            by default.
+        max_distance: Distance in tokens from which on position "clipped", or "shaw" by axis, tells no two places apart,
+            6 by default.
         rotary_normalizer: What the denominator of position "rotary" is made of; see `teka.nn.Attention`.
         epsilon: Floor of the kernels "squared_relu", "focused" and "relu" over the root mean square.
         query_key: What is done to queries and keys: "plain", "normalized" or "centred".

@@ -37,10 +37,10 @@ def attention_matrix(
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
 ) -> Tensor:
-    """Weights of the fitted kernel, normalised over the keys."""
+    """Weights of the fitted kernel, normalised over the keys unless they are counted."""
     fitted = fit(kernel, query, key, scale=scale, key_mask=key_mask, query_mask=query_mask)
     weights = fitted.weights(query, key, scale=scale, key_mask=key_mask)
-    return weights / weights.sum(dim=-1, keepdim=True)
+    return weights if kernel.counts_keys else weights / weights.sum(dim=-1, keepdim=True)
 
 
 def softmax_error(kernel: Kernel, query: Tensor, key: Tensor, *, scale: float) -> float:

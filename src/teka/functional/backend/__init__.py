@@ -107,6 +107,12 @@ class Sums:
             peak,
         )
 
+    def over(self, count: "Sums") -> "Sums":
+        """The same numerators over the denominators of other sums."""
+        zero = torch.zeros((), dtype=self.numerator.dtype, device=self.numerator.device)
+        mine, theirs = (zero if sums.log_peak is None else sums.log_peak for sums in (self, count))
+        return Sums(self.numerator * torch.exp(mine - theirs)[..., None], count.denominator)
+
     def divide(self, *, nonnegative: bool) -> Outputs:
         """The weighted mean; where no weight can be negative, a row that underflows altogether gives 0 and not NaN."""
         denominator = self.denominator

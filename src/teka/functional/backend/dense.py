@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from teka._compat import is_plain_eager
 from teka.functional.backend import BYTES, Cost, Sums, checkpointed, transposed, with_ones
 from teka.functional.backend.toeplitz import AxisForm, plain_axis_sums, runs_by_hand
-from teka.functional.kernel.base import Pairwise
+from teka.functional.kernel.base import Pairwise, apply_log_factor
 from teka.functional.shapes import Gradients, KeyFeatures, Matrices, Outputs, Queries, QueryFeatures, Values
 from teka.grid import Grid
 
@@ -42,7 +42,7 @@ def matrix_attention(pairs: Pairwise, log_rows: Callable[[Queries, slice], Tenso
         empty = without_keys(keep)
         keep = keep | empty
     features = kernel.features
-    if features is not None:
+    if features is not None and not kernel.counts_keys:
         # A column of ones sums the weights in the same product: one pass fewer over the matrix.
         value = with_ones(value)
 
@@ -50,7 +50,12 @@ def matrix_attention(pairs: Pairwise, log_rows: Callable[[Queries, slice], Tenso
         log_relative = None if log_rows is None else log_rows(query, rows)
         part = keep if keep is None or keep.shape[2] == 1 else keep[:, :, rows]
         products = left[:, :, rows] @ right.transpose(-2, -1)
-        return kernel.dense_weights(products, log_relative=log_relative, log_scale=log_scale, keep=part) @ value
+        factors = {"log_relative": log_relative, "log_scale": log_scale, "keep": part}
+        mixed = kernel.dense_weights(products, **factors) @ value
+        if not kernel.counts_keys:
+            return mixed
+        shares = apply_log_factor(torch.ones_like(products), *factors.values())
+        return torch.cat([mixed, shares.sum(dim=-1, keepdim=True)], dim=-1)
 
     batch, heads, num_queries, _ = query.shape
     tile = max(1, MATRIX_ELEMENTS // max(1, batch * heads * value.shape[2]))
@@ -59,8 +64,9 @@ def matrix_attention(pairs: Pairwise, log_rows: Callable[[Queries, slice], Tenso
     else:
         parts = [slice(start, min(start + tile, num_queries)) for start in range(0, num_queries, tile)]
         output = torch.cat([checkpointed(attend, rows, query, left, right, value) for rows in parts], dim=2)
-    if features is not None:
-        output = Sums.of_channels(output).divide(nonnegative=features.nonnegative)
+    if features is not None or kernel.counts_keys:
+        nonnegative = kernel.counts_keys or (features is not None and features.nonnegative)
+        output = Sums.of_channels(output).divide(nonnegative=nonnegative)
     return output if empty is None else output.masked_fill(empty, 0.0)
 
 

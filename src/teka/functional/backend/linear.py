@@ -100,6 +100,7 @@ class DecodingState:
         total: Sums over all keys, or with rings over those at least k steps back.
         unrotated: With rotary features, the sums over what no rotation changes, for the denominator.
         recent: With rings, features, s, and values with a column of ones of the last keys, newest first.
+        count: With a kernel that counts keys, the same of the single feature 1.
         kernels: Names of the content kernel and of the relative kernel that the tokens have met.
     """
 
@@ -107,6 +108,7 @@ class DecodingState:
     total: LinearState
     unrotated: LinearState | None = None
     recent: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
+    count: "DecodingState | None" = None
     kernels: tuple[str, str | None] | None = None
 
 

@@ -15,10 +15,12 @@ from teka.functional.kernel.random import (
     default_num_features,
     draw_projection,
 )
+from teka.functional.kernel.similarity import Concatenation, DotProduct, Gaussian
 
+_WITH_FEATURES = (SquaredRelu, Focused, Relu, Elu, Taylor2, Constant)
 # Each is made without arguments.
 DETERMINISTIC_KERNELS: dict[str, type[Kernel]] = {
-    kernel.name: kernel for kernel in (Softmax, SquaredRelu, Focused, Relu, Elu, Taylor2, Constant)
+    kernel.name: kernel for kernel in (Softmax, *_WITH_FEATURES, Gaussian, DotProduct, Concatenation)
 }
 # Each is made from its projection.
 RANDOM_KERNELS: dict[str, type[RandomKernel]] = {

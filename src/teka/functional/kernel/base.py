@@ -24,6 +24,7 @@ from teka.functional.shapes import (
     Pairs,
     Queries,
     QueryFeatures,
+    TwoVectors,
     Values,
 )
 
@@ -39,6 +40,7 @@ class Kernel(ABC):
     uses_content: ClassVar[bool] = True  # whether κ depends on q and k
     estimates_softmax: ClassVar[bool] = False  # whether it stands for exp(scale · qᵀk)
     is_softmax: ClassVar[bool] = False  # whether `dense_weights` are the softmax of inner products, which torch fuses
+    counts_keys: ClassVar[bool] = False  # whether the sum is over how many keys there are, Σ c, and not over Σ κ c
     reads_heads_first: ClassVar[bool] = False  # whether one head at a time, in one piece of memory, is faster on a CPU
 
     @property
@@ -50,6 +52,10 @@ class Kernel(ABC):
     def features(self) -> "FeatureKernel | None":
         """The kernel as one with a feature map, or None where it has none."""
         return None
+
+    def softmax_vectors(self, query: Queries, key: Keys) -> TwoVectors | None:
+        """Vectors the softmax of whose inner products, times the scale, this is, or None."""
+        return (query, key) if self.is_softmax else None
 
     @abstractmethod
     def dense_vectors(self, query: Queries, key: Keys, *, scale: float, key_mask: Kept, is_causal: bool) -> FeatureMaps:
@@ -118,6 +124,8 @@ class Pairwise:
 class FeatureKernel(Kernel):
     """A content kernel with a feature map, κ(q, k) = φ(q)ᵀφ(k), so that sums over keys cost O(L).
 
+    One that `counts_keys` has no factor of a query or of all keys to spare, as nothing takes it out again.
+
     Every kernel declares `nonnegative`, or is a TypeError: True if κ(q, k) ≥ 0 for all vectors and every draw. A
     denominator below the smallest normal number is then that of a row without weights, and log κ may be taken. False is
     safe for any kernel; a wrong True gives wrong outputs without a word.
@@ -137,7 +145,7 @@ class FeatureKernel(Kernel):
 
     @property
     def bound(self) -> float | None:
-        return 1.0 if self.nonnegative else None
+        return 1.0 if self.nonnegative and not self.counts_keys else None
 
     @property
     def features(self) -> "FeatureKernel":

@@ -79,6 +79,9 @@ class Rotary(Relative):
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("frequency", self.frequency, heads, "pairs", num_axes)
+        if kernel.counts_keys:
+            expected = "a kernel whose denominator is the sum of its weights with relative='rotary', which is no factor"
+            raise wrong_value("kernel", kernel.name, expected)
         size = num_rotated_features(kernel, dim)
         if 2 * self.frequency.shape[1] > size:
             expected = f"at most {size // 2} pairs for the {size} features of kernel={kernel.name!r}"

@@ -120,7 +120,7 @@ class SeparableRelative(StationaryRelative):
 
     def tiled_sums(self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions) -> Sums | None:
         """From tiles that stay in a CPU's cache, with a backward pass of their own, where the pairs are many."""
-        if positions.grids is None or not tiles_fit(*positions.grids, pairs.query):
+        if positions.grids is None or kernel.counts_keys or not tiles_fit(*positions.grids, pairs.query):
             return None
         query, scale, first = pairs.query, pairs.scale, positions.num_prefix_tokens
         features = kernel.query_features(query, scale=scale), kernel.key_features(pairs.key, scale=scale)

@@ -1,0 +1,100 @@
+"""Other similarities of a query and a key: their dot product, a Gaussian of their distance, a rectified sum."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from teka.functional.kernel.base import FeatureKernel, Kernel, apply_log_factor, mask_features, mask_scores
+from teka.functional.shapes import (
+    FeatureMaps,
+    Kept,
+    KeyFeatures,
+    Keys,
+    LogFactors,
+    LogScale,
+    PairMask,
+    Pairs,
+    Queries,
+    QueryFeatures,
+    TwoVectors,
+)
+
+
+@dataclass(frozen=True)
+class DotProduct(FeatureKernel):
+    """κ(q, k) = scale · qᵀk over the number of keys, out_i = Σ_j κ c v_j / Σ_j c: d features, weights of both signs.
+
+    A key that is twice as long weighs twice as much, and nothing bounds the output by the values. Source: Wang et al.
+    2018 (Non-local neural networks), equation 4; that Σ c is the number of keys where there is a c is this library's.
+    """
+
+    name: ClassVar[str] = "dot_product"
+    counts_keys: ClassVar[bool] = True
+    nonnegative: ClassVar[bool] = False
+
+    def num_features(self, dim: int) -> int:
+        return dim
+
+    def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
+        return scale * query
+
+    def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
+        return mask_features(key, key_mask)
+
+
+@dataclass(frozen=True)
+class Concatenation(Kernel):
+    """κ(q, k) = scale · relu(Σ_e q_e + Σ_e k_e) over the number of keys, as `DotProduct`: the query and the key apart.
+
+    The paper's relu(wᵀ[q; k]) with w of ones: any other w is a linear map of q and k, which is what makes them. Source:
+    Wang et al. 2018, equation 5.
+    """
+
+    name: ClassVar[str] = "concatenation"
+    counts_keys: ClassVar[bool] = True
+
+    def dense_vectors(self, query: Queries, key: Keys, *, scale: float, key_mask: Kept, is_causal: bool) -> FeatureMaps:
+        of_query, of_key = (scale * one.sum(dim=-1, keepdim=True) for one in (query, key))
+        one = torch.ones_like(of_query), torch.ones_like(of_key)
+        return torch.cat([of_query, one[0]], dim=-1), torch.cat([one[1], of_key], dim=-1), None
+
+    def dense_weights(self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask) -> Pairs:
+        return apply_log_factor(torch.relu(products), log_relative, log_scale, keep)
+
+    def dense_size(self, dim: int) -> int:
+        return 2
+
+
+@dataclass(frozen=True)
+class Gaussian(Kernel):
+    """κ(q, k) = exp(−scale · ‖q − k‖²/2): softmax with −scale · ‖k‖²/2 added for each key, fused where there is no c.
+
+    No key wins for being long. Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
+    """
+
+    name: ClassVar[str] = "gaussian"
+
+    @property
+    def bound(self) -> float:
+        return 1.0
+
+    def softmax_vectors(self, query: Queries, key: Keys) -> TwoVectors:
+        half = key.square().sum(dim=-1, keepdim=True) / -2
+        return torch.cat([query, torch.ones_like(query[..., :1])], dim=-1), torch.cat([key, half], dim=-1)
+
+    def dense_vectors(self, query: Queries, key: Keys, *, scale: float, key_mask: Kept, is_causal: bool) -> FeatureMaps:
+        longer = self.softmax_vectors(query, key)
+        return scale * longer[0], longer[1], None
+
+    def dense_weights(self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask) -> Pairs:
+        scores = products if log_relative is None else products + log_relative
+        return torch.softmax(mask_scores(scores, keep), dim=-1)
+
+    def dense_size(self, dim: int) -> int:
+        return dim + 1
+
+    def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda product: product
