@@ -83,7 +83,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"causal": "no"}, "causal is 'no', expected True or False"),
     ({"dropout": math.nan}, "dropout is nan, expected a probability"),
     ({"position_heads": "1"}, "position_heads is '1', expected a whole number"),
-    ({"kernel": "dot_product", "relative": "rotary"}, "relative is 'rotary', expected one that does not rotate, or None"),
+    (
+        {"kernel": "dot_product", "relative": "rotary"},
+        "relative is 'rotary', expected one that does not rotate, or None",
+    ),
     ({"rotary_normalizer": "length", "relative": "rotary"}, "rotary_normalizer is 'length', .*did you mean 'lengths'"),
     ({"dropout": 1.0}, "dropout is 1.0, expected a probability"),
     ({"dropout": -0.1}, "dropout is -0.1, expected a probability"),

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -9,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
-from teka.functional.backend.linear import CHUNK_ELEMENTS
-from teka.functional.shapes import Cells, Channels, Features
+from teka.functional.backend.linear import CHUNK_ELEMENTS, LOWEST_LOG_SCALE, causal_rings
+from teka.functional.shapes import Cells, Channels, Features, RingWeights
 from teka.grid import Grid
 
 LogBins = Float[Tensor, "batch heads tokens axes entries"]  # log c of an offset along one axis, −k … k
@@ -21,7 +22,24 @@ def bins_cost(grid: Grid, num_features: int, dim_value: int, reach: int) -> Cost
     inner = (2 * reach - 1) ** grid.num_axes
     outer = (2 * reach + 1) ** grid.num_axes - inner
     near, far = inner * (num_features + dim_value + 1), outer * num_features * (dim_value + 1)
-    return Cost(grid.num_tokens * (near + far), grid.num_tokens * (near + 2 * far) * 3 * BYTES)
+    # Measured on two axes: every addition writes a tensor of its own, and is made again in the backward pass.
+    passes = 3 if grid.num_axes == 1 else 27
+    return Cost(grid.num_tokens * (near + far), grid.num_tokens * (near + 2 * far) * passes * BYTES)
+
+
+def line_sums(log_entries: RingWeights, tokens: Featured, grid: Grid) -> Sums:
+    """The same on a line, from rings: those of a token and what is before it, and from the other end what is after."""
+    reach = log_entries.shape[-1] // 2
+    log_after = log_entries[..., : reach + 1].flip(-1)
+    # The token itself is counted once: finite, for a difference with what is not there.
+    log_after = torch.cat([torch.full_like(log_after[..., :1], LOWEST_LOG_SCALE), log_after[..., 1:]], dim=-1)
+    names = ("query", "query_features", "key_features", "value")
+    flipped = {name: getattr(tokens, name).flip(2) for name in names}
+    key_mask = None if tokens.key_mask is None else tokens.key_mask.flip(1)
+    after = causal_rings(log_after.flip(2), replace(tokens, **flipped, key_mask=key_mask), grid)
+    assert after.log_peak is not None
+    after = Sums(after.numerator.flip(2), after.denominator.flip(2), after.log_peak.flip(2))
+    return causal_rings(log_entries[..., reach:], tokens, grid) + after
 
 
 def bin_sums(log_bins: LogBins, tokens: Featured, grid: Grid) -> Sums:

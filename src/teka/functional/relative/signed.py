@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums
-from teka.functional.backend.bins import bin_sums, bins_cost
+from teka.functional.backend.bins import bin_sums, bins_cost, line_sums
 from teka.functional.backend.flex import offset_numbers
 from teka.functional.backend.linear import DecodingState, Sizes, causal_rings
 from teka.functional.kernel.base import Kernel
@@ -115,7 +115,9 @@ class Shaw(FactorRelative):
         assert grid is not None
         if tokens.is_causal:
             return causal_rings(self._log_past(tokens), tokens, grid)
-        return bin_sums(self.log_entries(tokens.query, scale=tokens.scale), tokens, grid)
+        log_entries = self.log_entries(tokens.query, scale=tokens.scale)
+        on_a_line = grid.num_axes == 1 and not grid.periodic[0]
+        return line_sums(log_entries[..., 0, :], tokens, grid) if on_a_line else bin_sums(log_entries, tokens, grid)
 
     def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
         return ring_step(self._log_past(tokens), tokens, state)
