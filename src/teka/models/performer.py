@@ -195,16 +195,19 @@ class Performer(nn.Module):
             raise wrong_value("image_size", image_size, "a number of pixels of at least 1 for each of 1 to 3 axes")
         if math.prod(sides) > LARGEST_IMAGE:
             raise wrong_value("image_size", image_size, f"at most {LARGEST_IMAGE:,} pixels")
-        self.image_size = tuple(int(side) for side in sides)
-        step = self.patch_size * 2 ** (self.num_stages - 1)
-        if any(side % step for side in sides):
-            halved = f" × {step // self.patch_size} for {self.num_stages} stages" if self.num_stages > 1 else ""
+        if not self.takes(sides):
+            halved = f" × {2 ** (self.num_stages - 1)} for {self.num_stages} stages" if self.num_stages > 1 else ""
             expected = f"sides that are multiples of patch_size = {self.patch_size}{halved}"
             raise wrong_value("image_size", image_size, expected)
+        self.image_size = tuple(int(side) for side in sides)
         cells = [side // self.patch_size for side in sides]
         self.grids = [
             Grid([side >> stage for side in cells], periodic=self.periodic) for stage in range(self.num_stages)
         ]
+
+    def takes(self, sides: Sequence[int]) -> bool:
+        """Whether its patches and stages divide an image of these sides."""
+        return not any(side % (self.patch_size * 2 ** (self.num_stages - 1)) for side in sides)
 
     @property
     def grid(self) -> Grid:

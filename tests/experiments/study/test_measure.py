@@ -11,7 +11,7 @@ from teka.experiments.study import Measure
 from teka.experiments.study.cells import ShiftedClass, Stable
 from teka.experiments.study.measure import measure_heads, measure_model
 from teka.experiments.study.study import Stability
-from teka.models import SelfAttentionNetwork
+from teka.models import Performer, SelfAttentionNetwork
 from teka.nn import Quadratic
 from teka.training.heads.measure import head_grids, heads_of
 from teka.training.heads.record import Moment
@@ -79,6 +79,19 @@ def test_answers_that_stay_are_counted_over_every_shift_of_the_torus_or_over_tho
     assert kept["circular"] == Stable(4, 59, 29 / 59, 0.0)
     assert (kept["zero"].images, kept["zero"].shifts) == (3, 2)
     assert set(kept) == {"circular", "zero"}  # the model has no other size, which the window would ask for
+
+
+def test_a_window_that_patches_do_not_divide_is_not_measured():
+    images = torch.rand(4, 1, 8, 8)
+    split = Split(images, torch.tensor([0, 1, 1, 0]))
+    dataset = Dataset("made", split, split, split, num_classes=2, image_size=(8, 8), in_channels=1)
+    model = Performer((8, 8), 1, 2, dim=4, depth=1, heads=1, patch_size=4, pool="mean").eval()
+    for side, modes in ((4, {"crop"}), (6, set())):
+        crop = Stability(((0.0, 1.0),), crop_size=side)
+        assert set(measure_model(model, dataset, Measure(stability={"crop": crop}))["stability"]) == modes
+    with pytest.raises(ValueError, match="multiples of patch_size = 4"):
+        model.resize(6)
+    assert model.image_size == (8, 8)
 
 
 def test_the_backend_of_a_model_whose_layers_choose_one_is_kept():

@@ -1,6 +1,7 @@
 """Measure a trained model of a study: its accuracy, cost and equivariance, and what its heads look at."""
 
 import math
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -114,8 +115,8 @@ def _equivariance(model: nn.Module, split: Split, measure: Measure, device: torc
     error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
     with torch.inference_mode():
         single = model(images).double()
-        exact = model.double()(images.double())
-        model.float()
+        # A copy: numbers made in this mode could not be trained on.
+        exact = copy.deepcopy(model).double()(images.double())
     rounding = ((single - exact).norm() / exact.norm()).item()
     return {
         "equivariance_error": error.maximum,

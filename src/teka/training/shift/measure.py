@@ -79,7 +79,7 @@ def measure(
     split, movement, model = settings.images(trained.dataset.test), settings.movement(trained), trained.model
     seen = movement.seen_size(trained.dataset.image_size)
     if not can_see(model, seen, trained.dataset.image_size):
-        raise wrong_value("mode", settings.mode, f"another with model={trained.run.model!r}, which has one image size")
+        raise wrong_value("mode", settings.mode, f"another with model={trained.run.model!r}, which takes no {seen} pixels")
     show = None if progress is None else lambda done, total, _: progress(done, total)
     options = {"labels": split.labels, "output": "logits", "batch_size": settings.batch_size, "progress": show}
     with seeing(model, seen):
@@ -88,7 +88,7 @@ def measure(
 
 def can_see(model: nn.Module, size: Sequence[int], own_size: Sequence[int]) -> bool:
     """Whether a model made for images of its own size takes those of another."""
-    return isinstance(model, Performer) or tuple(size) == tuple(own_size)
+    return tuple(size) == tuple(own_size) or (isinstance(model, Performer) and model.takes(size))
 
 
 @contextlib.contextmanager
