@@ -1,7 +1,7 @@
 """Measure a trained model of a study: its accuracy, cost and equivariance, and what its heads look at."""
 
-import math
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

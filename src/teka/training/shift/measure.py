@@ -79,7 +79,7 @@ def measure(
     split, movement, model = settings.images(trained.dataset.test), settings.movement(trained), trained.model
     seen = movement.seen_size(trained.dataset.image_size)
     if not can_see(model, seen, trained.dataset.image_size):
-        raise wrong_value("mode", settings.mode, f"another with model={trained.run.model!r}, which takes no {seen} pixels")
+        raise wrong_value("mode", settings.mode, f"another: model={trained.run.model!r} takes no {seen} pixels")
     show = None if progress is None else lambda done, total, _: progress(done, total)
     options = {"labels": split.labels, "output": "logits", "batch_size": settings.batch_size, "progress": show}
     with seeing(model, seen):
