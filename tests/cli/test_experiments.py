@@ -236,3 +236,13 @@ def test_bad_options_of_bench_are_one_line(tmp_path, fails):
     assert "layers" in fails("bench", "--layers", "squared_rel", "--out", tmp_path)
     assert "lengths is 17" in fails("bench", "--lengths", "17", "--out", tmp_path)
     assert "direction" in fails("bench", "--direction", "sideways", "--out", tmp_path)
+
+
+def test_approximate_prints_its_tables_and_writes_its_files(tmp_path, capsys, fails):
+    some = ["--dim", "4", "--tokens", "9", "--sizes", "0.5", "--radii", "1", "--num-features", "4", "8"]
+    line = ["approximate", *some, "--kernels", "positive", "--draws", "2", "--out", str(tmp_path)]
+    assert main(line) == 0
+    assert "positive, fixed_norm" in capsys.readouterr().out
+    content = json.loads((tmp_path / "approximation.json").read_text())
+    assert content["command"].startswith("teka approximate --dim 4")
+    assert "kernels is 'softmax'" in fails("approximate", "--kernels", "softmax", "--out", tmp_path)

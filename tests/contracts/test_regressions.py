@@ -234,6 +234,7 @@ SHARED_OPTIONS: dict[str, tuple[Any, Any]] = {
     "dim_head": (None, 3),
     "kernel": ("positive", "squared_relu"),
     "num_features": (None, 7),
+    "projection": (None, "fixed_norm"),
     "qkv_bias": (True, False),
     "dropout": (0.0, 0.5),
     "backend": ("dense", "toeplitz"),

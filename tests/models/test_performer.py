@@ -220,6 +220,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, "dropout is 1.0"),
     ({"position": "absolute", "dim": 6}, "dim is 6, expected a multiple of"),
     ({"num_features": 7}, "num_features is 7, expected None"),
+    ({"projection": "independent"}, "projection is 'independent', expected None"),
     ({"position": "none", "backend": "rings"}, "backend is 'rings', expected one of"),
     ({"num_waves": 3}, "num_waves is 3, expected None with position='rotation'; position='fourier' takes it"),
     ({"longest_wave": 3.0, "position": "none"}, "longest_wave is 3.0, expected None with position='none'"),

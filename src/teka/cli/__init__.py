@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": ("compare:compare", "models over the same images, moved alike"),
     "study": ("experiments:study", "train a grid of runs and compare them"),
     "reproduce": ("experiments:reproduce", "the table and the figure of Horn et al. (2021)"),
+    "approximate": ("experiments:approximate", "how near random features come to softmax"),
     "bench": ("experiments:bench", "time and memory of the layers on this machine"),
 }
 HELP = """usage: teka COMMAND [options]

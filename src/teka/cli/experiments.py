@@ -4,11 +4,15 @@ import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from teka.audit.page.tables import Written
 from teka.cli.parser import Option, Show, command, fields_of, progress_bar
 from teka.cli.runs import DATA_DIR
 from teka.errors import wrong_value
+from teka.experiments.approximate import approximate as measure_errors
+from teka.experiments.approximate.approximate import Approximation
+from teka.experiments.approximate.report import write_approximation
 from teka.experiments.bench import bench as measure_layers
 from teka.experiments.bench.bench import BENCH_FILE, LENGTHS, PLOT_FILE
 from teka.experiments.bench.layers import layer_names
@@ -150,7 +154,7 @@ def study(options: Namespace, command: str) -> None:
     _tell(written, pack_study(folder) if options.pack else ())
 
 
-def _tell(written: Written, packed: Sequence[Path]) -> None:
+def _tell(written: Written, packed: Sequence[Path] = ()) -> None:
     print(f"{written.terminal}\nwritten: {', '.join(map(str, written.files))}")
     print(*(f"packed: {path}\n" for path in packed), sep="", end="")
 
@@ -219,6 +223,36 @@ def reproduce(options: Namespace, command: str) -> None:
             train_reproduction(options.target, folder, **fields, only=only, command=command, progress=_steps(show))
     written = write_reproduction(folder, description=study.description, planned=len(study.places({})))
     _tell(written, pack_study(folder) if options.pack else ())
+
+
+@command(
+    *(
+        Option(f"--{name}", kind, what, list(getattr(Approximation, name)), nargs="+", metavar=metavar)
+        for name, kind, metavar, what in (
+            ("sizes", float, "SIZE", "Standard deviations of the entries of queries and keys, for the output's error."),
+            ("radii", float, "RADIUS", "Radii of balls of scaled queries and keys, for the largest error of weights."),
+            ("num_features", int, "M", "Lengths of the feature maps."),
+            ("kernels", str, "NAME", f"Kernels: {', '.join(Approximation.kernels)}."),
+            ("projections", str, "NAME", f"How features are drawn: {', '.join(Approximation.projections)}."),
+        )
+    ),
+    fields_of(Approximation, skip=("sizes", "radii", "num_features", "kernels", "projections")),
+    Option("--out", str, "Folder for the numbers, the picture and the page.", "runs/approximate"),
+    examples=(
+        "teka approximate",
+        "teka approximate --dim 64 --tokens 1024 --sizes 1 --num-features 64 256 1024",
+        "teka approximate --kernels positive --projections fixed_norm independent",
+    ),
+)
+def approximate(options: Namespace, command: str) -> None:
+    """Measure how near random features come to softmax attention, against their number and how they are drawn."""
+    given: dict[str, Any] = {
+        name: tuple(one) if isinstance(one, list) else one for name, one in vars(options).items() if name != "out"
+    }
+    settings, folder = Approximation(**given), make_directory("out", options.out)
+    with progress_bar() as show:
+        result = measure_errors(settings, command=command, progress=lambda done, total: show("errors", done, total, ""))
+    _tell(write_approximation(result, folder))
 
 
 @command(

@@ -75,9 +75,9 @@ class Performer(nn.Module):
             axis) tell no two places apart, 6 by default.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", over the root mean square.
         options: Keywords of `teka.nn.AttentionOptions` for the attention of every block: dim_head, kernel,
-            num_features, qkv_bias, dropout (also in the MLPs), backend, position_heads, num_waves, rotary_normalizer,
-            query_key, gate, value_convolution. In the last block with pool="class", where positions could not change
-            the logits, those of positions do not act.
+            num_features, projection, qkv_bias, dropout (also in the MLPs), backend, position_heads, num_waves,
+            rotary_normalizer, query_key, gate, value_convolution. In the last block with pool="class", where positions
+            could not change the logits, those of positions do not act.
 
     Raises:
         ValueError: Sizes that do not fit, an unknown name, or an option that the position or the kernel does not have.

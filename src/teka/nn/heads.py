@@ -130,6 +130,9 @@ def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) ->
     for_positions = relative == "clipped_features" or isinstance(relative, ClippedFeatures)
     if num_features is not None and not random and not for_positions:
         raise wrong_value("num_features", num_features, f"None with kernel={kernel!r}, which has no random features")
+    if options.projection is not None and not random:
+        expected = f"None with kernel={kernel!r}, which has no random features by name"
+        raise wrong_value("projection", options.projection, expected)
     if isinstance(kernel, LearnedFeatures) and (kernel.dim, kernel.heads) != (dim_head, heads):
         expected = f"dim={dim_head} and heads={heads}, as many as attend by content"
         raise wrong_value("kernel", kernel, expected)
@@ -138,7 +141,8 @@ def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) ->
     if random:
         joint = 2 * options.num_axes * NUM_FREQUENCIES if relative == "rotation_joint" else 0
         joint = relative.num_position_features if isinstance(relative, RelativeModule) else joint
-        return RandomFeatures(kernel, dim_head + joint, num_features=num_features)
+        draws = {"num_features": num_features, "projection": options.projection or "orthogonal"}
+        return RandomFeatures(kernel, dim_head + joint, **draws)
     check_name("kernel", kernel, KERNELS)
     if kernel in LEARNED_KERNELS:
         return LearnedFeatures(kernel, dim_head, heads)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from teka.checks import check_flags, check_name, check_sizes, is_number
 from teka.errors import wrong_value
-from teka.functional import BACKENDS
+from teka.functional import BACKENDS, PROJECTIONS
 from teka.nn.additions import QUERY_KEYS
 from teka.nn.features import ContentKernel
 from teka.nn.waves import RelativeModule
@@ -23,6 +23,7 @@ class HeadKeywords(TypedDict, total=False):
     dim_head: int | None
     kernel: str | ContentKernel
     num_features: int | None
+    projection: str | None
     qkv_bias: bool
     dropout: float
     backend: str
@@ -58,6 +59,7 @@ class AttentionOptions:
         kernel: Content kernel, a name of `teka.functional.KERNELS`, an instance, `RandomFeatures` or `LearnedFeatures`.
         relative: Relative kernel, a name of `teka.functional.RELATIVES`, a module such as `teka.nn.Rotation`, or None.
         num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
+        projection: How random features are drawn: "orthogonal" (the default), "independent" or "fixed_norm"; likewise.
         causal: Whether no token sees a later one, by their order.
         context_dim: Size of the tokens that are attended to where they are others (`context`), dim by default.
         qkv_bias: Whether queries, keys and values have a bias.
@@ -81,6 +83,7 @@ class AttentionOptions:
     kernel: str | ContentKernel = "squared_relu"
     relative: str | RelativeModule | None = "rotary"
     num_features: int | None = None
+    projection: str | None = None
     causal: bool = False
     context_dim: int | None = None
     qkv_bias: bool = True
@@ -100,6 +103,8 @@ class AttentionOptions:
         optional = ("dim_head", "context_dim", "num_features", "num_waves")
         check_sizes({name: getattr(self, name) for name in optional}, or_none=True)
         check_sizes({"position_heads": self.position_heads}, 0, or_none=True)
+        if self.projection is not None:
+            check_name("projection", self.projection, PROJECTIONS)
         check_flags({name: getattr(self, name) for name in ("causal", "qkv_bias", "gate")})
         for name, known in (("backend", BACKENDS), ("values", VALUES), ("query_key", QUERY_KEYS)):
             check_name(name, getattr(self, name), known)

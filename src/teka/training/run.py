@@ -60,6 +60,7 @@ class ModelOptions:
         kernel: Content kernel: "softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "constant", "positive",
             "hyperbolic", "optimal", "trigonometric", "hedgehog", "gaussian", "dot_product" or "concatenation".
         num_features: Number of random features of the kernels that have them.
+        projection: How these are drawn: "orthogonal" (the default), "independent" or "fixed_norm".
         backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
         dim: Size of a token; of "performer" also one number for each stage.
         depth: Number of blocks; of "performer" also one number for each stage.
@@ -99,6 +100,7 @@ class ModelOptions:
     position: str | None = None
     kernel: str = "squared_relu"
     num_features: int | None = None
+    projection: str | None = None
     backend: str = "auto"
     dim: int | tuple[int, ...] = 64
     depth: int | tuple[int, ...] = 2

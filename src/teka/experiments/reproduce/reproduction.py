@@ -129,7 +129,7 @@ def write_reproduction(folder: str | Path, *, description: str = "", planned: in
     contents: dict[str, str | bytes] = {
         "table1.md": "\n\n".join(part for part in parts if part) + "\n",
         "table1.csv": horn2021.table1_csv(study),
-        "reproduction.html": render_page("teka.experiments.reproduce", "reproduction.html.j2", said),
+        "reproduction.html": render_page("teka.experiments", "report.html.j2", said),
         **pictures,
     }
     return write_files(folder, contents, tables, notes)
