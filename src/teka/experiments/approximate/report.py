@@ -113,7 +113,7 @@ def notes_of(result: Result) -> list[str]:
     """What the numbers are, and what they were measured on."""
     settings = result["settings"]
     return [
-        f"Means over {settings['draws']} draws with their 95 % intervals, of {settings['tokens']:,} queries and keys of "
+        f"Means over {settings['draws']} draws with 95 % intervals, of {settings['tokens']:,} queries and keys of "
         f"size {settings['dim']}, the same for all. m counts features, of which hyperbolic and trigonometric ones have "
         "two a draw. An error of the output near that of the mean of the values says that nothing is left of "
         "attention. A total variation is the share of a query's weight that is at the wrong keys; with weights of both "
