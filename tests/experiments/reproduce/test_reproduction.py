@@ -87,7 +87,7 @@ def test_the_figure_needs_the_performers_on_the_two_data_sets_that_the_paper_sho
     levels = target_levels(read_reproduction("small"), "figure1")
     assert levels["data"] == ["mnist", "fashion-mnist"]
     assert all(model.startswith("Performer") for model in levels["model"])
-    assert len(levels["model"]) == 7
+    assert len(levels["model"]) == 12
 
 
 @pytest.fixture
