@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import teka
 from teka import functional
+from teka.cli import COMMANDS
 from teka.functional import RELATIVES
 from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 
@@ -109,6 +111,28 @@ def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(capsys: pytest.
     )
     torch.testing.assert_close(ours, theirs)
     assert names["output"].shape == (2, 64, 64)
+
+
+def test_every_system_of_the_papers_is_there_is_run_and_is_tested():
+    """The third column names what exists, or a command with options that it takes; the last a file of tests."""
+    rows = re.findall(
+        r"^\| (?!what|-)[^|]+\|[^|]+\| ([^|]+) \| `([^|`]+)` \|$", TEXTS[DOCS / "papers.md"], re.MULTILINE
+    )
+    assert len(rows) > 50
+    for run, test in rows:
+        assert (ROOT / test).is_file(), test
+        for code in re.findall(r"`([^`]+)`", run):
+            if code.startswith("teka "):
+                name, *given = code.split()[1:]
+                module, _, attribute = COMMANDS[name][0].partition(":")
+                known = getattr(importlib.import_module(f"teka.cli.{module}"), attribute).make_parser().format_help()
+                assert all(f" {option} " in known for option in given if option.startswith("--")), code
+            elif code.startswith("teka."):
+                package, names = teka, code.partition("(")[0].split(".")[1:]
+                for place, part in enumerate(names):
+                    if not hasattr(package, part):
+                        importlib.import_module(".".join(["teka", *names[: place + 1]]))
+                    package = getattr(package, part)
 
 
 # What the pages claim, in numbers.
