@@ -1,6 +1,7 @@
 """Convolutions as attention and back."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from teka.convert import (
     head_offsets,
     precision_for_tolerance,
 )
-from teka.convert.conversion import ZeroBordered
+from teka.convert.conversion import BorderedAttention
 from teka.nn import Attention, Quadratic, Table
 from teka.nn.waves import RelativeModule, inverse_softplus
 
@@ -26,9 +27,9 @@ ROUNDING = {torch.float32: 2e-6, torch.float64: 5e-15}
 
 
 @torch.no_grad()
-def apply(layer: ZeroBordered, images: Tensor, spacing: float | tuple[float, ...] = 1.0, **options: Any) -> Tensor:
-    grid = Grid(tuple(images.shape[2:]), spacing, **options)
-    return grid.unflatten(layer(grid.flatten(images), grid))
+def apply(layer: BorderedAttention, images: Tensor, spacing: float | tuple[float, ...] = 1.0, **options: Any) -> Tensor:
+    grid = Grid(tuple(images.shape[2:]), spacing, periodic=layer.padding_mode == "circular", **options)
+    return layer.output_grid(grid).unflatten(layer(grid.flatten(images), grid))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -87,6 +88,57 @@ def test_windows_of_any_odd_sides_dilation_and_channels_are_converted(num_axes: 
         truth = convolution(images)
     found = apply(attention_from_convolution(convolution), images)
     assert largest_difference(found, truth) <= ROUNDING[torch.float64] * float(truth.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("num_axes", "options"),
+    [
+        (1, {"kernel_size": 3, "stride": 2}),
+        (2, {"kernel_size": (3, 5), "stride": (3, 2), "dilation": (2, 1)}),
+        (3, {"kernel_size": 3, "stride": (2, 1, 2)}),
+        (2, {"kernel_size": 3, "padding_mode": "circular"}),
+        (1, {"kernel_size": 5, "padding_mode": "circular", "dilation": 2}),
+        (3, {"kernel_size": 3, "padding_mode": "circular", "stride": (2, 5, 1)}),
+        (2, {"kernel_size": 3, "channels": (6, 4), "groups": 2}),
+        (2, {"kernel_size": 5, "channels": (3, 6), "groups": 3, "stride": 2}),
+    ],
+    ids=str,
+)
+def test_strides_tori_and_groups_are_converted_and_come_back(num_axes: int, options: dict[str, Any]):
+    numbers = each_axis(num_axes)
+    sides = zip(numbers(options, "kernel_size"), numbers(options, "dilation"), strict=True)
+    padding = [side // 2 * step for side, step in sides]
+    convolution = draw_convolution(num_axes, **{**options, "padding": padding})
+    images = draw_images(num_axes, convolution.in_channels)
+    with torch.no_grad():
+        truth = convolution(images)
+    layer = attention_from_convolution(convolution)
+    found = apply(layer, images)
+    assert found.shape == truth.shape
+    assert largest_difference(found, truth) <= ROUNDING[torch.float64] * float(truth.abs().max())
+    back = convolution_from_attention(layer, Grid(SHAPES[num_axes], periodic=layer.padding_mode == "circular"))
+    assert (back.stride, back.padding_mode) == (convolution.stride, convolution.padding_mode)
+    with torch.no_grad():
+        assert largest_difference(back(images), truth) <= 1e-13
+
+
+def each_axis(num_axes: int) -> Callable[[dict[str, Any], str], tuple[int, ...]]:
+    """The number of an option along each axis, 1 by default."""
+
+    def numbers(options: dict[str, Any], name: str) -> tuple[int, ...]:
+        given = options.get(name, 1)
+        return given if isinstance(given, tuple) else (given,) * num_axes
+
+    return numbers
+
+
+def test_a_torus_that_the_stride_does_not_divide_is_refused():
+    convolution = draw_convolution(1, 3, stride=2, padding=1, padding_mode="circular")
+    layer, grid = attention_from_convolution(convolution), Grid(11, periodic=True)
+    with pytest.raises(ValueError, match=r"sides that are multiples of the stride \(2,\), around a torus"):
+        layer(torch.zeros(2, 11, 3).double(), grid)
+    with pytest.raises(ValueError, match="expected a grid that is periodic"):
+        layer(torch.zeros(2, 12, 3).double(), Grid(12))
 
 
 @pytest.mark.parametrize("precision", [3.0, None], ids=["soft", "hard"])
@@ -200,7 +252,7 @@ def draw(*sizes: int) -> torch.Tensor:
 def test_it_is_attention_on_the_larger_grid_of_which_the_inner_cells_are_kept():
     layer, images = build(dim_head=5), draw(2, 4, 5, 7)
     grid, larger = Grid((5, 7), (1.0, 0.5), origin=3.0), Grid((9, 9), (1.0, 0.5))
-    found = ZeroBordered(layer, (2, 1), (1.0, 0.5))(grid.flatten(images), grid)
+    found = BorderedAttention(layer, (2, 1), (1.0, 0.5))(grid.flatten(images), grid)
     context = larger.flatten(pad(images, (1, 1, 2, 2)))
     everywhere = layer(draw(2, 81, 6), larger, context=context, context_grid=larger)
     inner = larger.unflatten(everywhere)[:, :, 2:-2, 1:-1]
@@ -209,12 +261,12 @@ def test_it_is_attention_on_the_larger_grid_of_which_the_inner_cells_are_kept():
 
 def test_without_a_border_it_is_the_layer():
     layer, tokens = build(context_dim=6), draw(2, 35, 6)
-    found = ZeroBordered(layer, (0, 0), (1.0, 1.0))(tokens, Grid((5, 7)))
+    found = BorderedAttention(layer, (0, 0), (1.0, 1.0))(tokens, Grid((5, 7)))
     assert torch.allclose(found, layer(tokens, Grid((5, 7))), atol=1e-14)
 
 
 def test_its_state_is_that_of_the_layer_and_its_border_is_printed():
-    module = ZeroBordered(build(), (2, 1), (1.0, 0.5))
+    module = BorderedAttention(build(), (2, 1), (1.0, 0.5))
     assert set(module.state_dict()) == {f"attention.{name}" for name in build().state_dict()}
     assert "border=(2, 1), spacing=(1.0, 0.5)" in repr(module)
 
@@ -231,7 +283,7 @@ def test_what_does_not_fit_is_refused(
     layer: Attention, border: tuple[int, ...], spacing: tuple[float, ...], message: str
 ):
     with pytest.raises(ValueError, match=message):
-        ZeroBordered(layer, border, spacing)
+        BorderedAttention(layer, border, spacing)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +298,7 @@ def test_what_does_not_fit_is_refused(
 )
 def test_other_tokens_and_grids_are_refused(tokens: torch.Tensor, grid: Grid, message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
-        ZeroBordered(build(), (2, 1), (1.0, 1.0))(tokens, grid)
+        BorderedAttention(build(), (2, 1), (1.0, 1.0))(tokens, grid)
 
 
 def build_by_position(relative: str | RelativeModule, heads: int = 2, **options: Any) -> Attention:
@@ -307,7 +359,6 @@ def test_it_reads_any_relative_kernel_of_the_offset_alone():
         (build_by_position("clipped", position_heads=0), Grid((5, 6)), "or a relative kernel that does"),
         (build_by_position("quadratic", position_heads=1), Grid((5, 6)), "attention.position_heads is 1, expected 0"),
         (Attention(6, 2, kernel="constant", relative=None), Grid((5, 6)), "attention.relative is None"),
-        (build_by_position("quadratic"), Grid((5, 6), periodic=True), "expected a grid with edges"),
         (build_by_position("quadratic"), Grid(5), r"relative.center has shape \(2, 2\), expected \(2, 1\)"),
     ],
 )
@@ -355,7 +406,7 @@ def test_attention_is_the_convolution_it_gives_and_its_heads_are_added_up(values
     grid, images = Grid(SHAPES[2]), draw_images(2)
     convolution = convolution_from_attention(layer, grid)
     assert (convolution.kernel_size, convolution.dilation) == ((3, 3), (2, 2))
-    found = grid.unflatten(ZeroBordered(layer, (2, 2), (1.0, 1.0))(grid.flatten(images), grid))
+    found = grid.unflatten(BorderedAttention(layer, (2, 2), (1.0, 1.0))(grid.flatten(images), grid))
     share = min(one.share for one in head_offsets(layer, grid))
     by_head = layer.get_parameter("output.weight").unflatten(1, (4, -1)).transpose(0, 1)
     if values == "projected":

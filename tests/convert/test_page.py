@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from teka import Grid
 from teka.convert import attention_from_convolution, low_rank_convolution
-from teka.convert.conversion import ZeroBordered
+from teka.convert.conversion import BorderedAttention
 from teka.convert.convolutions import stray_weight
 
 PAGE = (Path(__file__).parents[2] / "docs" / "attention_as_convolution.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def draw(
 
 
 @torch.no_grad()
-def difference(layer: ZeroBordered, convolution: nn.Module, images: Tensor) -> Tensor:
+def difference(layer: BorderedAttention, convolution: nn.Module, images: Tensor) -> Tensor:
     grid = Grid(tuple(images.shape[2:]))
     return grid.unflatten(layer(grid.flatten(images), grid)) - convolution(images)
 

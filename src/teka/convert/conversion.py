@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka.checks import check_sizes, check_tensor
+from teka.checks import check_name, check_sizes, check_tensor
 from teka.convert.convolutions import (
     CONVOLUTIONS,
+    PADDING_MODES,
     Convolution,
     check_same_convolution,
     factor_matrices,
@@ -32,16 +33,26 @@ from teka.nn.waves import inverse_softplus
 SPACING_TOLERANCE = 1e-6
 
 
-class ZeroBordered(nn.Module):
-    """Attention by position alone from the cells of a grid to them and to a border of zero tokens around them.
+class BorderedAttention(nn.Module):
+    """Attention by position alone from every stride-th cell of a grid to all cells, and to what is around them.
 
     Attention normalises over the keys that there are, so that a head that looks over an edge finds the nearest cell
     inside. Here it finds a token 0 up to `border` cells outside: the padding of the convolutions in Cordonnier et al.
-    2020, Theorem 1. The `spacing` is that of the grids to come; tokens have the layer's `context_dim`.
+    2020, Theorem 1. With `padding_mode` "circular" it finds the cell at the other edge, on a torus. The `spacing` is
+    that of the grids to come; tokens have the layer's `context_dim`, and what comes out lies on `output_grid(grid)`.
     """
 
-    def __init__(self, attention: Attention, border: Sequence[int], spacing: Sequence[float]) -> None:
+    def __init__(
+        self,
+        attention: Attention,
+        border: Sequence[int],
+        spacing: Sequence[float],
+        *,
+        stride: int | Sequence[int] = 1,
+        padding_mode: str = PADDING_MODES[0],
+    ) -> None:
         super().__init__()
+        check_name("padding_mode", padding_mode, PADDING_MODES)
         if attention.query is not None or attention.key is not None:
             raise wrong_value("attention.kernel", attention.kernel, "one that looks at no content, such as 'constant'")
         if any(cells < 0 for cells in border):
@@ -49,17 +60,38 @@ class ZeroBordered(nn.Module):
         self.attention = attention
         self.border = tuple(border)
         self.spacing = Grid((1,) * len(self.border), spacing).spacing
+        self.stride = Grid(stride if isinstance(stride, Sequence) else (stride,) * len(self.border)).shape
+        if len(self.stride) != len(self.border):
+            raise wrong_value("stride", stride, f"a number, or one for each of {len(self.border)} axes")
+        self.padding_mode = padding_mode
 
-    def forward(self, tokens: Float[Tensor, "batch tokens context"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
-        """Attend; a ValueError for tokens of another size or number, or a grid that is periodic or of other spacing."""
+    def output_grid(self, grid: Grid) -> Grid:
+        """Where the outputs lie: every stride-th cell of the grid, from its first on."""
+        sides = tuple(-(-side // step) for side, step in zip(grid.shape, self.stride, strict=True))
+        apart = tuple(one * step for one, step in zip(grid.spacing, self.stride, strict=True))
+        return Grid(sides, apart, grid.periodic, grid.origin)
+
+    def forward(self, tokens: Float[Tensor, "batch tokens context"], grid: Grid) -> Float[Tensor, "batch outputs dim"]:
+        """Attend; a ValueError for tokens of another size or number, or a grid of other spacing or with other edges."""
         check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
         fits = grid.num_axes == len(self.border) and all(
             abs(one - two) <= SPACING_TOLERANCE * two for one, two in zip(grid.spacing, self.spacing, strict=True)
         )
-        if not fits or any(grid.periodic):
-            expected = f"a grid with edges and a spacing of {self.spacing}, a number for each axis"
+        circular = self.padding_mode == "circular"
+        if not fits or not all(one == circular for one in grid.periodic):
+            edges = "that is periodic" if circular else "with edges"
+            expected = f"a grid {edges} and a spacing of {self.spacing}, a number for each axis"
             raise wrong_value("grid", grid, expected)
-        # Two grids from 0 on: only differences count, and they are rounded least there.
+        if circular and any(side % step for side, step in zip(grid.shape, self.stride, strict=True)):
+            raise wrong_value("grid", grid, f"sides that are multiples of the stride {self.stride}, around a torus")
+        # Grids from 0 on: only differences count, and they are rounded least there.
+        inside = Grid(grid.shape, self.spacing, grid.periodic)
+        places = self.output_grid(inside)
+        # What attends is not looked at: only its number and the size of the output count.
+        attending = tokens.new_zeros(1).expand(tokens.shape[0], places.num_tokens, self.attention.dim)
+        if circular:
+            grid.unflatten(tokens)  # checks their number
+            return self.attention(attending, places, context=tokens, context_grid=inside)
         outside = Grid(
             tuple(side + 2 * cells for side, cells in zip(grid.shape, self.border, strict=True)),
             self.spacing,
@@ -67,12 +99,10 @@ class ZeroBordered(nn.Module):
         )
         around = [cells for one in reversed(self.border) for cells in (one, one)]
         context = outside.flatten(pad(grid.unflatten(tokens), around))
-        # What attends is not looked at: only its number and the size of the output count.
-        attending = tokens.new_zeros(1).expand(*tokens.shape[:2], self.attention.dim)
-        return self.attention(attending, Grid(grid.shape, self.spacing), context=context, context_grid=outside)
+        return self.attention(attending, places, context=context, context_grid=outside)
 
     def extra_repr(self) -> str:
-        return f"border={self.border}, spacing={self.spacing}"
+        return f"border={self.border}, spacing={self.spacing}, stride={self.stride}, padding_mode={self.padding_mode!r}"
 
 
 def attention_from_convolution(
@@ -82,19 +112,21 @@ def attention_from_convolution(
     tolerance: float | None = None,
     dim_head: int | None = None,
     spacing: float | Sequence[float] = 1.0,
-) -> ZeroBordered:
+) -> BorderedAttention:
     """A layer of attention that computes a convolution: one head for each offset of its kernel.
 
     Head h attends by position alone, with weights ∝ exp(−α ‖δ − Δ_h‖²), δ = x_j − x_i, about its offset Δ_h, and its
     value and output projections multiply to the convolution's matrix there, W_h = O_h V_h. Outside the grid it finds
     zero tokens. Outputs differ from the convolution's by at most `conversion_error_bound`; hard heads, the limit α → ∞,
-    have weights of exactly 1 and 0 in floating point, and differ by rounding alone. The layer, of tokens (B, L, D_in)
-    and their grid, may be trained, but of hard heads no gradient reaches centres and precisions.
+    have weights of exactly 1 and 0 in floating point, and differ by rounding alone. A stride is a coarser grid of
+    queries, circular padding a torus, and groups are zeros in W_h. The layer, of tokens (B, L, D_in) and their grid,
+    may be trained, but of hard heads no gradient reaches centres and precisions.
 
     Source: Cordonnier et al. 2020, Theorem 1, Lemmas 1 and 2, equation 9.
 
     Args:
-        convolution: A torch.nn.Conv1d, 2d or 3d of stride 1, odd sizes and one group, with zeros that keep the size.
+        convolution: A torch.nn.Conv1d, 2d or 3d of odd sizes, with "zeros" or "circular" padding that, but for the
+            stride, keeps the size; of any stride, dilation and groups.
         precision: α > 0 in units of length^−2. Without it and without a tolerance, or with math.inf, heads are hard.
         tolerance: Instead of a precision, the error as a share of the largest possible output, max|x| · max_o Σ|W_o|.
         dim_head: Size D_h of a head, min(D_in, D_out) by default; no less than the rank of any matrix W_h.
@@ -102,7 +134,7 @@ def attention_from_convolution(
     """
     convolution = check_same_convolution(convolution)
     weight = convolution.weight.detach()
-    num_out, num_in, *sides = weight.shape
+    num_out, num_in, sides = convolution.out_channels, convolution.in_channels, weight.shape[2:]
     spacing = Grid((1,) * len(sides), spacing).spacing
     if precision is not None and tolerance is not None:
         raise wrong_value("precision and tolerance", "both", "at most one of the two")
@@ -138,7 +170,8 @@ def attention_from_convolution(
             attention.output.bias.zero_()
         else:
             attention.output.bias.copy_(convolution.bias)
-    return ZeroBordered(attention, reach, spacing).train(convolution.training)
+    options = {"stride": convolution.stride, "padding_mode": convolution.padding_mode}
+    return BorderedAttention(attention, reach, spacing, **options).train(convolution.training)
 
 
 @dataclass(frozen=True)
@@ -150,7 +183,7 @@ class HeadOffset:
 
 
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
-    """The offset at which each head has the largest weight, and its share, on a grid with edges.
+    """The offset at which each head has the largest weight, and its share, on a grid; round a torus the shorter way.
 
     A ValueError for a layer that looks at content, or has not in every head a relative kernel that looks at no query.
     """
@@ -163,34 +196,35 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     if not isinstance(relative, StationaryRelative):
         name = None if relative is None else relative.name
         raise wrong_value("attention.relative", name, "a relative kernel of the offset alone, such as 'quadratic'")
-    if any(grid.periodic):
-        raise wrong_value("grid", grid, "a grid with edges")
     heads = attention.heads
     relative.check(heads=heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant())
     relative = relative.on(Positions(grid))
     assert isinstance(relative, StationaryRelative)
     device = attention.output.weight.device
     # Offsets δ = x_j − x_i between cells are themselves a grid.
-    sides = tuple(2 * side + 1 for side in grid.shape)
-    first = tuple(-side * step for side, step in zip(grid.shape, grid.spacing, strict=True))
+    axes = list(zip(grid.shape, grid.periodic, strict=True))
+    sides = tuple(side if periodic else 2 * side + 1 for side, periodic in axes)
+    lowest = tuple(-(side // 2) if periodic else -side for side, periodic in axes)
+    first = tuple(cells * step for cells, step in zip(lowest, grid.spacing, strict=True))
     away = Grid(sides, grid.spacing, origin=first).positions(dtype=torch.float64, device=device)
     with torch.no_grad():
         shares, places = torch.softmax(relative.log_at(-away), dim=-1).max(dim=-1)
     cells = zip(*(one.tolist() for one in torch.unravel_index(places, sides)), strict=True)
-    offsets = [tuple(cell - side for cell, side in zip(one, grid.shape, strict=True)) for one in cells]
+    offsets = [tuple(cell + least for cell, least in zip(one, lowest, strict=True)) for one in cells]
     return tuple(HeadOffset(*one) for one in zip(offsets, shares.tolist(), strict=True))
 
 
 def convolution_from_attention(
-    attention: Attention | ZeroBordered, grid: Grid, *, least_share: float = 0.99
+    attention: Attention | BorderedAttention, grid: Grid, *, least_share: float = 0.99
 ) -> Convolution:
     """The convolution that attention by position alone computes once every head looks at one offset.
 
     W_Δ = Σ O_h V_h over the heads that look at Δ, and its bias is that of the output and O_h times those of the values.
     The window is the smallest odd one that holds all offsets, dilated by what they have in common along each axis; its
-    padding is zero. For queries that see the places of all heads, outputs differ by at most 2 (1 − share) max|x| · Σ_h
-    |O_h V_h| of a channel. Where a head looks over the edge of the grid the convolution finds 0: so does a
-    `ZeroBordered` layer, and plain attention gives that weight to the cells inside. Dropout is left out.
+    padding is zero, or circular on a torus, its stride that of a `BorderedAttention`. For queries that see the places
+    of all heads, outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| of a channel. Where a head looks over
+    the edge of the grid the convolution finds 0: so does a `BorderedAttention`, and plain attention gives that weight
+    to the cells inside. Dropout is left out.
 
     Source: Cordonnier et al. 2020, Lemma 1, read from right to left.
 
@@ -201,13 +235,15 @@ def convolution_from_attention(
 
     Raises:
         ValueError: A layer that looks at content, is causal, or has a gate or a value convolution; a head that is not
-            hard or looks beyond the grid, with its number and share; a grid without edges or of other axes.
+            hard or looks beyond the grid, with its number and share; a grid with some edges or of other axes.
     """
-    layer = attention.attention if isinstance(attention, ZeroBordered) else attention
+    layer = attention.attention if isinstance(attention, BorderedAttention) else attention
     if not 0.5 < least_share <= 1:
         raise wrong_value("least_share", least_share, "above 0.5 and at most 1")
     if grid.num_axes not in CONVOLUTIONS:
         raise wrong_value("grid", grid, "one to three axes")
+    if len(set(grid.periodic)) > 1:
+        raise wrong_value("grid", grid, "edges along all axes or along none")
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
             raise wrong_value(f"attention.{name}", True, "a layer without it")
@@ -224,7 +260,13 @@ def convolution_from_attention(
     middle = tuple(cells // step for cells, step in zip(reach, dilation, strict=True))
     outputs = layer.output.weight.detach().double()
     convolution = CONVOLUTIONS[grid.num_axes](
-        layer.context_dim, layer.dim, tuple(2 * cells + 1 for cells in middle), padding=reach, dilation=dilation
+        layer.context_dim,
+        layer.dim,
+        tuple(2 * cells + 1 for cells in middle),
+        padding=reach,
+        dilation=dilation,
+        stride=attention.stride if isinstance(attention, BorderedAttention) else 1,
+        padding_mode="circular" if grid.periodic[0] else "zeros",
     ).to(layer.output.weight)
     by_head = outputs.unflatten(1, (layer.heads, -1)).transpose(0, 1)
     # A layer whose values are the tokens themselves has its matrices in the output map.

@@ -19,11 +19,12 @@ CONVOLUTIONS: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2
 HARD_PRECISION = 800.0
 # Roundings of an output beside those of the sum of products: of weights, their sum and the quotient.
 FURTHER_ROUNDINGS = 8
+PADDING_MODES = ("zeros", "circular")
 HALVINGS = 100
 
 
 def check_same_convolution(convolution: nn.Module) -> Convolution:
-    """The convolution, if every output cell sees a window of odd sides about it, with zeros outside the grid."""
+    """The convolution, if every output cell sees a window of odd sides about it, of any stride, dilation and groups."""
     # isinstance would let a derived class in, whose weights may mean something else.
     if type(convolution) not in CONVOLUTIONS.values():
         expected = "a torch.nn.Conv1d, Conv2d or Conv3d itself"
@@ -31,10 +32,8 @@ def check_same_convolution(convolution: nn.Module) -> Convolution:
     assert isinstance(convolution, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     for name, right, expected in (
         ("kernel_size", all(side % 2 for side in convolution.kernel_size), "odd sizes"),
-        ("stride", all(step == 1 for step in convolution.stride), "1 along every axis"),
-        ("groups", convolution.groups == 1, "1"),
         ("weight.dtype", convolution.weight.is_floating_point(), "a real floating-point dtype"),
-        ("padding_mode", convolution.padding_mode == "zeros", "'zeros'"),
+        ("padding_mode", convolution.padding_mode in PADDING_MODES, " or ".join(map(repr, PADDING_MODES))),
     ):
         if not right:
             raise wrong_value(f"convolution.{name}", attrgetter(name)(convolution), expected)
@@ -51,8 +50,12 @@ def window_reach(convolution: Convolution) -> tuple[int, ...]:
 
 
 def offset_matrices(convolution: Convolution) -> Float[Tensor, "offsets out_channels in_channels"]:
-    """The matrix W_h of every offset of the window, in row-major order, in float64."""
-    return convolution.weight.detach().to(torch.float64).flatten(2).permute(2, 0, 1)
+    """The matrix W_h of every offset of the window, in row-major order, in float64; 0 between groups."""
+    of_groups = (
+        convolution.weight.detach().to(torch.float64).flatten(2).permute(2, 0, 1).chunk(convolution.groups, dim=1)
+    )
+    blocks = zip(*(one.unbind() for one in of_groups), strict=True)
+    return torch.stack([torch.block_diag(*one) for one in blocks])
 
 
 def factor_matrices(
@@ -91,6 +94,8 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     """
     convolution = check_same_convolution(convolution)
     check_sizes({"rank": rank})
+    if convolution.groups > 1:
+        raise wrong_value("convolution.groups", convolution.groups, "1, for the rank of a matrix of all channels")
     left, sizes, right = torch.linalg.svd(offset_matrices(convolution), full_matrices=False)
     nearest = (left[..., :rank] * sizes[:, None, :rank]) @ right[:, :rank]
     result = copy.deepcopy(convolution)
