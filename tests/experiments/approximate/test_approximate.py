@@ -37,6 +37,14 @@ def test_the_errors_are_those_of_attention_on_the_same_tokens(result):
     row = chosen(result["output"], kernel="positive", projection="orthogonal", num_features=64)[0]
     assert row["error"] == pytest.approx(sum(errors) / 6, rel=1e-9)
     assert row["lower"] < row["error"] < row["upper"]
+    query_in_ball, key_in_ball, _ = draw_tokens("ball", 0.7, SMALL)
+    truth = weights_of(Softmax(), query_in_ball, key_in_ball)
+    worst = [
+        float((weights_of(kernel, query_in_ball, key_in_ball) - truth).abs().sum(dim=-1).max()) / 2
+        for kernel in draw_kernels("hyperbolic", "independent", 16, SMALL)
+    ]
+    of_ball = chosen(result["ball"], kernel="hyperbolic", projection="independent", num_features=16)[0]
+    assert of_ball["error"] == pytest.approx(sum(worst) / 6)
     mean = value.mean(dim=2, keepdim=True)
     assert result["of_mean"][0]["error"] == pytest.approx(float((mean - exact).norm() / exact.norm()))
 

@@ -67,3 +67,9 @@ def test_transforms_of_torch_func_go_through():
     numbers = torch.arange(3.0)
     gradient = torch.func.grad(lambda one: checkpointed(torch.square, one).sum())(numbers)
     assert torch.equal(gradient, 2 * numbers)
+
+
+def test_a_mean_over_the_count_of_keys_takes_both_peaks_into_account():
+    above, below = sums(0, 3.0), sums(1, -1.0)
+    expected = above.numerator * torch.tensor(4.0).double().exp() / below.denominator[..., None]
+    assert torch.allclose(above.over(below).divide(nonnegative=True), expected, rtol=1e-12)

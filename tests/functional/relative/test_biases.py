@@ -88,9 +88,10 @@ def test_a_query_whose_near_keys_are_masked_attends_to_the_far_ones(shape: tuple
     far[:, 0] = True
     inputs = [one.float() for one in draw_inputs(grid.num_tokens)]
     relative = Decay(torch.full((3, grid.num_axes), 2.0))
-    options = {"kernel": "squared_relu", "relative": relative, "grid": grid, "key_mask": far, "is_causal": is_causal}
-    output = attention(*inputs, **options, backend="linear")
-    assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) < 1e-5
+    options = {"relative": relative, "grid": grid, "key_mask": far, "is_causal": is_causal, "backend": "linear"}
+    for kernel in ("squared_relu", "elu"):  # one whose keys have exponents of their own, and one without
+        output = attention(*inputs, kernel=kernel, **options)
+        assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) < 1e-5, kernel
 
 
 def test_many_tokens_lose_no_digits_to_their_place():
