@@ -130,7 +130,7 @@ WORDS = (
 # What they were made for, alone or not beside each other.
 FITTING = {
     "kernel": (*KERNELS, "softmx"),
-    "position": (*RELATIVES, "none", "absolute"),
+    "position": (*RELATIVES, "none", "absolute", "absolute_table"),
     "rotary_normalizer": ROTARY_NORMALIZERS,
     "mode": TRANSLATION_MODES,
     "metric": METRICS,

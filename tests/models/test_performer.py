@@ -133,6 +133,15 @@ def test_no_parameter_depends_on_the_size_of_the_image():
     assert small(draw_images(8, 8)).shape == (4, 3)
 
 
+def test_a_vector_for_each_cell_is_for_one_size_of_images():
+    model = build(position="absolute_table", patch_size=2)
+    assert model.get_parameter("absolute_position.table").shape[0] == 15
+    assert model.takes((6, 10))
+    assert not model.takes((6, 8))
+    with pytest.raises(ValueError, match=r"expected \(6, 10\), for which position='absolute_table' has vectors"):
+        model.resize(8)
+
+
 def test_a_patch_is_a_token():
     model = build(patch_size=2)
     assert model.grid.shape == (3, 5)

@@ -9,7 +9,7 @@ from tests.contracts.cases import relative_change
 from torch.nn.functional import pixel_unshuffle
 
 from teka import Grid
-from teka.nn import AbsolutePosition, AttentionPool, InvertibleDownsampling
+from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, InvertibleDownsampling
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((7,), 6), ((3, 5), 12), ((2, 3, 4), 6)])
@@ -51,6 +51,15 @@ def test_a_size_that_the_axes_do_not_divide_is_refused(dim: int, num_axes: int):
 def test_a_grid_that_is_not_the_tokens_is_refused(grid: Grid):
     with pytest.raises(ValueError, match="expected 2 axes and 15 tokens"):
         AbsolutePosition(8)(torch.zeros(1, 15, 8), grid)
+
+
+def test_a_table_adds_the_vector_of_each_cell_and_takes_no_other_grid():
+    module, tokens = AbsoluteTable(4, (3, 5)), torch.randn(2, 15, 4)
+    added = module(tokens, Grid((3, 5), spacing=0.1)) - tokens
+    torch.testing.assert_close(added, module.table.expand(2, -1, -1))
+    assert module.table.std() < 0.1
+    with pytest.raises(ValueError, match=r"expected a teka.Grid of \(3, 5\) cells"):
+        module(tokens, Grid((5, 3)))
 
 
 def build(**options: Any) -> AttentionPool:

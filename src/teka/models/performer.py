@@ -17,9 +17,9 @@ from teka.functional import RELATIVES, Kernel
 from teka.functional.kernel import RANDOM_KERNELS, with_floor
 from teka.grid import Grid
 from teka.memory import LARGEST_IMAGE
-from teka.models.positions import POSITIONS, check_options, make_relatives
+from teka.models.positions import POSITIONS, check_options, make_absolute, make_relatives
 from teka.models.stem import STEMS, DenseHead, Merge, SampledStem, Sampling, check_halvings, make_stem, stage_sizes
-from teka.nn import AbsolutePosition, AttentionPool, TransformerBlock
+from teka.nn import AttentionPool, TransformerBlock
 from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.options import AttentionOptions, HeadKeywords, takes, without_relative
 from teka.nn.subpixel import SubpixelAlignment
@@ -46,7 +46,8 @@ class Performer(nn.Module):
         dim: Size of a token, one number or one for each stage.
         depth: Number of blocks, one number or one for each stage.
         heads: Number of heads, one number or one for each stage.
-        position: "none", "absolute" (sinusoids added once), or a name of `teka.functional.RELATIVES`.
+        position: "none", "absolute" (sinusoids added once), "absolute_table" (a learned vector for each cell),
+            or a name of `teka.functional.RELATIVES`.
         patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
         stem: "patch" (a linear map of each patch, as the paper's), "convolution" (two 3 × 3 convolutions with a GELU
             between them, for patches of one pixel), "polyphase_patch" (patches from an offset that the image chooses),
@@ -124,7 +125,9 @@ class Performer(nn.Module):
         if not isinstance(stem, nn.Module):
             check_name("stem", stem, STEMS)
         self.patch_size, self.periodic, self.num_stages = patch_size, periodic, len(stages)
+        self.only_size: tuple[int, ...] | None = None  # that it takes, if it has a vector for each cell
         self.resize(image_size)
+        self.only_size = self.image_size if position == "absolute_table" else None
         self.in_channels, self.position = in_channels, position
         self.pool = pool if head == "pooled" else None
         check_halvings(stem, stem_depth, self.num_stages, patch_size, pool, head, select, blur, periodic)
@@ -136,7 +139,7 @@ class Performer(nn.Module):
         first, last = stages[0].dim, stages[-1]
         self.stem = make_stem(stem, in_channels, first, patch_size, sampling, stem_depth)
         self.class_token = Parameter(torch.randn(first)) if self.pool == "class" else None
-        self.absolute_position = AbsolutePosition(first, axes) if position == "absolute" else None
+        self.absolute_position = make_absolute(position, first, self.grid)
         num_placed = last.depth - 1 if self.pool == "class" else last.depth
         if num_placed == 0 and is_relative:
             warnings.warn(
@@ -189,7 +192,10 @@ class Performer(nn.Module):
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
 
     def resize(self, image_size: int | tuple[int, ...]) -> None:
-        """Take images of another size from now on, multiples of the patch size: no parameter depends on it."""
+        """Take images of another size from now on, multiples of the patch size: no parameter depends on it.
+
+        A model with "absolute_table" has a vector for each cell, and takes no other.
+        """
         sides = tuple(image_size) if isinstance(image_size, Sequence) else (image_size,) * 2
         if not 1 <= len(sides) <= 3 or not all(is_whole(side) and side >= 1 for side in sides):
             raise wrong_value("image_size", image_size, "a number of pixels of at least 1 for each of 1 to 3 axes")
@@ -198,6 +204,8 @@ class Performer(nn.Module):
         if not self.takes(sides):
             halved = f" × {2 ** (self.num_stages - 1)} for {self.num_stages} stages" if self.num_stages > 1 else ""
             expected = f"sides that are multiples of patch_size = {self.patch_size}{halved}"
+            if self.only_size is not None:
+                expected = f"{self.only_size}, for which position='absolute_table' has vectors"
             raise wrong_value("image_size", image_size, expected)
         self.image_size = tuple(int(side) for side in sides)
         cells = [side // self.patch_size for side in sides]
@@ -206,8 +214,9 @@ class Performer(nn.Module):
         ]
 
     def takes(self, sides: Sequence[int]) -> bool:
-        """Whether its patches and stages divide an image of these sides."""
-        return not any(side % (self.patch_size * 2 ** (self.num_stages - 1)) for side in sides)
+        """Whether its patches and stages divide an image of these sides, for which it has positions."""
+        divides = not any(side % (self.patch_size * 2 ** (self.num_stages - 1)) for side in sides)
+        return divides and self.only_size in (None, tuple(sides))
 
     @property
     def grid(self) -> Grid:

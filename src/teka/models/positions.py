@@ -9,13 +9,14 @@ from torch.nn import Parameter
 from teka.errors import wrong_value
 from teka.functional import RELATIVES
 from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequency
+from teka.grid import Grid
 from teka.models.stem import Stage
-from teka.nn import Clipped, ClippedFeatures, Fourier, Rotation, RotationJoint, Shaw
+from teka.nn import AbsolutePosition, AbsoluteTable, Clipped, ClippedFeatures, Fourier, Rotation, RotationJoint, Shaw
 from teka.nn.heads import count_position_heads
 from teka.nn.options import AttentionOptions
 from teka.nn.waves import RelativeModule
 
-POSITIONS = ("none", "absolute", *RELATIVES)
+POSITIONS = ("none", "absolute", "absolute_table", *RELATIVES)
 # The positions that have an option.
 POSITIONS_WITH = dict.fromkeys(("num_waves", "longest_wave", "wave_weight"), ("fourier",)) | {
     "rotation_weight_scale": ("rotation", "rotation_joint"),
@@ -30,6 +31,13 @@ def check_options(position: str, options: Mapping[str, object]) -> None:
         if value is not None and position not in POSITIONS_WITH[option]:
             others = " or ".join(map(repr, POSITIONS_WITH[option]))
             raise wrong_value(option, value, f"None with position={position!r}; position={others} takes it")
+
+
+def make_absolute(position: str, dim: int, grid: Grid) -> AbsolutePosition | AbsoluteTable | None:
+    """What is added to the tokens once, if anything."""
+    if position == "absolute":
+        return AbsolutePosition(dim, grid.num_axes)
+    return AbsoluteTable(dim, grid.shape) if position == "absolute_table" else None
 
 
 def make_relatives(

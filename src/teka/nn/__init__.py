@@ -11,13 +11,14 @@ from teka.nn.options import AttentionOptions
 from teka.nn.polyphase import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
 from teka.nn.prune_heads import prune_heads
 from teka.nn.relative import Clipped, ClippedFeatures, EmbeddedTable, GeneralizedQuadratic, Quadratic, Table
-from teka.nn.tokens import AbsolutePosition, AttentionPool, InvertibleDownsampling
+from teka.nn.tokens import AbsolutePosition, AbsoluteTable, AttentionPool, InvertibleDownsampling
 from teka.nn.transformer_block import TransformerBlock
 from teka.nn.waves import Fourier, Rotary, Rotation, RotationJoint
 
 __all__ = [
     "T5",
     "AbsolutePosition",
+    "AbsoluteTable",
     "Alibi",
     "Attention",
     "AttentionOptions",

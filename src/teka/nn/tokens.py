@@ -1,5 +1,7 @@
 """Tokens before and after attention: what is checked of them, absolute positions, pooling, fewer cells and back."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,6 +17,8 @@ from teka.functional import length_mask
 from teka.functional.positions import Positions, check_mask, make_positions
 from teka.functional.shapes import Asked, Kept
 from teka.grid import Grid
+
+TABLE_SCALE = 0.02  # standard deviation of learned absolute positions at first
 
 # Queries, keys and values of all heads of a layer, of which some have no queries or keys.
 AllQueries = Float[Tensor, "batch query_heads queries dim_head"]
@@ -125,6 +129,29 @@ class AbsolutePosition(nn.Module):
         phase = grid.positions(dtype=self.frequency.dtype, device=tokens.device)[..., None] * self.frequency
         waves = torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1).flatten(-2)
         return tokens + waves.to(tokens.dtype)
+
+
+class AbsoluteTable(nn.Module):
+    """Adds to every token of a grid a learned vector of its cell, at first ~ N(0, 0.02²): p_i + x_i.
+
+    It belongs to one grid's cells, `shape`, and nothing after it is equivariant. Source: Cordonnier et al. 2020,
+    equation 7; Dosovitskiy et al. 2021 (ViT) for the numbers at first.
+    """
+
+    equivariance: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, dim: int, shape: int | Sequence[int]) -> None:
+        super().__init__()
+        check_sizes({"dim": dim})
+        self.shape = Grid(shape).shape
+        self.table = Parameter(TABLE_SCALE * torch.randn(math.prod(self.shape), dim))
+
+    def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
+        """Tokens of a grid with their cells' vectors added; a ValueError if it has other cells."""
+        check_tensor("tokens", tokens, "batch", *self.table.shape)
+        if not isinstance(grid, Grid) or grid.shape != self.shape:
+            raise wrong_value("grid", grid, f"a teka.Grid of {self.shape} cells, which the table has")
+        return tokens + self.table.to(tokens.dtype)
 
 
 class AttentionPool(nn.Module):
