@@ -55,8 +55,8 @@ class ModelOptions:
         position: What the Performer knows of positions: "none", "absolute", "absolute_table" (a learned vector for each
             token), or a relative kernel: "rotation", "rotation_joint", "clipped", "clipped_features", "quadratic",
             "generalized_quadratic", "table", "fourier", "rotary" (the default), "decay", "alibi", "t5", "kerple",
-            "shaw" or "transformer_xl"; and how the weights of "self_attention" depend on them: "quadratic" (the default),
-            "generalized_quadratic" or "table" (learned vectors for rows and columns).
+            "shaw" or "transformer_xl"; and how the weights of "self_attention" depend on them: "quadratic" (the
+            default), "generalized_quadratic" or "table" (learned vectors for rows and columns).
         kernel: Content kernel: "softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "constant", "positive",
             "hyperbolic", "optimal", "trigonometric", "hedgehog", "gaussian", "dot_product" or "concatenation".
         num_features: Number of random features of the kernels that have them.
