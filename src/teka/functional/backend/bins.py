@@ -28,7 +28,7 @@ def bins_cost(grid: Grid, num_features: int, dim_value: int, reach: int) -> Cost
 
 
 def line_sums(log_entries: RingWeights, tokens: Featured, grid: Grid) -> Sums:
-    """The same on a line, from rings: those of a token and what is before it, and from the other end what is after."""
+    """`bin_sums` on a line, by rings: those of a token and what is before it, and from the other end what is after."""
     reach = log_entries.shape[-1] // 2
     log_after = log_entries[..., : reach + 1].flip(-1)
     # The token itself is counted once: finite, for a difference with what is not there.
