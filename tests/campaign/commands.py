@@ -27,6 +27,25 @@ BASES = {
     "compare": ["compare", "model.py:make", "model", *AUDIT],
     "study": ["study", "study.yaml", "--summary", "--out", "new"],
     "reproduce": ["reproduce", "table1", "--list"],
+    "approximate": [
+        "approximate",
+        *[
+            "--tokens",
+            "5",
+            "--dim",
+            "4",
+            "--sizes",
+            "1",
+            "--radii",
+            "1",
+            "--num-features",
+            "4",
+            "--draws",
+            "2",
+            "--out",
+            "new",
+        ],
+    ],
     "bench": [
         "bench",
         "--lengths",
@@ -62,6 +81,7 @@ OPTIONS = {
     "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json resume",
     "study": "out data_dir processes parallel only summary repeat",
     "reproduce": "scale out data_dir processes parallel only list summary",
+    "approximate": "sizes radii num_features kernels projections dim tokens draws seed out",
     "bench": "lengths layers direction dim heads batch repeats warmup threads device max_bytes max_seconds seed out "
     "budget_seconds",
     "download": "data_dir timeout attempts wait",
