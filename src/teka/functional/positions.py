@@ -186,6 +186,14 @@ def phases(frequency: Float[Tensor, "heads waves axes"], positions: Places, dtyp
     return turns.frac().to(dtype) * (2 * math.pi)
 
 
+def whole_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, "*shape"]:
+    """Offsets rounded to whole numbers of a unit; halves, which a real spacing can give, all go up.
+
+    Left to rounding errors, equal offsets would differ.
+    """
+    return torch.floor(offsets / unit + 0.501)
+
+
 def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str, more: str = "") -> None:
     """Check that parameters have the numbers of heads and of axes among the sizes; the others are names."""
     if any(not isinstance(size, str) and came != size for came, size in zip(tensor.shape, sizes, strict=True)):

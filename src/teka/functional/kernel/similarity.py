@@ -1,13 +1,12 @@
 """Other similarities of a query and a key: their dot product, a Gaussian of their distance, a rectified sum."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from teka.functional.kernel.base import FeatureKernel, Kernel, apply_log_factor, mask_features, mask_scores
+from teka.functional.kernel.base import FeatureKernel, Kernel, apply_log_factor, mask_features
+from teka.functional.kernel.features import Softmax
 from teka.functional.shapes import (
     FeatureMaps,
     Kept,
@@ -69,17 +68,15 @@ class Concatenation(Kernel):
 
 
 @dataclass(frozen=True)
-class Gaussian(Kernel):
+class Gaussian(Softmax):
     """κ(q, k) = exp(−scale · ‖q − k‖²/2): softmax with −scale · ‖k‖²/2 added for each key, fused where there is no c.
 
     No key wins for being long. Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
     """
 
     name: ClassVar[str] = "gaussian"
-
-    @property
-    def bound(self) -> float:
-        return 1.0
+    estimates_softmax: ClassVar[bool] = False
+    is_softmax: ClassVar[bool] = False
 
     def softmax_vectors(self, query: Queries, key: Keys) -> TwoVectors:
         half = key.square().sum(dim=-1, keepdim=True) / -2
@@ -89,12 +86,5 @@ class Gaussian(Kernel):
         longer = self.softmax_vectors(query, key)
         return scale * longer[0], longer[1], None
 
-    def dense_weights(self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask) -> Pairs:
-        scores = products if log_relative is None else products + log_relative
-        return torch.softmax(mask_scores(scores, keep), dim=-1)
-
     def dense_size(self, dim: int) -> int:
         return dim + 1
-
-    def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda product: product

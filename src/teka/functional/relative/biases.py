@@ -15,7 +15,7 @@ from teka.functional.backend import Cost, Featured, Sums
 from teka.functional.backend.linear import DecodingState, Sizes
 from teka.functional.backend.scans import causal_decay, decay_cost, decay_step, grid_decay, line_decay
 from teka.functional.kernel.base import Kernel
-from teka.functional.positions import Positions, check_heads_and_axes
+from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs
 
@@ -217,8 +217,7 @@ class T5(SeparableRelative):
         """The bucket of every offset, query minus key: the first half for those of at least 0."""
         half = self.tables.shape[-1] // 2
         exact = half // 2
-        # Halves, which a real spacing can give, all go up: left to rounding errors, equal offsets would differ.
-        steps = torch.floor(offsets.double().abs() / self.unit + 0.501)
+        steps = whole_steps(offsets.double().abs(), self.unit)
         ratio = torch.log(steps.clamp_min(exact) / exact) / math.log(self.farthest / exact)
         far = exact + torch.floor(ratio * (half - exact) + 1e-9)
         place = torch.where(steps < exact, steps, far.clamp_max(half - 1))

@@ -17,7 +17,7 @@ from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, c
 from teka.functional.backend.rings import rings, rings_cost
 from teka.functional.kernel.base import LOWEST_EXPONENT, Kernel
 from teka.functional.kernel.random import Positive, default_num_features, draw_projection
-from teka.functional.positions import Positions
+from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.base import FactorRelative
 from teka.functional.shapes import LogRelative, Offsets, PairTerm, Queries
 from teka.grid import Grid
@@ -153,8 +153,7 @@ class Clipped(RingRelative):
         return apart and all(2 * (self.max_distance - 1) < grid.shape[axis] for axis in axes if grid.periodic[axis])
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
-        # Halves, which a real spacing can give, all go up: left to rounding errors, equal offsets would differ.
-        distance = torch.floor(offsets.abs().sum(dim=-1) / self.ring_width + 0.501)
+        distance = whole_steps(offsets.abs().sum(dim=-1), self.ring_width)
         return distance.clamp_max(self.max_distance).long()
 
     def log_rings(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries rings"]:

@@ -15,7 +15,7 @@ from teka.functional.backend.bins import bin_sums, bins_cost, line_sums
 from teka.functional.backend.flex import offset_numbers
 from teka.functional.backend.linear import DecodingState, Sizes, causal_rings
 from teka.functional.kernel.base import Kernel
-from teka.functional.positions import Positions, check_heads_and_axes
+from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
 from teka.functional.relative.base import FactorRelative
 from teka.functional.relative.clipped import ring_step
 from teka.functional.shapes import Keys, LogRelative, Offsets, PairTerm, Queries, TwoVectors
@@ -71,8 +71,7 @@ class Shaw(FactorRelative):
 
     def entry(self, offsets: Float[Tensor, "*pairs axes"]) -> Int[Tensor, "*pairs axes"]:
         """The entry of every offset along every axis."""
-        # Halves, which a real spacing can give, all go up: left to rounding errors, equal offsets would differ.
-        steps = torch.floor(offsets / self.unit + 0.501)
+        steps = whole_steps(offsets, self.unit)
         return (steps.clamp(-self.max_distance, self.max_distance) + self.max_distance).long()
 
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
