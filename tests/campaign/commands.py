@@ -157,7 +157,7 @@ FITTING = {
     "shifts": SHIFT_SETS,
     "skip": PARTS,
     "model": ("performer", "self_attention", "linformer", "resnet18", "digits", "model"),
-    "backend": ("auto", "dense", "linear", "toeplitz", "rings", "fft"),
+    "backend": ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows"),
     "stem": ("patch", "convolution"),
     "pool": ("class", "mean", "attention"),
     "query_key": ("plain", "normalized", "centred"),

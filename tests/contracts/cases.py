@@ -35,6 +35,7 @@ from teka.functional import (
     RotationJoint,
     Shaw,
     Taylor2,
+    Window,
 )
 from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS, make_kernel
 from teka.functional.positions import Positions
@@ -88,11 +89,18 @@ def averages(kernel: str) -> bool:
     return not KERNEL_CLASSES[kernel].counts_keys
 
 
+def has_features(kernel: str) -> bool:
+    """Whether sums over keys can be made once for all queries."""
+    return issubclass(KERNEL_CLASSES[kernel], FeatureKernel)
+
+
 def fast_backends(kernel: str, relative: str | None) -> set[str]:
     """What the documentation promises besides dense, on a grid without periodic axes."""
-    if not issubclass(KERNEL_CLASSES[kernel], FeatureKernel):
-        return set()
     kind = None if relative is None else RELATIVES[relative]
+    if kind is Window:
+        return {"windows"}
+    if not has_features(kernel):
+        return set()
     if kind is None or issubclass(kind, RotationJoint | Rotary):
         return {"linear"}
     names = {WaveRelative: "linear", DecayRelative: "linear", RingRelative: "rings", Shaw: "rings"}
@@ -267,6 +275,9 @@ def build_relative(
     if isinstance(relative, Shaw) and max_distance is not None and max_distance < relative.max_distance:
         fewer = slice(relative.max_distance - max_distance, relative.max_distance + max_distance + 1)
         relative = Shaw(relative.embedding[:, fewer])
+    if isinstance(relative, Window) and max_distance is not None and max_distance < relative.reach:
+        fewer = slice(relative.reach - max_distance, relative.reach + max_distance + 1)
+        relative = Window(relative.bias[(slice(None), *[fewer] * num_axes)])
     return relative
 
 

@@ -20,7 +20,7 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import RELATIVES, RotationJoint, attention
+from teka.functional import RELATIVES, RotationJoint, Window, attention
 from teka.functional.kernel import RANDOM_KERNELS
 from teka.functional.relative.biases import DecayRelative
 from teka.functional.relative.clipped import RingRelative
@@ -113,8 +113,10 @@ def fits_a_torus(case: Case, size: Size) -> bool:
         return False
     if kind is not None and issubclass(kind, DecayRelative):
         return case.backend != "linear"
+    wrapped = [side for side, periodic in zip(size.shape, size.periodic, strict=True) if periodic]
+    if kind is Window:
+        return all(2 * min(size.max_distance, 2) < side for side in wrapped)
     if kind is not None and issubclass(kind, RingRelative):
-        wrapped = [side for side, periodic in zip(size.shape, size.periodic, strict=True) if periodic]
         return all(2 * (size.max_distance - 1) < side for side in wrapped)
     return True
 

@@ -272,6 +272,7 @@ MODEL_OPTIONS = SHARED_OPTIONS | {
     "wave_weight": (None, 3.0),
     "rotation_weight_scale": (None, 2.0),
     "max_distance": (None, 2),
+    "window_reach": (None, 2),
     "epsilon": (None, 0.3),
 }
 # What else must be chosen for an option to be one.

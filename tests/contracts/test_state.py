@@ -12,6 +12,7 @@ from tests.contracts.cases import (
     build_relative,
     causal_backends,
     draw_inputs,
+    has_features,
     is_signed,
     relative_change,
     together,
@@ -33,7 +34,7 @@ LAYER_BAND = 16
 NAMED = [case for case in POSSIBLE if case.backend != "auto"]
 
 STEPPED = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
-DECODED = [pair for pair in PAIRS if pair.kernel != "softmax" and pair.relative in STEPPED]
+DECODED = [pair for pair in PAIRS if has_features(pair.kernel) and pair.relative in STEPPED]
 
 
 def build_layer(pair: Case, seed: int) -> Attention:

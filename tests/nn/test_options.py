@@ -24,7 +24,7 @@ def test_the_keywords_are_those_of_the_options_with_the_same_types():
     ("kind", "keywords", "own"),
     [
         (Attention, AttentionKeywords, {"dim", "heads"}),
-        (TransformerBlock, BlockKeywords, {"dim", "heads", "mlp_ratio"}),
+        (TransformerBlock, BlockKeywords, {"dim", "heads", "mlp_ratio", "window_reach"}),
         (Performer, HeadKeywords, None),
     ],
 )

@@ -20,6 +20,7 @@ from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, 
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
 from teka.functional.relative.signed import Shaw, TransformerXL
+from teka.functional.relative.window import Window
 
 __all__ = [
     "BACKENDS",
@@ -60,6 +61,7 @@ __all__ = [
     "Taylor2",
     "TransformerXL",
     "Trigonometric",
+    "Window",
     "attention",
     "decode",
     "default_num_features",

@@ -58,7 +58,7 @@ def attention(
         is_causal: Whether query i sees keys j ≤ i only, by their order and not by their places. From a token on whose
             key or value is NaN or infinite all outputs are NaN, and no output before it.
         scale: Factor of qᵀk, 1/√d by default; with "rotation_joint" 1/√d' for the concatenated size d'.
-        backend: "auto" (the cheapest by a count of work), "dense", "linear", "toeplitz", "rings" or "fft".
+        backend: "auto" (the cheapest by a count of work), "dense", "linear", "toeplitz", "rings", "fft" or "windows".
         num_prefix_tokens: Number of first tokens without a position, where queries and keys are the same: c = 1 there.
 
     Returns:

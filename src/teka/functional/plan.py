@@ -48,6 +48,9 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
         work = replace(work, relative=None, dim=work.dim + work.relative.num_position_features)
     relative, features = work.relative, work.kernel.features
     costs = {"dense": _dense_cost(work)}
+    if relative is not None and not work.is_causal:
+        windows = relative.window_cost(work.positions, work.kernel.dense_size(work.dim), work.dim_value)
+        costs |= {} if windows is None else {"windows": windows}
     if features is None or (work.is_causal and work.positions.num_prefix_tokens and relative is not None):
         return costs
     num_features = features.num_features(work.dim)
@@ -211,7 +214,7 @@ class Plan:
                 features = plan.kernel.features
                 fitted = features.fitted(query, key, scale=plan.scale, query_mask=counted, key_mask=key_mask)
                 plan = plan if fitted is features else replace(plan, kernel=fitted)
-            attend = dense if plan.backend == "dense" else fast
+            attend = {"dense": dense, "windows": windowed}.get(plan.backend, fast)
             output = attend(plan, query, key, value, key_mask=key_mask)
         if broken is not None:
             output = output.masked_fill(broken[..., None], torch.nan)
@@ -227,6 +230,13 @@ def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kep
     if vectors is None:
         return matrix_attention(pairs, None)
     return fused_softmax(replace(pairs, query=vectors[0], key=vectors[1]))
+
+
+def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
+    """A plan whose queries see near keys alone, by tiles of their grid."""
+    assert plan.relative is not None
+    pairs = Pairwise(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
+    return plan.relative.windowed(pairs, plan.positions)
 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:

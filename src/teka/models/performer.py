@@ -73,7 +73,9 @@ class Performer(nn.Module):
         wave_weight: Weight of all waves of position="fourier" at first over that of the constant.
         rotation_weight_scale: Standard deviation of the weights of position="rotation" at first.
         max_distance: Distance in pixels or patches beyond which position="clipped", "clipped_features" and "shaw" (by
-            axis) tell no two places apart, 6 by default.
+            axis) tell no two places apart, 6 by default, and "window" sees nothing, 3 by default.
+        window_reach: How many cells along every axis half of the heads of a block see by softmax, in a window around
+            the query, in place of what the others do (`teka.nn.TransformerBlock`); None for no such heads.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", over the root mean square.
         options: Keywords of `teka.nn.AttentionOptions` for the attention of every block: dim_head, kernel,
             num_features, projection, qkv_bias, dropout (also in the MLPs), backend, position_heads, num_waves,
@@ -109,6 +111,7 @@ class Performer(nn.Module):
         wave_weight: float | None = None,
         rotation_weight_scale: float | None = None,
         max_distance: int | None = None,
+        window_reach: int | None = None,
         epsilon: float | None = None,
         **options: Unpack[HeadKeywords],
     ) -> None:
@@ -147,9 +150,10 @@ class Performer(nn.Module):
                 "and nothing else is read of the last block; take depth of at least 2 or pool='mean'",
                 stacklevel=3,  # past `takes`
             )
-        if chosen.value_convolution is not None and num_placed == 0:
-            expected = "None with depth=1 and pool='class', where it could not change the logits"
-            raise wrong_value("value_convolution", chosen.value_convolution, expected)
+        for option, value in (("value_convolution", chosen.value_convolution), ("window_reach", window_reach)):
+            if value is not None and num_placed == 0:
+                expected = "None with depth=1 and pool='class', where it could not change the logits"
+                raise wrong_value(option, value, expected)
         own = {"num_waves": chosen.num_waves, "longest_wave": longest_wave, "wave_weight": wave_weight}
         own |= {"rotation_weight_scale": rotation_weight_scale, "max_distance": max_distance}
         check_options(position, own | {"rotary_normalizer": chosen.rotary_normalizer})
@@ -162,7 +166,7 @@ class Performer(nn.Module):
         if max_distance is not None and unneeded:
             options.pop("num_features", None)
         placed = [stage._replace(depth=num_placed) if stage is last else stage for stage in stages]
-        relatives = make_relatives(position, placed, chosen, axes, own)
+        relatives = make_relatives(position, placed, chosen, axes, own, window_reach)
         # In the last block before a class token is read, positions could not change the logits.
         unplaced = options | {"value_convolution": None}
         if is_relative:
@@ -170,7 +174,15 @@ class Performer(nn.Module):
         if unneeded:
             unplaced["num_features"] = None
         self.blocks = nn.ModuleList(
-            TransformerBlock(stage.dim, stage.heads, mlp_ratio=mlp_ratio, relative=relative, num_axes=axes, **options)
+            TransformerBlock(
+                stage.dim,
+                stage.heads,
+                mlp_ratio=mlp_ratio,
+                window_reach=window_reach,
+                relative=relative,
+                num_axes=axes,
+                **options,
+            )
             for stage, of_stage in zip(stages, relatives, strict=True)
             for relative in of_stage
         )

@@ -12,6 +12,7 @@ from teka.functional.relative.clipped import MAX_DISTANCE
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.nn.waves import RelativeModule, inverse_softplus
 
+REACH = 3  # windows of 7 × 7 cells, as of Hassani et al. 2023
 WAVE_BASE = 10_000.0  # Vaswani et al. 2017: the ratio of the longest wave to the shortest, nearly
 
 
@@ -82,6 +83,20 @@ class Kerple(RelativeModule):
     def forward(self) -> kernels.Kerple:
         bend = softplus(self.raw_bend) if self.form == "logarithmic" else 2 * torch.sigmoid(self.raw_bend)
         return kernels.Kerple(softplus(self.raw_weight), bend, self.form)
+
+
+class Window(RelativeModule):
+    """`teka.functional.Window` of a reach of `max_distance` cells with a learned bias, 0 at first."""
+
+    head_parameters = ("bias",)
+
+    def __init__(self, num_axes: int, heads: int, *, max_distance: int = REACH) -> None:
+        super().__init__()
+        check_sizes({"num_axes": num_axes, "heads": heads, "max_distance": max_distance})
+        self.bias = Parameter(torch.zeros(heads, *[2 * max_distance + 1] * num_axes))
+
+    def forward(self) -> kernels.Window:
+        return kernels.Window(self.bias)
 
 
 class Shaw(RelativeModule):

@@ -64,7 +64,7 @@ class AttentionOptions:
         context_dim: Size of the tokens that are attended to where they are others (`context`), dim by default.
         qkv_bias: Whether queries, keys and values have a bias.
         dropout: Probability of dropping a number of the output in training.
-        backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
+        backend: "auto", "dense", "linear", "toeplitz", "rings", "fft" or "windows".
         num_axes: Number of axes of the grids to come, for relative kernels given by name and a value convolution.
         position_heads: Number of last heads that attend by position alone, while the others attend by content alone;
             with 0 both kernels act in every head. By default half of the heads of `clipped` and 0 of the others'.

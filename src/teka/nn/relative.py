@@ -13,7 +13,7 @@ from teka.checks import POSITIVE, check_name, check_sizes, is_positive
 from teka.errors import unknown_name, wrong_value
 from teka.functional.relative.clipped import MAX_DISTANCE
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
-from teka.nn.distance import T5, Alibi, Decay, Kerple, Shaw, TransformerXL
+from teka.nn.distance import T5, Alibi, Decay, Kerple, Shaw, TransformerXL, Window
 from teka.nn.features import RandomFeatures
 from teka.nn.options import AttentionOptions
 from teka.nn.waves import Fourier, RelativeModule, Rotary, Rotation, RotationJoint, inverse_softplus
@@ -151,6 +151,7 @@ RELATIVE_MODULES: dict[str, type[RelativeModule]] = {
     "kerple": Kerple,
     "shaw": Shaw,
     "transformer_xl": TransformerXL,
+    "window": Window,
 }
 
 

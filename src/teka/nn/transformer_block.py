@@ -11,7 +11,8 @@ from teka.errors import wrong_value
 from teka.functional import length_mask
 from teka.grid import Grid
 from teka.nn.attention import Attention
-from teka.nn.options import BlockKeywords, takes
+from teka.nn.distance import Window
+from teka.nn.options import AttentionOptions, BlockKeywords, takes
 from teka.nn.tokens import check_tokens
 
 
@@ -23,6 +24,14 @@ def hidden_size(dim: int, mlp_ratio: float, whole: Callable[[float], int] = int)
     return hidden
 
 
+def count_window_heads(window_reach: int | None, heads: int) -> int:
+    """How many of the heads of a block attend in a window: half of them, or none without a reach."""
+    check_sizes({"window_reach": window_reach}, or_none=True)
+    if window_reach is not None and heads < 2:
+        raise wrong_value("heads", heads, f"at least 2 with window_reach={window_reach}, which takes half of them")
+    return 0 if window_reach is None else heads // 2
+
+
 def make_mlp(dim: int, hidden: int, dropout: float) -> nn.Sequential:
     """A hidden layer with a GELU; dropout acts after both linear maps."""
     first, last = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
@@ -32,18 +41,52 @@ def make_mlp(dim: int, hidden: int, dropout: float) -> nn.Sequential:
 class TransformerBlock(nn.Module):
     """x + Attention(norm(x)), then x + MLP(norm(x)) with a GELU; dropout after the attention, the GELU and the MLP.
 
-    The MLP's hidden layer has `mlp_ratio` · dim numbers; options are of `AttentionOptions`, but context_dim and values.
+    With a `window_reach` half of the heads are a second attention, which is added: softmax in a `Window` of so many
+    cells around the query, near and sharp, where the others see everything by features, at a cost that stays linear.
 
     Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
+
+    Args:
+        dim: Size of a token.
+        heads: Number of heads.
+        mlp_ratio: Width of the MLP's hidden layer over dim.
+        window_reach: How many cells along every axis half of the heads see by softmax; None for no such heads.
+        options: Keywords of `AttentionOptions` but context_dim and values, for the heads without a window.
     """
 
     @takes(BlockKeywords)
-    def __init__(self, dim: int, heads: int, *, mlp_ratio: float = 4.0, **options: Unpack[BlockKeywords]) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        mlp_ratio: float = 4.0,
+        window_reach: int | None = None,
+        **options: Unpack[BlockKeywords],
+    ) -> None:
         super().__init__()
         check_sizes({"dim": dim})
         hidden = hidden_size(dim, mlp_ratio)
         self.attention_norm = nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads, **options)
+        near = count_window_heads(window_reach, heads)
+        chosen = AttentionOptions(**options)
+        if chosen.dim_head is None and near:
+            if dim % heads:
+                raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
+            options["dim_head"] = dim // heads
+        self.attention = Attention(dim, heads - near, **options)
+        self.window_attention: Attention | None = None
+        if window_reach is not None:
+            self.window_attention = Attention(
+                dim,
+                near,
+                kernel="softmax",
+                relative=Window(chosen.num_axes, near, max_distance=window_reach),
+                dim_head=self.attention.dim_head,
+                causal=chosen.causal,
+                qkv_bias=chosen.qkv_bias,
+                dropout=chosen.dropout,
+            )
         self.mlp_norm = nn.LayerNorm(dim)
         self.mlp = make_mlp(dim, hidden, self.attention.dropout.p)
 
@@ -67,6 +110,9 @@ class TransformerBlock(nn.Module):
             check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
             tokens = tokens.masked_fill(~length_mask(lengths, tokens.shape[1])[..., None], 0.0)
         places = {"positions": positions, "lengths": lengths}
-        attended = self.attention(self.attention_norm(tokens), grid, key_mask, num_prefix_tokens, num_queries, **places)
+        normed = self.attention_norm(tokens)
+        attended = self.attention(normed, grid, key_mask, num_prefix_tokens, num_queries, **places)
+        if self.window_attention is not None:
+            attended = attended + self.window_attention(normed, grid, key_mask, num_prefix_tokens, **places)
         tokens = tokens[:, :num_queries] + attended
         return tokens + self.mlp(self.mlp_norm(tokens))

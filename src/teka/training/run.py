@@ -55,13 +55,13 @@ class ModelOptions:
         position: What the Performer knows of positions: "none", "absolute", "absolute_table" (a learned vector for each
             token), or a relative kernel: "rotation", "rotation_joint", "clipped", "clipped_features", "quadratic",
             "generalized_quadratic", "table", "fourier", "rotary" (the default), "decay", "alibi", "t5", "kerple",
-            "shaw" or "transformer_xl"; and how the weights of "self_attention" depend on them: "quadratic" (the
-            default), "generalized_quadratic" or "table" (learned vectors for rows and columns).
+            "shaw", "transformer_xl" or "window"; and how the weights of "self_attention" depend on them: "quadratic"
+            (the default), "generalized_quadratic" or "table" (learned vectors for rows and columns).
         kernel: Content kernel: "softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "constant", "positive",
             "hyperbolic", "optimal", "trigonometric", "hedgehog", "gaussian", "dot_product" or "concatenation".
         num_features: Number of random features of the kernels that have them.
         projection: How these are drawn: "orthogonal" (the default), "independent" or "fixed_norm".
-        backend: "auto", "dense", "linear", "toeplitz", "rings" or "fft".
+        backend: "auto", "dense", "linear", "toeplitz", "rings", "fft" or "windows".
         dim: Size of a token; of "performer" also one number for each stage.
         depth: Number of blocks; of "performer" also one number for each stage.
         heads: Number of heads; of "self_attention" also one number for each block, of "performer" for each stage.
@@ -88,7 +88,9 @@ class ModelOptions:
         wave_weight: Weight of the waves of position "fourier" at first over that of the constant, 1 by default.
         rotation_weight_scale: Standard deviation of the weights of position "rotation" at first, 1 by default.
         max_distance: Distance in tokens from which on position "clipped", or "shaw" by axis, tells no two places apart,
-            6 by default.
+            6 by default, and "window" sees nothing, 3 by default.
+        window_reach: How many tokens along every axis half of the heads see, by softmax in a window; None for no such
+            heads.
         rotary_normalizer: What the denominator of position "rotary" is made of; see `teka.nn.Attention`.
         epsilon: Floor of the kernels "squared_relu", "focused" and "relu" over the root mean square.
         query_key: What is done to queries and keys: "plain", "normalized" or "centred".
@@ -126,6 +128,7 @@ class ModelOptions:
     wave_weight: float | None = None
     rotation_weight_scale: float | None = None
     max_distance: int | None = None
+    window_reach: int | None = None
     rotary_normalizer: str | None = None
     epsilon: float | None = None
     query_key: str = "plain"

@@ -37,7 +37,7 @@ def matrix_attention(pairs: Pairwise, log_rows: Callable[[Queries, slice], Tenso
     query, value, kernel = pairs.query, pairs.value, pairs.kernel
     left, right, log_scale = pairs.vectors()
     keep, empty = pairs.keep(), None
-    if pairs.is_causal and pairs.key_mask is not None and keep is not None:
+    if keep is not None and (pairs.within is not None or (pairs.is_causal and pairs.key_mask is not None)):
         # A query all of whose keys are dropped: it is given every key here, and 0 in the end.
         empty = without_keys(keep)
         keep = keep | empty

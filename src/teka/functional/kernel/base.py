@@ -101,6 +101,7 @@ class Pairwise:
     scale: float
     key_mask: Kept
     is_causal: bool
+    within: PairMask = None  # which pairs count for where they are, None for all
 
     def vectors(self) -> FeatureMaps:
         """The kernel's `dense_vectors` of queries and keys, and s."""
@@ -109,7 +110,10 @@ class Pairwise:
 
     def keep(self) -> PairMask:
         """Which pairs count: keys that are kept and, if causal, not after the query, the last of which sees all."""
-        keep = None if self.key_mask is None else self.key_mask[:, None, None, :]
+        keep = self.within
+        if self.key_mask is not None:
+            kept = self.key_mask[:, None, None, :]
+            keep = kept if keep is None else keep & kept
         if self.is_causal:
             num_queries, num_keys = self.query.shape[2], self.key.shape[2]
             past = self.query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)

@@ -12,9 +12,23 @@ from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, 
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
 from teka.functional.relative.signed import Shaw, TransformerXL
+from teka.functional.relative.window import Window
 
 _OF_THE_PAPER = (Rotation, RotationJoint, Clipped, ClippedFeatures)
-_OTHERS = (Quadratic, GeneralizedQuadratic, Table, Fourier, Rotary, Decay, Alibi, T5, Kerple, Shaw, TransformerXL)
+_OTHERS = (
+    Quadratic,
+    GeneralizedQuadratic,
+    Table,
+    Fourier,
+    Rotary,
+    Decay,
+    Alibi,
+    T5,
+    Kerple,
+    Shaw,
+    TransformerXL,
+    Window,
+)
 RELATIVES: dict[str, type[Relative]] = {kind.name: kind for kind in (*_OF_THE_PAPER, *_OTHERS)}
 
 

@@ -106,6 +106,14 @@ class Relative(ABC):
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
         """Attention from every pair."""
 
+    def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
+        """Cost of the backend "windows", which takes any content kernel; None where it cannot compute it."""
+        return None
+
+    def windowed(self, pairs: Pairwise, positions: Positions) -> Outputs:
+        """Attention by that backend."""
+        raise NotImplementedError(f"{self.name} has no window")
+
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         """Costs of the backends beside the dense one that can compute it between these positions, none by default."""
         return {}

@@ -1,0 +1,78 @@
+import math
+
+import pytest
+import torch
+from tests.contracts.cases import draw_inputs, relative_change
+from torch.nn.functional import conv2d, pad
+
+from teka import Grid
+from teka.functional import Constant, Window, attention
+from teka.nn import TransformerBlock
+
+GRID = Grid((19, 11), periodic=(False, True))
+
+
+@pytest.mark.parametrize("backend", ["dense", "windows"])
+def test_weights_by_place_alone_are_a_convolution_over_that_of_ones(backend: str):
+    value = draw_inputs(GRID.num_tokens, heads=1, dim=4)[2]
+    bias = torch.randn(1, 5, 5, dtype=torch.float64)
+    nothing = torch.zeros_like(value)
+    output = attention(nothing, nothing, value, kernel=Constant(), relative=Window(bias), grid=GRID, backend=backend)
+
+    def convolved(image: torch.Tensor) -> torch.Tensor:
+        wrapped = pad(pad(image, (2, 2, 0, 0), mode="circular"), (0, 0, 2, 2))
+        # A convolution of torch's adds what lies at the cell less the entry; ours is of query less key.
+        return conv2d(wrapped, bias.exp().flip(1, 2)[:, None])
+
+    images = GRID.unflatten(value[:, 0]).flatten(0, 1)[:, None]
+    expected = (convolved(images) / convolved(torch.ones_like(images))).unflatten(0, (len(value), -1))[:, :, 0]
+    assert relative_change(output[:, 0], GRID.flatten(expected)) <= 1e-12
+
+
+@pytest.mark.parametrize("backend", ["dense", "windows"])
+def test_no_key_beyond_the_window_is_seen_and_a_query_without_keys_gives_0(backend: str):
+    query, key, value = draw_inputs(GRID.num_tokens)
+    relative = Window(torch.randn(3, 5, 5, dtype=torch.float64))
+    cells = GRID.positions()
+    near = (GRID.wrap(cells - cells[3 * 11 + 1]).abs() <= 2).all(dim=-1)
+    options = {"kernel": "softmax", "relative": relative, "grid": GRID, "backend": backend}
+    changed = [torch.where(near[:, None], one, torch.full_like(one, math.pi)) for one in (key, value)]
+    seen = [attention(query, *two, **options)[:, :, 3 * 11 + 1] for two in ((key, value), changed)]
+    assert relative_change(*seen) <= 1e-12
+    mask = ~near.expand(2, -1)
+    leaves = [one.requires_grad_() for one in (query, key, value)]
+    output = attention(*leaves, **options, key_mask=mask)
+    assert (output[:, :, 3 * 11 + 1] == 0).all()
+    assert all(one.isfinite().all() for one in torch.autograd.grad(output.square().sum(), leaves))
+
+
+def test_half_of_a_blocks_heads_attend_in_a_window_and_at_a_cost_that_stays_linear():
+    block = TransformerBlock(8, 5, dim_head=3, window_reach=2).double()
+    near = block.window_attention
+    assert near is not None
+    assert (near.heads, block.attention.heads) == (2, 3)
+    costs = [near.head_groups()[0].costs(Grid((side, side)))["windows"] for side in (64, 128)]
+    assert costs[1].multiply_adds == 4 * costs[0].multiply_adds
+    tokens = torch.randn(2, 48, 8, dtype=torch.float64)
+    grid = Grid((8, 6), periodic=True)
+    rolled = block(grid.flatten(grid.roll(grid.unflatten(tokens), (3, -2))), grid)
+    assert relative_change(rolled, grid.flatten(grid.roll(grid.unflatten(block(tokens, grid)), (3, -2)))) <= 1e-12
+    normed = block.attention_norm(tokens)
+    both = tokens + block.attention(normed, grid) + near(normed, grid)
+    assert relative_change(block(tokens, grid), both + block.mlp(block.mlp_norm(both))) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Window(torch.zeros(2, 3, 5)), r"bias has shape \(2, 3, 5\), expected \(heads, 2 reach \+ 1"),
+        (lambda: Window(torch.zeros(2, 4, 4)), "bias has shape"),
+        (lambda: TransformerBlock(8, 1, window_reach=1), "heads is 1, expected at least 2 with window_reach=1"),
+        (lambda: TransformerBlock(8, 2, window_reach=0), "window_reach is 0"),
+        (lambda: TransformerBlock(8, 3, window_reach=1), "heads is 3, expected a divisor of dim = 8"),
+    ],
+    ids=["not a square", "even sides", "one head", "no reach", "no divisor"],
+)
+def test_what_is_no_window_is_refused(build, message: str):
+    with pytest.raises(ValueError, match=message):
+        build()
