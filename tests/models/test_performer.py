@@ -34,7 +34,7 @@ def test_after_two_steps_every_parameter_has_a_gradient_that_is_finite_and_not_z
         if position in RELATIVES and position not in met_relatives(kernel):
             continue
         model, labels = build(position=position, pool=pool, kernel=kernel), torch.tensor([0, 1, 2, 1])
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
         for step in range(3):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(draw_images()), labels).backward()
