@@ -19,7 +19,7 @@ from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 from teka.training.execution import is_first_process
 from teka.training.heads.measure import attention_maps, middle_query
 from teka.training.heads.page import head_finding, write_heads
-from teka.training.heads.record import HEADS_FILE, load_head_record
+from teka.training.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE, load_head_record
 from teka.training.recipe import Recipe, recipe_names
 from teka.training.run import DataOptions, ModelOptions
 from teka.training.trained_run import EVALUATION_FILE
@@ -194,6 +194,7 @@ def heads(options: argparse.Namespace, command: str) -> None:
     if not isinstance(model, SelfAttentionNetwork):
         raise wrong_value("run", options.run, f"a run of model 'self_attention'; its model is {run.model!r}")
     record = load_head_record(trained.folder / HEADS_FILE)
+    parent = trained.folder / BEFORE_PRUNING_FILE
     load_weights(model, trained.folder / CHECKPOINTS / LAST)  # the record's end is not its best epoch
     query = middle_query(model.grid) if options.query is None else (options.query[0], options.query[1])
     images = trained.dataset.test.images[:HEADS_IMAGES]
@@ -216,6 +217,7 @@ def heads(options: argparse.Namespace, command: str) -> None:
         num_images=len(images),
         name=f"{' and '.join(words)}, {trained.dataset.name}",
         settings=[(name, str(value)) for name, value in settings.items() if value],
+        before=load_head_record(parent) if parent.is_file() else None,
     )
     print(f"{written.terminal}\n\n{head_finding(record)}")
     print(f"written: {', '.join(map(str, written.files))}")

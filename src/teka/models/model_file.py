@@ -19,7 +19,7 @@ from teka.models.model_config import MODELS, ModelConfig
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
-PRETRAINED = ("digits", "mnist", "cifar10")  # trained models that come with the library
+PRETRAINED = ("digits", "mnist", "fashion-mnist", "cifar10")  # trained models that come with the library
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 TOLERANCE = 1e-3  # largest difference of logits over the largest logit: what rounding in float32 may make of them
 MORE = 100_000  # numbers that a model may have beyond twice those of its file, before it is said to be another

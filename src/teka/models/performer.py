@@ -4,6 +4,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -18,11 +19,11 @@ from teka.functional.kernel import RANDOM_KERNELS, with_floor
 from teka.grid import Grid
 from teka.memory import LARGEST_IMAGE
 from teka.models.positions import POSITIONS, check_options, make_absolute, make_relatives
-from teka.models.stem import STEMS, DenseHead, Merge, SampledStem, Sampling, check_halvings, make_stem, stage_sizes
+from teka.models.stem import STEMS, DenseHead, SampledStem, Sampling, check_halvings, make_stem, stage_sizes
 from teka.nn import AttentionPool, TransformerBlock
 from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.options import AttentionOptions, HeadKeywords, takes, without_relative
-from teka.nn.subpixel import SubpixelAlignment
+from teka.nn.resample import SubpixelAlignment
 from teka.nn.tokens import check_tokens
 
 POOLS = ("class", "mean", "attention")
@@ -66,7 +67,9 @@ class Performer(nn.Module):
         select: What chooses among the offsets of a halving, "norm" or "learned"; see `teka.nn.PolyphaseDownsample`.
         blur: The low pass before a halving, None, an odd number of cells, or "ideal", with which the GELUs of the
             stem's convolutions are oversampled too (`teka.nn.alias_free.OversampledGELU`).
-        subpixels: Fractions of a pixel that images are aligned to first (`teka.nn.subpixel.SubpixelAlignment`), so that
+        resampling: What makes a stage's first tokens of the last of the one before, and undoes halvings for a dense
+            head: "convolution", or "attention" of the one grid's cells to the other's (`teka.nn.AttentionDownsample`).
+        subpixels: Fractions of a pixel that images are aligned to first (`teka.nn.resample.SubpixelAlignment`), so that
             shifts by these change no more than whole ones do, where edges meet; 1 for none.
         mlp_ratio: Width of the MLPs' hidden layer over dim.
         longest_wave: Longest wave of position="fourier" at first, in pixels or patches.
@@ -105,6 +108,7 @@ class Performer(nn.Module):
         head: str = "pooled",
         select: str = "norm",
         blur: int | str | None = None,
+        resampling: str = "convolution",
         subpixels: int = 1,
         mlp_ratio: float = 4.0,
         longest_wave: float | None = None,
@@ -133,12 +137,13 @@ class Performer(nn.Module):
         self.only_size = self.image_size if position == "absolute_table" else None
         self.in_channels, self.position = in_channels, position
         self.pool = pool if head == "pooled" else None
-        check_halvings(stem, stem_depth, self.num_stages, patch_size, pool, head, select, blur, periodic)
+        check_halvings(stem, stem_depth, self.num_stages, patch_size, pool, head, select, blur, periodic, resampling)
         is_relative = position in RELATIVES
         chosen = AttentionOptions(**options, relative=position if is_relative else None)
         axes = self.grid.num_axes
         self.align = SubpixelAlignment(subpixels, num_axes=axes) if subpixels > 1 else None
-        sampling = Sampling(axes, periodic, "fixed" if stem == "strided" else select, blur)
+        between = replace(chosen, value_convolution=None) if resampling == "attention" else None
+        sampling = Sampling(axes, periodic, "fixed" if stem == "strided" else select, blur, between)
         first, last = stages[0].dim, stages[-1]
         self.stem = make_stem(stem, in_channels, first, patch_size, sampling, stem_depth)
         self.class_token = Parameter(torch.randn(first)) if self.pool == "class" else None
@@ -192,13 +197,14 @@ class Performer(nn.Module):
             )
         widths = [stage.dim for stage in stages]
         self.depths = [stage.depth for stage in stages]
-        self.merges = nn.ModuleList(Merge(*pair, sampling) for pair in itertools.pairwise(widths))
+        self.merges = nn.ModuleList(sampling.merge(*pair) for pair in itertools.pairwise(stages))
         self.norm = nn.LayerNorm(widths[-1])
         pooled = self.pool == "attention"
         self.attention_pool = AttentionPool(widths[-1], last.heads, qkv_bias=chosen.qkv_bias) if pooled else None
         if head == "dense":
+            dim_head = chosen.dim_head or first // stages[0].heads
             stem_widths = self.stem.widths[:-1] if isinstance(self.stem, SampledStem) else []
-            self.head: nn.Module = DenseHead([*stem_widths, *widths], num_classes, sampling)
+            self.head: nn.Module = DenseHead([*stem_widths, *widths], num_classes, sampling, dim_head)
         else:
             self.head = nn.Linear(widths[-1], num_classes)
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image

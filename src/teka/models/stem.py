@@ -1,19 +1,28 @@
 """From images to tokens, between stages of tokens, and from tokens back to every pixel."""
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from teka.checks import LARGEST, MOST_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
-from teka.nn import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
+from teka.nn import (
+    AttentionDownsample,
+    AttentionOptions,
+    AttentionUpsample,
+    PolyphaseDownsample,
+    PolyphasePatchEmbedding,
+    PolyphaseUpsample,
+)
 from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.alias_free import OversampledGELU, check_blur
 
+RESAMPLINGS = ("convolution", "attention")
 STEMS = ("patch", "convolution", "polyphase_patch", "polyphase", "strided")
 BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -26,6 +35,29 @@ class Sampling:
     periodic: bool
     select: str = "norm"
     blur: int | str | None = None
+    attention: AttentionOptions | None = None  # of cells between the grids of two stages, None for convolutions
+
+    def merge(self, before: "Stage", after: "Stage") -> "Merge | AttentionDownsample":
+        """What makes the cells of a stage of those of the one before, and says which coset they are."""
+        if self.attention is None:
+            return Merge(before.dim, after.dim, self)
+        return AttentionDownsample(
+            before.dim, after.dim, after.heads, sampling=self.halve(before.dim), options=self.attention
+        )
+
+    def widen(self, coarse_dim: int, dim: int, dim_head: int) -> "Widen | AttentionUpsample":
+        """What makes fine cells of coarse ones, of the number of the coset that these are, and of what was there."""
+        if self.attention is None:
+            return Widen(coarse_dim, dim, self)
+        return AttentionUpsample(
+            coarse_dim,
+            dim,
+            max(1, dim // dim_head),
+            stride=2,
+            num_axes=self.num_axes,
+            periodic=self.periodic,
+            options=replace(self.attention, dim_head=min(dim, dim_head)),
+        )
 
     def patches(self, in_channels: int, dim: int, patch_size: int) -> PolyphasePatchEmbedding:
         """Tokens of patches from an offset that the content chooses."""
@@ -121,25 +153,38 @@ class Merge(nn.Module):
         return self.patches.sample(self.norm(cells.movedim(1, -1)).movedim(-1, 1))
 
 
-class DenseHead(nn.Module):
-    """Logits of every pixel: cells go back to where each halving took them, beside what went into it."""
+class Widen(nn.Module):
+    """A convolution of coarse cells, put back to where a halving took them, beside the fine cells that went into it."""
 
-    def __init__(self, widths: Sequence[int], num_classes: int, sampling: Sampling) -> None:
+    def __init__(self, coarse_dim: int, dim: int, sampling: Sampling) -> None:
         super().__init__()
         self.upsampling = PolyphaseUpsample(2, num_axes=sampling.num_axes, periodic=sampling.periodic)
-        coarse = reversed(widths[1:])
-        fine = list(reversed(widths[:-1]))
-        self.convolutions = nn.ModuleList(
-            sampling.convolution(below + width, width) for below, width in zip(coarse, fine, strict=True)
-        )
+        self.convolution = sampling.convolution(coarse_dim + dim, dim)
+
+    def forward(
+        self,
+        cells: Float[Tensor, "batch coarse_dim *coarse"],
+        offset: Int[Tensor, "batch"],
+        fine: Float[Tensor, "batch dim *sides"],
+    ) -> Float[Tensor, "batch dim *sides"]:
+        return self.convolution(torch.cat([self.upsampling(cells, offset), fine], dim=1))
+
+
+class DenseHead(nn.Module):
+    """Logits of every pixel: each halving is undone, with what went into it."""
+
+    def __init__(self, widths: Sequence[int], num_classes: int, sampling: Sampling, dim_head: int) -> None:
+        super().__init__()
+        finest_last = itertools.pairwise(reversed(widths))
+        self.widenings = nn.ModuleList(sampling.widen(coarse, fine, dim_head) for coarse, fine in finest_last)
         self.logits = CONVOLUTION_MODULES[sampling.num_axes](widths[0], num_classes, 1)
 
     def forward(
         self, cells: Float[Tensor, "batch dim *coarse"], levels: Sequence[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "batch classes *sides"]:
         """The logits, from the coarsest cells and what `SampledStem.encode` and `Merge` said of every halving."""
-        for convolution, (finer, offset) in zip(self.convolutions, reversed(levels), strict=True):
-            cells = convolution(torch.cat([self.upsampling(cells, offset), finer], dim=1))
+        for widen, (fine, offset) in zip(self.widenings, reversed(levels), strict=True):
+            cells = widen(cells, offset, fine)
         return self.logits(cells)
 
 
@@ -202,10 +247,14 @@ def check_halvings(
     select: str,
     blur: int | str | None,
     periodic: bool,
+    resampling: str,
 ) -> None:
     """Check that the options of halvings and of what is made of the last tokens have an effect, and work together."""
     check_name("select", select, ("norm", "learned"))
     check_blur(blur, periodic)
+    check_name("resampling", resampling, RESAMPLINGS)
+    if resampling == "attention" and num_stages == 1 and head != "dense":
+        raise wrong_value("resampling", resampling, "'convolution' with one stage and head='pooled', where nothing is")
     halves = num_stages > 1 or (stem in ("polyphase_patch", "polyphase", "strided") and patch_size > 1)
     if not halves and (select, blur) != ("norm", None):
         argument, value = ("blur", blur) if select == "norm" else ("select", select)

@@ -11,6 +11,7 @@ from teka.nn.options import AttentionOptions
 from teka.nn.polyphase import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
 from teka.nn.prune_heads import prune_heads
 from teka.nn.relative import Clipped, ClippedFeatures, EmbeddedTable, GeneralizedQuadratic, Quadratic, Table
+from teka.nn.resample import AttentionDownsample, AttentionUpsample
 from teka.nn.tokens import AbsolutePosition, AbsoluteTable, AttentionPool, InvertibleDownsampling
 from teka.nn.transformer_block import TransformerBlock
 from teka.nn.waves import Fourier, Rotary, Rotation, RotationJoint
@@ -21,8 +22,10 @@ __all__ = [
     "AbsoluteTable",
     "Alibi",
     "Attention",
+    "AttentionDownsample",
     "AttentionOptions",
     "AttentionPool",
+    "AttentionUpsample",
     "Clipped",
     "ClippedFeatures",
     "CollapseWarning",

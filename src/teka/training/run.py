@@ -70,6 +70,7 @@ class ModelOptions:
         stem: How images become tokens: "patch", "convolution", "polyphase_patch", "polyphase" or "strided".
         stem_depth: Residual blocks at each level of stem "polyphase" or "strided", one number or one for each level.
         select: What chooses the offset of a polyphase halving: "norm" or "learned".
+        resampling: What makes a stage's first tokens of the last of the one before: "convolution" or "attention".
         blur: The low pass before a halving: None, an odd number of cells, or "ideal".
         subpixels: Fractions of a pixel that images are aligned to first, so that shifts by these change nothing either.
         mlp_ratio: Width of the hidden layer of MLPs over dim, by default the model's own: 4 of "performer".
@@ -112,6 +113,7 @@ class ModelOptions:
     stem: str = "patch"
     stem_depth: int | tuple[int, ...] = 0
     select: str = "norm"
+    resampling: str = "convolution"
     blur: int | str | None = None
     subpixels: int = 1
     mlp_ratio: float | None = None

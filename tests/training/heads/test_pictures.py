@@ -123,6 +123,12 @@ def test_accuracy_is_drawn_where_it_was_measured(make):
     np.testing.assert_allclose(np.asarray(line.get_xydata()), [[1, 30], [2, 80]])
     nothing = {name: np.full(3, np.nan) for name in ("validation_accuracy", "train_accuracy")}
     assert draw_head_accuracy(make(changed=nothing)) is None
+    pruned = draw_head_accuracy(record, before=record)
+    assert pruned is not None
+    after, earlier, cut = pruned.axes[0].get_lines()
+    np.testing.assert_allclose(np.asarray(earlier.get_xydata()), [[1, 30], [2, 80]])
+    np.testing.assert_allclose(np.asarray(after.get_xydata()), [[3, 30], [4, 80]])
+    np.testing.assert_allclose(np.asarray(cut.get_xdata()), 2)
 
 
 def test_progress_has_a_line_for_each_layer_and_one_for_chance(make):

@@ -74,6 +74,7 @@ def write_heads(
     num_images: int,
     name: str,
     settings: Sequence[tuple[str, str]] = (),
+    before: HeadRecord | None = None,
 ) -> Written:
     """Write `heads.html`, `head_centers.png`, `attention_maps.png`, `head_grid.png`, `accuracy.png` and `heads.gif`.
 
@@ -87,6 +88,7 @@ def write_heads(
         num_images: Images over which the weights are a mean.
         name: What to call the network.
         settings: What else the page says of it, by name.
+        before: The heads over the training before some were pruned, whose accuracy is drawn before theirs.
 
     Raises:
         ImportError: matplotlib, Pillow or jinja2 is not installed.
@@ -100,7 +102,7 @@ def write_heads(
         "head_centers.png": draw.draw_head_centers(record, sorted({0, len(record.epoch) - 1})),
         "attention_maps.png": draw.draw_attention_maps(maps, query),
         "head_grid.png": draw.draw_head_progress(record),
-        "accuracy.png": draw.draw_head_accuracy(record),
+        "accuracy.png": draw.draw_head_accuracy(record, before),
     }
     pictures = {file: encode_png(figure) for file, figure in drawn.items() if figure is not None}
     rows = head_table(record)

@@ -128,8 +128,12 @@ def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, 
     return figure
 
 
-def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
-    """Draw accuracy against epochs, where it was measured. Source: Cordonnier et al. 2020, Figures 4 and 8."""
+def draw_head_accuracy(record: HeadRecord, before: HeadRecord | None = None) -> "matplotlib.figure.Figure | None":
+    """Draw accuracy against epochs, where it was measured, after that before pruning, if any.
+
+    Source: Cordonnier et al. 2020, Figures 4 and 8.
+    """
+    pruned_at = 0.0 if before is None else float(before.epoch[-1])
     curves = {name: curve for name, key in ACCURACIES if np.isfinite(curve := getattr(record, key)).any()}
     if not curves:
         return None
@@ -138,9 +142,16 @@ def draw_head_accuracy(record: HeadRecord) -> "matplotlib.figure.Figure | None":
     labels = []
     for index, (name, curve) in enumerate(curves.items()):
         known = np.isfinite(curve)
-        _draw_line(panel, record.epoch[known], 100 * curve[known], index)
-        ends = float(record.epoch[known][-1]), float(100 * curve[known][-1])
+        _draw_line(panel, pruned_at + record.epoch[known], 100 * curve[known], index)
+        ends = pruned_at + float(record.epoch[known][-1]), float(100 * curve[known][-1])
         labels.append(LineLabel(name, line_style(index).colour, *ends))
+        if before is not None:
+            earlier = getattr(before, dict(ACCURACIES)[name])
+            known = np.isfinite(earlier)
+            _draw_line(panel, before.epoch[known], 100 * earlier[known], index)
+    if before is not None:
+        panel.axvline(pruned_at, color=PALE, linestyle=(0, (2, 2)), linewidth=1.2)
+        panel.annotate("pruned", (pruned_at, 4), xytext=(4, 0), textcoords="offset points", fontsize=8, color=INK)
     panel.set_ylim(0, 102)
     panel.set_ylabel("accuracy (%)", fontsize=9, color=INK)
     _dress(panel, "")

@@ -21,6 +21,7 @@ from teka.training.heads.measure import HeadGrid, Heads, chance_head_grids, head
 from teka.training.run import Run
 
 HEADS_FILE = "heads.npz"
+BEFORE_PRUNING_FILE = "heads_before_pruning.npz"  # of the run that a pruned one was
 ACCURACIES = ("train_accuracy", "validation_accuracy")
 NUMBERS = tuple(field.name for field in dataclasses.fields(HeadGrid))
 KINDS = {"U": "a text", "iu": "whole numbers", "fiu": "numbers"}  # of dtypes, by their letters

@@ -1,4 +1,4 @@
-"""Shifts by fractions of a cell become whole ones."""
+"""Grids given other cells: shifts by fractions become whole ones, and attention goes to coarser and finer grids."""
 
 import itertools
 
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from teka.audit import translate
-from teka.nn.subpixel import SubpixelAlignment
+from teka.nn import AttentionDownsample, AttentionOptions, AttentionUpsample, PolyphaseDownsample
+from teka.nn.resample import SubpixelAlignment
 
 SIDES = ((13,), (7, 8), (4, 5, 3))
 
@@ -81,3 +82,37 @@ def test_a_factor_that_is_no_number_of_fractions_is_refused(factor, as_users_run
 def test_another_number_of_axes_is_refused(as_users_run_it: None):
     with pytest.raises(ValueError, match=r"inputs has shape \(2, 3, 7\), expected \(batch, channels, side, side\)"):
         SubpixelAlignment(2)(torch.zeros(2, 3, 7))
+
+
+@pytest.mark.parametrize(
+    "options", [None, AttentionOptions(kernel="softmax", relative="table")], ids=["the default", "softmax × table"]
+)
+def test_down_and_up_by_attention_follow_every_whole_shift(options: AttentionOptions | None):
+    torch.manual_seed(0)
+    sampling = PolyphaseDownsample(2, num_axes=3)
+    down = AttentionDownsample(3, 6, 2, sampling=sampling, options=options).double()
+    up = AttentionUpsample(6, 3, 1, stride=2, num_axes=3, options=options).double()
+    volumes, axes = draw(4, 2, 6), (2, 3, 4)
+    coarse, offset = down(volumes)
+    assert coarse.shape == (2, 6, 2, 1, 3)
+    assert len({int(one) for one in torch.cat([down(volumes.roll(step, 4))[1] for step in range(2)])}) > 1
+    for shift in itertools.product((0, 1), (0, 1), (0, 3)):
+        moved = volumes.roll(shift, axes)
+        for fine, moved_fine in ((None, None), (volumes, moved)):
+            expected = up(coarse, offset, fine).roll(shift, axes)
+            assert (up(*down(moved), moved_fine) - expected).abs().max() <= 1e-12, shift
+
+
+def test_down_and_up_by_attention_are_an_attention_between_the_places_of_their_cells():
+    torch.manual_seed(0)
+    sampling = PolyphaseDownsample(2, num_axes=1, periodic=False)
+    down = AttentionDownsample(3, 4, 2, sampling=sampling, options=AttentionOptions(relative="fourier")).double()
+    signals = draw(10)
+    coarse, offset = down(signals)
+    between = down.attend
+    for signal, found, first in zip(signals, coarse, offset.tolist(), strict=True):
+        asking = down.query(signal[:, first::2].mT)
+        context, places = between.context_norm(signal.mT[None]), torch.arange(10.0, dtype=torch.float64)[:, None]
+        options = {"positions": places[first::2], "context": context, "context_positions": places}
+        expected = asking + between.attention(between.norm(asking)[None], **options)[0]
+        assert (found.mT - expected).abs().max() <= 1e-12
