@@ -13,6 +13,7 @@ from teka.functional.backend import BACKENDS, Cost, Featured, Sums, add_prefix
 from teka.functional.backend.dense import dense_cost, fused_softmax, matrix_attention
 from teka.functional.backend.fused_linear import fused_linear
 from teka.functional.backend.linear import LOWEST_LOG_SCALE, Sizes, linear_cost
+from teka.functional.backend.position_maps import PositionMap
 from teka.functional.backend.toeplitz import axis_matrices_bytes
 from teka.functional.kernel import make_kernel
 from teka.functional.kernel.base import Kernel, Pairwise, mask_features
@@ -241,15 +242,16 @@ def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
     """A plan by a backend other than dense, of a kernel with features."""
-    kernel, relative, first = plan.kernel.features, plan.relative, plan.positions.num_prefix_tokens
+    kernel, relative = plan.kernel.features, plan.relative
     assert kernel is not None
-    simple = relative is None or (relative.has_waves and not first)
     # The fused sums take a denominator to be positive.
-    if plan.backend == "linear" and simple and kernel.is_fused and kernel.nonnegative and not plan.is_causal:
-        waves = () if relative is None else relative.waves(plan.positions, query)
-        if is_plain_eager_on_cpu(query, key, value, *waves):
+    if plan.backend == "linear" and kernel.is_fused and kernel.nonnegative and not plan.is_causal:
+        size = kernel.num_features(query.shape[-1])
+        placed = PositionMap() if relative is None else relative.position_map(plan.positions, query, size)
+        if placed is not None and is_plain_eager_on_cpu(query, key, value, *placed.tensors):
             assert isinstance(kernel, LocalKernel)
-            return fused_linear(query, key, value, *waves, kernel=kernel, scale=plan.scale, key_mask=key_mask)
+            options = {"kernel": kernel, "positions": placed, "scale": plan.scale, "key_mask": key_mask}
+            return fused_linear(query, key, value, **options)
     options = {"scale": plan.scale, "key_mask": key_mask, "is_causal": plan.is_causal}
     query_features, key_features, log_scale = kernel.feature_maps(query, key, **options)
     if log_scale is not None and key_mask is not None:

@@ -128,8 +128,7 @@ class Attention(nn.Module):
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
         """Queries, keys and values; None where the layer has none, and keys of the content heads only."""
         context = tokens if context is None else context
-        first = self._present_kernel().reads_heads_first and not (self.relative is not None and self.relative.rotates)
-        first = first and is_plain_eager_on_cpu(tokens, context)
+        first = self._present_kernel().reads_heads_first and is_plain_eager_on_cpu(tokens, context)
         query, key, value = (
             None if linear is None else project_heads(linear, those, self.dim_head, heads_first=first)
             for linear, those in ((self.query, tokens), (self.key, context), (self.value, context))

@@ -10,20 +10,10 @@ from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, matrix_attention
 from teka.functional.backend.flex import flex, flex_fits
 from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, causal_linear, left_by, linear
+from teka.functional.backend.position_maps import PositionMap
 from teka.functional.kernel.base import FeatureKernel, Kernel, Pairwise
 from teka.functional.positions import Positions
-from teka.functional.shapes import (
-    Keys,
-    KeyWaves,
-    LogRelative,
-    LogRows,
-    Offsets,
-    Outputs,
-    PairTerm,
-    Queries,
-    QueryWaves,
-    TwoVectors,
-)
+from teka.functional.shapes import Keys, LogRelative, LogRows, Offsets, Outputs, PairTerm, Queries, TwoVectors
 
 
 def plain_sums(tokens: Featured, *waves: Tensor) -> Sums:
@@ -52,7 +42,6 @@ class Relative(ABC):
     name: ClassVar[str]
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
     joins: ClassVar[bool] = False  # whether it lengthens queries and keys and is nothing more
-    has_waves: ClassVar[bool] = False  # whether c is a sum of a few waves
     decodes: ClassVar[bool] = False  # whether it has a state of fixed size for decoding token by token
     follows_tokens: ClassVar[bool] = False  # whether the tokens are then at one distance from each other
 
@@ -90,9 +79,9 @@ class Relative(ABC):
         """By how much these are longer than queries and keys."""
         return None
 
-    def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
-        """a(x_i) and b(x_j) with c = Σ_w a_w(x_i) b_w(x_j), if it `has_waves`, from all digits that positions have."""
-        raise NotImplementedError(f"{self.name} is no sum of waves")
+    def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
+        """What positions make of so many features, for the fused linear backend; None where it has no such form."""
+        return None
 
     @abstractmethod
     def dense_passes(self, num_axes: int) -> int:

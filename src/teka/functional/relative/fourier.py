@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from teka.checks import check_nonnegative, check_tensor
 from teka.functional.backend import Cost, Featured, Sums
 from teka.functional.backend.linear import DecodingState, Sizes, linear_cost
+from teka.functional.backend.position_maps import PositionMap, WaveMap
 from teka.functional.kernel.base import Kernel, least_number
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.base import plain_step, plain_sums
@@ -24,13 +25,22 @@ NUM_FOURIER_WAVES = 4  # with the constant, 9 products of features: the layer st
 class WaveRelative(StationaryRelative):
     """A stationary kernel of a few waves: c(x_i − x_j) = Σ_w a_w(x_i) b_w(x_j), a product of features of positions."""
 
-    has_waves: ClassVar[bool] = True
     decodes: ClassVar[bool] = True
 
     @property
     @abstractmethod
     def num_waves(self) -> int:
         """Number of terms of the sum."""
+
+    @abstractmethod
+    def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
+        """a(x_i) and b(x_j) with c = Σ_w a_w(x_i) b_w(x_j), from all digits that positions have."""
+
+    def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
+        if positions.num_prefix_tokens:
+            return None
+        # With the tokens last in memory, as features have them.
+        return WaveMap(tuple(one.mT.contiguous().mT for one in self.waves(positions, like)))
 
     def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm:
         """From a table, or where the positions are on no lattice log Σ_w a_w(x_i) b_w(x_j)."""

@@ -14,6 +14,7 @@ from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, products_with_prefix
 from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, left_by, linear_cost
+from teka.functional.backend.position_maps import PositionMap, RotationMap
 from teka.functional.kernel import make_kernel
 from teka.functional.kernel.base import Kernel, Pairwise, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
@@ -151,6 +152,16 @@ class Rotary(Relative):
         totals, weights = (apply_log_factor(part, None, log_scale, keep) for part in (totals, weights))
         output = Sums(weights @ value, totals.sum(dim=-1)).divide(nonnegative=features.nonnegative)
         return output if empty is None else output.masked_fill(empty, 0.0)
+
+    def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
+        if positions.num_prefix_tokens or self.sums_weights or 2 * self.frequency.shape[1] != num_features:
+            return None
+        share = {"mixed": self.length_share, "lengths": 1.0, "features": 0.0}[self.normalizer]
+
+        def plain(tokens: Featured, frequency: Tensor) -> Sums:
+            return replace(self, frequency=frequency).sums("linear", tokens, positions)
+
+        return RotationMap((self.frequency,), positions, like.dtype, share, plain)
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}

@@ -1,0 +1,226 @@
+"""What positions make of features, a block of tokens at a time, for the fused linear backend."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from teka.functional.backend import Featured, Sums
+from teka.functional.backend.linear import linear
+from teka.functional.positions import Positions, phases, widest
+
+QUERIES, KEYS = 0, 1
+Block = tuple[slice, int, slice]  # samples, a head, tokens
+Factors = tuple[Tensor | None, Tensor]  # whose product is meant, None being 1
+# The features' gradient, added to what there is, from that of a part and those of what its denominator sums.
+Pull = Callable[[Tensor, Sequence[Factors], Tensor | None], Tensor]
+# A part of the numerator, and what its denominator sums, all (samples, tokens, size), with the way back.
+Part = tuple[Tensor, Sequence[Tensor], Pull]
+
+
+def add_product(to: Tensor, factors: Factors) -> Tensor:
+    """A tensor with a product added in place."""
+    first, second = factors
+    return to.add_(second) if first is None else to.addcmul_(first, second)
+
+
+@dataclass(frozen=True)
+class PositionMap:
+    """Features as they are, in one part, which the denominator is made of too.
+
+    Args:
+        tensors: What has gradients beside queries, keys and values.
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts there are of features."""
+        return 1
+
+    def sums(self, num_features: int) -> dict[int, float]:
+        """The sizes of what a part's denominator sums, and the weight of each."""
+        return {num_features: 1.0}
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
+        """The same with other tensors."""
+        return replace(self, tensors=tuple(tensors))
+
+    def new_gradients(self, batch: int) -> list[Tensor]:
+        """Zeros, to which pulling back adds the gradients of the tensors."""
+        return []
+
+    def gradients(self, summed: list[Tensor]) -> list[Tensor]:
+        """The gradients of the tensors from what was added up."""
+        return summed
+
+    def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
+        """The parts of a block of features of queries, side 0, or of keys, side 1."""
+
+        def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
+            return add_product(of_part, of_summed[0])
+
+        yield features, (features,), pull
+
+    def plain_sums(self, tokens: Featured) -> Sums:
+        """The sums by torch's operations, which can be differentiated twice."""
+        return linear(tokens.query_features, tokens.key_features, tokens.value, *self.tensors)
+
+
+@dataclass(frozen=True)
+class WaveMap(PositionMap):
+    """Features times W waves of queries and of keys, the `tensors`, each (#batch, heads, tokens, W), tokens last."""
+
+    @property
+    def num_parts(self) -> int:
+        return self.tensors[0].shape[-1]
+
+    def new_gradients(self, batch: int) -> list[Tensor]:
+        return [waves.new_zeros(batch, *waves.shape[1:]) for waves in self.tensors]
+
+    def gradients(self, summed: list[Tensor]) -> list[Tensor]:
+        pairs = zip(summed, self.tensors, strict=True)
+        return [one if waves.shape[0] > 1 else one.sum(dim=0, keepdim=True) for one, waves in pairs]
+
+    def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
+        samples, head, tokens = block
+        waves = self.tensors[side]
+        for number in range(self.num_parts):
+            wave = waves[samples if waves.shape[0] > 1 else slice(None), head, tokens, number, None]
+
+            def pull(
+                of_part: Tensor,
+                of_summed: Sequence[Factors],
+                so_far: Tensor | None,
+                wave: Tensor = wave,
+                number: int = number,
+            ) -> Tensor:
+                add_product(of_part, of_summed[0])
+                gradients[side][(*block, number)] = (of_part * features).sum(dim=-1)
+                return of_part.mul_(wave) if so_far is None else so_far.addcmul_(of_part, wave)
+
+            part = features * wave
+            yield part, (part,), pull
+
+
+@dataclass(frozen=True)
+class RotationMap(PositionMap):
+    """All pairs of features rotated by ω·x, with ω, (heads, pairs, axes), the tensor; see `Rotary`.
+
+    The denominator sums features, with weight 1 − λ, and lengths of pairs, with weight λ.
+
+    Args:
+        tensors: ω.
+        positions: Where queries and keys are.
+        dtype: Of features.
+        length_share: λ.
+        plain: The sums by torch's operations, with ω.
+    """
+
+    positions: Positions = field(default_factory=Positions)
+    dtype: torch.dtype = torch.float32
+    length_share: float = 0.0
+    plain: Callable[[Featured, Tensor], Sums] | None = None
+
+    def sums(self, num_features: int) -> dict[int, float]:
+        shares = {num_features: 1 - self.length_share, num_features // 2: self.length_share}
+        return {size: share for size, share in shares.items() if share}
+
+    def new_gradients(self, batch: int) -> list[Tensor]:
+        return [torch.zeros_like(self.tensors[0])]
+
+    def plain_sums(self, tokens: Featured) -> Sums:
+        assert self.plain is not None
+        return self.plain(tokens, self.tensors[0])
+
+    def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
+        cosine, sine = self._phasor(side, block)
+        first, second = features[..., 0::2], features[..., 1::2]
+        rotated = torch.empty_like(features)
+        turned = rotated[..., 0::2], rotated[..., 1::2]
+        torch.mul(first, cosine, out=turned[0]).addcmul_(second, sine, value=-1)
+        torch.mul(first, sine, out=turned[1]).addcmul_(second, cosine)
+        share = self.length_share
+        # No feature of a kernel that is brought into range is so small that its square is not there.
+        lengths = first.square().addcmul_(second, second).sqrt_() if share else None
+        summed = [one for one in (features if share < 1 else None, lengths) if one is not None]
+
+        def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
+            of_first, of_second = of_part[..., 0::2], of_part[..., 1::2]
+            if self.tensors[0].requires_grad:
+                of_angle = torch.mul(turned[0], of_second).addcmul_(turned[1], of_first, value=-1)
+                # One product an axis: a matrix with as few columns takes several times as long.
+                for axis, offsets in enumerate(self._offsets(side, block).split(1, dim=-1)):
+                    gradients[0][block[1], :, axis] += torch.bmm(of_angle.mT, offsets)[..., 0].sum(dim=0)
+            of_features = torch.empty_like(features)
+            back = of_features[..., 0::2], of_features[..., 1::2]
+            torch.mul(of_first, cosine, out=back[0]).addcmul_(of_second, sine)
+            torch.mul(of_second, cosine, out=back[1]).addcmul_(of_first, sine, value=-1)
+            if share < 1:
+                add_product(of_features, of_summed[0])
+            if lengths is not None:
+                # ∂ψ/∂φ = φ/ψ; a dropped key's is 0.
+                of_row, row = of_summed[-1]
+                ratio = torch.div(row, lengths.clamp_min_(torch.finfo(self.dtype).tiny), out=lengths)
+                ratio = ratio if of_row is None else ratio.mul_(of_row)
+                back[0].addcmul_(first, ratio)
+                back[1].addcmul_(second, ratio)
+            return of_features
+
+        yield rotated, summed, pull
+
+    def _phasor(self, side: int, block: Block) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles of a block, (#samples, tokens, pairs), tokens last in memory."""
+        samples, head, tokens = block
+        key = (side if self.positions.key is not None else QUERIES, head)
+        if key not in self._phasors:  # of one head at a time, whose blocks come one after another
+            self._phasors.clear()
+            self._phasors[key] = self._phasor_of_head(*key)
+        cosine, sine = self._phasors[key]
+        samples = samples if len(cosine) > 1 else slice(None)
+        return cosine[samples, :, tokens].mT, sine[samples, :, tokens].mT
+
+    @cached_property
+    def _phasors(self) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+        return {}
+
+    def _phasor_of_head(self, side: int, head: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all angles, (#batch, pairs, tokens); on a grid from those of every axis."""
+        frequency = self.tensors[0].detach()[head, None]
+        positions = self.positions.of_keys if side else self.positions
+        device = frequency.device
+        if positions.grid is None:
+            angle = phases(frequency, positions.places(device), self.dtype).mT.squeeze(-3)
+            angle = angle if angle.ndim == 3 else angle[None]
+            return torch.cos(angle), torch.sin(angle)
+        cosine = sine = None
+        for axis in range(positions.num_axes):
+            rows = positions.grid.axis_positions(axis, dtype=widest(device), device=device)[:, None]
+            angle = phases(frequency[..., axis, None], rows, self.dtype).mT
+            next_cosine, next_sine = torch.cos(angle), torch.sin(angle)
+            if cosine is None or sine is None:
+                cosine, sine = next_cosine, next_sine
+                continue
+            # e^{i(a + b)} = e^{ia} e^{ib}, for every two rows.
+            (cosine, sine), (next_cosine, next_sine) = (
+                (cosine[..., None], sine[..., None]),
+                (next_cosine[..., None, :], next_sine[..., None, :]),
+            )
+            cosine, sine = (
+                (cosine * next_cosine - sine * next_sine).flatten(-2),
+                (sine * next_cosine + cosine * next_sine).flatten(-2),
+            )
+        assert cosine is not None
+        assert sine is not None
+        return cosine, sine
+
+    def _offsets(self, side: int, block: Block) -> Tensor:
+        """Places of a block less the first query's, (#samples, tokens, axes): what is common to all turns nothing."""
+        samples, _, tokens = block
+        query, key = (one.places(torch.device("cpu")) for one in (self.positions, self.positions.of_keys))
+        places = (key if side else query)[..., tokens, :] - query.flatten(0, -2)[0]
+        places = places[None] if places.ndim == 2 else places[samples if len(places) > 1 else slice(None)]
+        return places.to(self.dtype).expand(samples.stop - samples.start, -1, -1)
