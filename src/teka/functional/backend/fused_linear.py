@@ -1,4 +1,4 @@
-"""The linear backend on a CPU: one head and a few tokens at a time, so that features never leave the cache."""
+"""The linear backend on a CPU: one head and a block of tokens at a time, so that features never leave the cache."""
 
 import math
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from teka.functional.backend.position_maps import KEYS, QUERIES, Block, Position
 from teka.functional.kernel.local import LocalKernel, times
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
-# Tokens of one head that are worked on at once: for heads of 32 512 KiB a tensor. Fewer stay nearer to the core, and take
-# longer all the same, by the calls that there are for each.
+# Tokens of one head that are worked on at once: for heads of 32 a tensor of 512 KiB. Fewer are nearer to the core, and
+# take longer all the same, by the calls that there are for each.
 BLOCK_TOKENS = 4096
 
 

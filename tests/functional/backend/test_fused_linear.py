@@ -1,0 +1,72 @@
+"""Features that are made block by block and again in the backward pass, with what positions make of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import draw_inputs, relative_change
+from torch import Tensor
+from torch.autograd import grad
+
+from teka import Grid
+from teka.functional import Rotary, attention
+from teka.functional.backend import fused_linear, position_maps
+from teka.functional.relative import rotary
+
+GENERATOR = torch.Generator().manual_seed(0)
+PLACES = torch.rand(2, 77, 2, generator=GENERATOR, dtype=torch.float64) * 30
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "a line": {"grid": Grid(77)},
+    "a torus": {"grid": Grid((7, 11), periodic=True, spacing=0.5)},
+    "a grid far from 0": {"grid": Grid((7, 11), origin=1e4)},
+    "two grids in space": {"grid": Grid((7, 11, 1)), "key_grid": Grid((2, 3, 5), spacing=(3.0, 2.0, 1.0), origin=0.5)},
+    "points": {"positions": PLACES[0]},
+    "points of every sample": {"positions": PLACES},
+}
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few tokens, however few there are in all."""
+    monkeypatch.setattr(fused_linear, "BLOCK_TOKENS", 32)
+    monkeypatch.setattr(rotary, "LEAST_FUSED_TOKENS", 0)
+
+
+@pytest.mark.parametrize("normalizer", ["mixed", "lengths", "features"])
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_rotated_in_blocks_values_and_every_gradient_are_those_of_every_pair(
+    placement: dict[str, Any], normalizer: str, monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+    parts = position_maps.RotationMap.parts
+    monkeypatch.setattr(position_maps.RotationMap, "parts", lambda *given: calls.append(given) or parts(*given))
+    query, key, value = draw_inputs(77, heads=2, dim=6)
+    num_keys = placement["key_grid"].num_tokens if "key_grid" in placement else 77
+    axes = placement["grid"].num_axes if "grid" in placement else 2
+    frequency = torch.randn(2, 3, axes, generator=GENERATOR, dtype=torch.float64)
+    leaves = [one.requires_grad_() for one in (query, key[:, :, :num_keys], value[:, :, :num_keys], frequency)]
+    mask = torch.rand(2, num_keys, generator=GENERATOR) > 0.3
+    found = []
+    for backend in ("dense", "linear"):
+        relative = Rotary(leaves[3], normalizer)
+        options = {"kernel": "squared_relu", "relative": relative, "key_mask": mask, "backend": backend}
+        output = attention(*leaves[:3], **options, **placement)
+        cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
+        found.append([output, *grad((output * cotangent).sum(), leaves, materialize_grads=True)])
+    assert calls
+    for truth, fused in zip(*found, strict=True):
+        assert relative_change(fused, truth) <= 1e-10
+
+
+@pytest.mark.parametrize("relative", ["rotary", "fourier"])
+def test_gradients_can_be_differentiated_again(relative: str):
+    query, key, value = (one.requires_grad_() for one in draw_inputs(9, heads=1, dim=4))
+
+    def second(backend: str) -> tuple[Tensor, ...]:
+        options = {"kernel": "squared_relu", "relative": relative, "grid": Grid((3, 3)), "backend": backend}
+        output = attention(query, key, value, **options)
+        first = grad(output.square().sum(), (query, key, value), create_graph=True)
+        return grad(torch.stack([one.square().sum() for one in first]).sum(), (query, key, value))
+
+    for fused, truth in zip(second("linear"), second("dense"), strict=True):
+        assert relative_change(fused, truth) <= 1e-9
