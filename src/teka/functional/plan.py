@@ -13,7 +13,7 @@ from teka.functional.backend import BACKENDS, Cost, Featured, Sums, add_prefix
 from teka.functional.backend.dense import dense_cost, fused_softmax, matrix_attention
 from teka.functional.backend.fused_linear import fused_linear
 from teka.functional.backend.linear import LOWEST_LOG_SCALE, Sizes, linear_cost
-from teka.functional.backend.position_maps import PositionMap
+from teka.functional.backend.position_maps import PositionMap, PrefixMap
 from teka.functional.backend.toeplitz import axis_matrices_bytes
 from teka.functional.kernel import make_kernel
 from teka.functional.kernel.base import Kernel, Pairwise, mask_features
@@ -248,6 +248,8 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept
     if plan.backend == "linear" and kernel.is_fused and kernel.nonnegative and not plan.is_causal:
         size = kernel.num_features(query.shape[-1])
         placed = PositionMap() if relative is None else relative.position_map(plan.positions, query, size)
+        if placed is not None and plan.positions.num_prefix_tokens:
+            placed = PrefixMap(placed.tensors, placed=placed, first=plan.positions.num_prefix_tokens)
         if placed is not None and is_plain_eager_on_cpu(query, key, value, *placed.tensors):
             assert isinstance(kernel, LocalKernel)
             options = {"kernel": kernel, "positions": placed, "scale": plan.scale, "key_mask": key_mask}

@@ -65,7 +65,7 @@ class TransformerBlock(nn.Module):
         **options: Unpack[BlockKeywords],
     ) -> None:
         super().__init__()
-        check_sizes({"dim": dim})
+        check_sizes({"dim": dim, "heads": heads})
         hidden = hidden_size(dim, mlp_ratio)
         self.attention_norm = nn.LayerNorm(dim)
         near = count_window_heads(window_reach, heads)

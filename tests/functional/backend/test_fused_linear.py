@@ -19,6 +19,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "a line": {"grid": Grid(77)},
     "a torus": {"grid": Grid((7, 11), periodic=True, spacing=0.5)},
     "a grid far from 0": {"grid": Grid((7, 11), origin=1e4)},
+    "a torus after two tokens": {"grid": Grid((15, 5), periodic=True), "num_prefix_tokens": 2},
     "two grids in space": {"grid": Grid((7, 11, 1)), "key_grid": Grid((2, 3, 5), spacing=(3.0, 2.0, 1.0), origin=0.5)},
     "points": {"positions": PLACES[0]},
     "points of every sample": {"positions": PLACES},

@@ -1,7 +1,8 @@
 """The linear backend on a CPU: one head and a block of tokens at a time, so that features never leave the cache."""
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -47,26 +48,25 @@ class _FusedLinear(Function):
         inverse = value.new_empty(heads, batch, num_queries, 1)
         shape = (batch, heads, num_queries, value.shape[-1])
         output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
-        for block in _blocks(key):
+        for block in _blocks(key, positions.first):
             samples, head, tokens = block
             vectors = times(key[block], _of_head(key_unit, samples, head))
             features = _masked(kernel.feature_map(vectors, scale=scale), key_mask, samples, tokens)
             values = value[block]
-            for number, (part, summed, _) in enumerate(positions.parts(features, KEYS, block, [])):
+            for number, part, summed, _ in positions.parts(features, KEYS, block, []):
                 state[head, number, samples].baddbmm_(part.transpose(1, 2), values)
-                for total, one in zip(totals, summed, strict=True):
+                for total, one in _there(totals, summed):
                     total[head, number, samples].add_(one.sum(dim=1)[..., None])
-        for total, weight in zip(totals, weights.values(), strict=True):
-            total.mul_(weight)
+        _weigh(totals, weights)
         tiny = torch.finfo(value.dtype).tiny
-        for block in _blocks(query):
+        for block in _blocks(query, positions.first):
             samples, head, tokens = block
             vectors = query[block]
             features = kernel.feature_map(times(vectors, kernel.query_unit(vectors)), scale=scale)
             above, below = None, None
-            for number, (part, summed, _) in enumerate(positions.parts(features, QUERIES, block, [])):
+            for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
                 above = _product(part, state[head, number, samples], above)
-                for total, one in zip(totals, summed, strict=True):
+                for total, one in _there(totals, summed):
                     below = _product(one, total[head, number, samples], below)
             assert above is not None
             assert below is not None
@@ -81,8 +81,8 @@ class _FusedLinear(Function):
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
         query, key, value, key_mask, key_unit, state, inverse, output, *others = ctx.saved_tensors
-        weights = ctx.positions.sums(state.shape[-2])
-        totals, tensors = others[: len(weights)], others[len(weights) :]
+        num_totals = len(others) - ctx.num_tensors
+        totals, tensors = others[:num_totals], others[num_totals:]
         nothing = (None,) * 5
         if torch.is_grad_enabled():
             first, *others = _differentiable_gradients(ctx, gradient)
@@ -91,16 +91,16 @@ class _FusedLinear(Function):
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         noted = positions.new_gradients(query.shape[0])
         of_state, of_totals = torch.zeros_like(state), [torch.zeros_like(total) for total in totals]
-        for block in _blocks(query):
+        for block in _blocks(query, positions.first):
             samples, head, tokens = block
             unit = kernel.query_unit(query[block])
             features, pull = kernel.feature_map_pullback(times(query[block], unit), scale=scale)
             of_above = gradient[block] * inverse[head, samples, tokens]
             of_below = -(of_above * output[block]).sum(dim=-1, keepdim=True)
             of_features = None
-            for number, (part, summed, back) in enumerate(positions.parts(features, QUERIES, block, noted)):
+            for number, part, summed, back in positions.parts(features, QUERIES, block, noted):
                 of_state[head, number, samples].baddbmm_(part.transpose(1, 2), of_above)
-                for of_total, one in zip(of_totals, summed, strict=True):
+                for of_total, one in _there(of_totals, summed):
                     of_total[head, number, samples].baddbmm_(one.transpose(1, 2), of_below)
                 of_part = _product(of_above, state[head, number, samples].transpose(1, 2), None)
                 of_summed = [(of_below, total[head, number, samples].transpose(1, 2)) for total in totals]
@@ -108,16 +108,15 @@ class _FusedLinear(Function):
             pull(of_features, of_query[block])
             if unit is not None:
                 of_query[block].mul_(unit)
-        for of_total, weight in zip(of_totals, weights.values(), strict=True):
-            of_total.mul_(weight)
-        for block in _blocks(key):
+        _weigh(of_totals, positions.sums(state.shape[-2]))
+        for block in _blocks(key, positions.first):
             samples, head, tokens = block
             values = value[block]
             unit = _of_head(key_unit, samples, head)
             features, pull = kernel.feature_map_pullback(times(key[block], unit), scale=scale)
             features = _masked(features, key_mask, samples, tokens)
             of_features, of_values = None, None
-            for number, (part, _, back) in enumerate(positions.parts(features, KEYS, block, noted)):
+            for number, part, _, back in positions.parts(features, KEYS, block, noted):
                 of_values = _product(part, of_state[head, number, samples], of_values)
                 of_part = _product(values, of_state[head, number, samples].transpose(1, 2), None)
                 of_summed = [(None, of_total[head, number, samples].transpose(1, 2)) for of_total in of_totals]
@@ -147,14 +146,29 @@ def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     return [next(found) if one.requires_grad else None for one in inputs]
 
 
-def _blocks(tokens: Tensor) -> Iterator[Block]:
+def _blocks(tokens: Tensor, first: int) -> Iterator[Block]:
+    """The tokens head by head, first ones apart; all samples of some tokens before the next ones."""
     batch, heads, num_tokens, _ = tokens.shape
     samples = max(1, BLOCK_TOKENS // num_tokens)
-    size = math.ceil(num_tokens / math.ceil(num_tokens / BLOCK_TOKENS))
+    num_blocks = math.ceil((num_tokens - first) / BLOCK_TOKENS)
+    size = math.ceil((num_tokens - first) / num_blocks)
+    starts = [*([0] if first else []), *range(first, num_tokens, size)]
     for head in range(heads):
-        for start in range(0, num_tokens, size):
-            for first in range(0, batch, samples):
-                yield slice(first, min(first + samples, batch)), head, slice(start, min(start + size, num_tokens))
+        for start, stop in itertools.pairwise([*starts, num_tokens]):
+            for sample in range(0, batch, samples):
+                yield slice(sample, min(sample + samples, batch)), head, slice(start, stop)
+
+
+def _there(totals: Sequence[Tensor], summed: Sequence[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each total with what is summed in it, where that is something."""
+    # A plain part sums features alone, which are the first.
+    return ((total, one) for total, one in zip(totals, summed, strict=False) if one is not None)
+
+
+def _weigh(totals: Sequence[Tensor], weights: Mapping[int, list[float]]) -> None:
+    """Give the sums of every part their weights in its denominator."""
+    for total, of_parts in zip(totals, weights.values(), strict=True):
+        total.mul_(total.new_tensor(of_parts).view(1, -1, 1, 1, 1))
 
 
 def _product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from teka.functional.backend import Featured, Sums
+from teka.functional.backend import Featured, Sums, add_prefix
 from teka.functional.backend.linear import linear
 from teka.functional.positions import Positions, phases, widest
 
@@ -16,14 +17,24 @@ Block = tuple[slice, int, slice]  # samples, a head, tokens
 Factors = tuple[Tensor | None, Tensor]  # whose product is meant, None being 1
 # The features' gradient, added to what there is, from that of a part and those of what its denominator sums.
 Pull = Callable[[Tensor, Sequence[Factors], Tensor | None], Tensor]
-# A part of the numerator, and what its denominator sums, all (samples, tokens, size), with the way back.
-Part = tuple[Tensor, Sequence[Tensor], Pull]
+# The number of a part of the numerator, the part and what its denominator sums, (samples, tokens, size), the way back.
+Part = tuple[int, Tensor, Sequence[Tensor | None], Pull]
 
 
 def add_product(to: Tensor, factors: Factors) -> Tensor:
     """A tensor with a product added in place."""
     first, second = factors
     return to.add_(second) if first is None else to.addcmul_(first, second)
+
+
+def plain_part(number: int, features: Tensor) -> Part:
+    """Features as they are."""
+
+    def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
+        of_part = add_product(of_part, of_summed[0])
+        return of_part if so_far is None else so_far.add_(of_part)
+
+    return number, features, (features,), pull
 
 
 @dataclass(frozen=True)
@@ -35,15 +46,16 @@ class PositionMap:
     """
 
     tensors: tuple[Tensor, ...] = ()
+    first: ClassVar[int] = 0  # how many tokens go before those that are somewhere
 
     @property
     def num_parts(self) -> int:
         """How many parts there are of features."""
         return 1
 
-    def sums(self, num_features: int) -> dict[int, float]:
-        """The sizes of what a part's denominator sums, and the weight of each."""
-        return {num_features: 1.0}
+    def sums(self, num_features: int) -> dict[int, list[float]]:
+        """The sizes of what denominators sum, features first, with the weight in that of every part."""
+        return {num_features: [1.0] * self.num_parts}
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
         """The same with other tensors."""
@@ -59,11 +71,7 @@ class PositionMap:
 
     def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
         """The parts of a block of features of queries, side 0, or of keys, side 1."""
-
-        def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
-            return add_product(of_part, of_summed[0])
-
-        yield features, (features,), pull
+        yield plain_part(0, features)
 
     def plain_sums(self, tokens: Featured) -> Sums:
         """The sums by torch's operations, which can be differentiated twice."""
@@ -103,7 +111,7 @@ class WaveMap(PositionMap):
                 return of_part.mul_(wave) if so_far is None else so_far.addcmul_(of_part, wave)
 
             part = features * wave
-            yield part, (part,), pull
+            yield number, part, (part,), pull
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,8 @@ class RotationMap(PositionMap):
     length_share: float = 0.0
     plain: Callable[[Featured, Tensor], Sums] | None = None
 
-    def sums(self, num_features: int) -> dict[int, float]:
-        shares = {num_features: 1 - self.length_share, num_features // 2: self.length_share}
-        return {size: share for size, share in shares.items() if share}
+    def sums(self, num_features: int) -> dict[int, list[float]]:
+        return {num_features: [1 - self.length_share], num_features // 2: [self.length_share]}
 
     def new_gradients(self, batch: int) -> list[Tensor]:
         return [torch.zeros_like(self.tensors[0])]
@@ -146,7 +153,6 @@ class RotationMap(PositionMap):
         share = self.length_share
         # No feature of a kernel that is brought into range is so small that its square is not there.
         lengths = first.square().addcmul_(second, second).sqrt_() if share else None
-        summed = [one for one in (features if share < 1 else None, lengths) if one is not None]
 
         def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
             of_first, of_second = of_part[..., 0::2], of_part[..., 1::2]
@@ -163,14 +169,14 @@ class RotationMap(PositionMap):
                 add_product(of_features, of_summed[0])
             if lengths is not None:
                 # ∂ψ/∂φ = φ/ψ; a dropped key's is 0.
-                of_row, row = of_summed[-1]
+                of_row, row = of_summed[1]
                 ratio = torch.div(row, lengths.clamp_min_(torch.finfo(self.dtype).tiny), out=lengths)
                 ratio = ratio if of_row is None else ratio.mul_(of_row)
                 back[0].addcmul_(first, ratio)
                 back[1].addcmul_(second, ratio)
             return of_features
 
-        yield rotated, summed, pull
+        yield 0, rotated, (features if share < 1 else None, lengths), pull
 
     def _phasor(self, side: int, block: Block) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles of a block, (#samples, tokens, pairs), tokens last in memory."""
@@ -224,3 +230,51 @@ class RotationMap(PositionMap):
         places = (key if side else query)[..., tokens, :] - query.flatten(0, -2)[0]
         places = places[None] if places.ndim == 2 else places[samples if len(places) > 1 else slice(None)]
         return places.to(self.dtype).expand(samples.stop - samples.start, -1, -1)
+
+
+@dataclass(frozen=True)
+class PrefixMap(PositionMap):
+    """Another map of the tokens after the first ones, which are nowhere: every pair with one of these meets as it is.
+
+    Two parts are added: keys that are nowhere, which all queries see, and all others for queries that are nowhere.
+
+    Args:
+        tensors: Those of the other map.
+        placed: The other map.
+        first: Number of first tokens, of queries and keys that are the same.
+    """
+
+    placed: PositionMap = field(default_factory=PositionMap)
+    first: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def num_parts(self) -> int:
+        return self.placed.num_parts + 2
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
+        return replace(self, tensors=tuple(tensors), placed=self.placed.with_tensors(tensors))
+
+    def sums(self, num_features: int) -> dict[int, list[float]]:
+        sums = self.placed.sums(num_features)
+        return {size: [*weights, *[float(size == num_features)] * 2] for size, weights in sums.items()}
+
+    def new_gradients(self, batch: int) -> list[Tensor]:
+        return self.placed.new_gradients(batch)
+
+    def gradients(self, summed: list[Tensor]) -> list[Tensor]:
+        return self.placed.gradients(summed)
+
+    def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
+        samples, head, tokens = block
+        of_first, of_others = (plain_part(self.placed.num_parts + number, features) for number in range(2))
+        if tokens.start < self.first:
+            yield of_first
+            if side == QUERIES:
+                yield of_others
+            return
+        after = samples, head, slice(tokens.start - self.first, tokens.stop - self.first)
+        yield from self.placed.parts(features, side, after, gradients)
+        yield of_others if side == KEYS else of_first
+
+    def plain_sums(self, tokens: Featured) -> Sums:
+        return add_prefix(self.placed.plain_sums(tokens.after(self.first)), tokens, self.first, linear)

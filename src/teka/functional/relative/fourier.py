@@ -37,8 +37,6 @@ class WaveRelative(StationaryRelative):
         """a(x_i) and b(x_j) with c = Σ_w a_w(x_i) b_w(x_j), from all digits that positions have."""
 
     def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
-        if positions.num_prefix_tokens:
-            return None
         # With the tokens last in memory, as features have them.
         return WaveMap(tuple(one.mT.contiguous().mT for one in self.waves(positions, like)))
 

@@ -156,7 +156,7 @@ class Rotary(Relative):
         return output if empty is None else output.masked_fill(empty, 0.0)
 
     def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
-        if positions.num_prefix_tokens or self.sums_weights or 2 * self.frequency.shape[1] != num_features:
+        if self.sums_weights or 2 * self.frequency.shape[1] != num_features:
             return None
         if like.shape[0] * like.shape[2] < LEAST_FUSED_TOKENS:
             return None
