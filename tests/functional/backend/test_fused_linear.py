@@ -29,7 +29,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few tokens, however few there are in all."""
-    monkeypatch.setattr(fused_linear, "BLOCK_TOKENS", 32)
+    monkeypatch.setattr(fused_linear, "BLOCK_TOKENS", 16)
     monkeypatch.setattr(rotary, "LEAST_FUSED_TOKENS", 0)
 
 

@@ -13,9 +13,9 @@ from teka.functional.backend.position_maps import KEYS, QUERIES, Block, Position
 from teka.functional.kernel.local import LocalKernel, times
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
-# Tokens of one head that are worked on at once: for heads of 32 a tensor of 512 KiB. Fewer are nearer to the core, and
+# Tokens of one head that a thread works on at once: for heads of 32 a tensor of 1 MiB. Fewer are nearer to the core and
 # take longer all the same, by the calls that there are for each.
-BLOCK_TOKENS = 4096
+BLOCK_TOKENS = 8192
 
 
 def fused_linear(
@@ -149,8 +149,9 @@ def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
 def _blocks(tokens: Tensor, first: int) -> Iterator[Block]:
     """The tokens head by head, first ones apart; all samples of some tokens before the next ones."""
     batch, heads, num_tokens, _ = tokens.shape
-    samples = max(1, BLOCK_TOKENS // num_tokens)
-    num_blocks = math.ceil((num_tokens - first) / BLOCK_TOKENS)
+    most = BLOCK_TOKENS * torch.get_num_threads()
+    samples = max(1, most // num_tokens)
+    num_blocks = math.ceil((num_tokens - first) / most)
     size = math.ceil((num_tokens - first) / num_blocks)
     starts = [*([0] if first else []), *range(first, num_tokens, size)]
     for head in range(heads):
