@@ -146,7 +146,7 @@ class Stochastic(Relative):
         return carried(query, angle + self.phase[:, None]), carried(key, angle)
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError("it joins queries and keys, so that a plan has no relative kernel left")
 
 
 class StochasticPositions(RelativeModule):

@@ -202,25 +202,16 @@ class RotationMap(PositionMap):
             angle = phases(frequency, positions.places(device), self.dtype).mT.squeeze(-3)
             angle = angle if angle.ndim == 3 else angle[None]
             return torch.cos(angle), torch.sin(angle)
-        cosine = sine = None
+        cosine = torch.ones(1, frequency.shape[1], 1, dtype=self.dtype, device=device)
+        sine = torch.zeros_like(cosine)
         for axis in range(positions.num_axes):
             rows = positions.grid.axis_positions(axis, dtype=widest(device), device=device)[:, None]
-            angle = phases(frequency[..., axis, None], rows, self.dtype).mT
-            next_cosine, next_sine = torch.cos(angle), torch.sin(angle)
-            if cosine is None or sine is None:
-                cosine, sine = next_cosine, next_sine
-                continue
-            # e^{i(a + b)} = e^{ia} e^{ib}, for every two rows.
-            (cosine, sine), (next_cosine, next_sine) = (
-                (cosine[..., None], sine[..., None]),
-                (next_cosine[..., None, :], next_sine[..., None, :]),
-            )
-            cosine, sine = (
-                (cosine * next_cosine - sine * next_sine).flatten(-2),
-                (sine * next_cosine + cosine * next_sine).flatten(-2),
-            )
-        assert cosine is not None
-        assert sine is not None
+            angle = phases(frequency[..., axis, None], rows, self.dtype).mT[..., None, :]
+            # e^{i(a + b)} = e^{ia} e^{ib}, of every cell so far with every row.
+            along, across = torch.cos(angle), torch.sin(angle)
+            cosine, sine = cosine[..., None], sine[..., None]
+            products = cosine * along - sine * across, sine * along + cosine * across
+            cosine, sine = (one.flatten(-2) for one in products)
         return cosine, sine
 
     def _offsets(self, side: int, block: Block) -> Tensor:
