@@ -33,9 +33,10 @@ from teka.data import load
 from teka.files import write_json
 from teka.functional.backend import Cost, Featured, Sums
 from teka.functional.backend.linear import Sizes, linear_cost
+from teka.functional.backend.sums import plain_sums
 from teka.functional.kernel.base import Kernel, Pairwise
 from teka.functional.positions import Positions
-from teka.functional.relative.base import Relative, plain_sums
+from teka.functional.relative.base import Relative
 from teka.models import Performer
 from teka.nn import Attention, RandomFeatures
 from teka.nn.waves import RelativeModule

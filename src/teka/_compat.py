@@ -2,12 +2,18 @@
 
 import warnings
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+else:  # a build of torch for one process has none
+    ProcessGroup = getattr(torch.distributed, "ProcessGroup", type(None))
 
 
 def is_transformed(*tensors: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.checks import LARGEST, check_kind, check_tensor, is_number, is_positive, is_whole
+from teka.checks import LARGEST, check_kind, check_sizes, check_tensor, is_number, is_positive, is_whole
 from teka.errors import wrong_shape, wrong_value
 
 Dtype: TypeAlias = torch.dtype | None
@@ -122,6 +122,18 @@ class Grid:
     def _at_zero(self) -> "Grid":
         """The grid with its first cell at 0: offsets within it are the same, and lose no digits far from 0."""
         return Grid(self.shape, self.spacing, self.periodic)
+
+    def part(self, index: int, count: int) -> "Grid":
+        """Part `index` of `count` that are as equal as can be: whole rows of the first axis, where they are.
+
+        Of an axis that is periodic a part is not. More parts than rows, or an index that is none, is a ValueError.
+        """
+        check_sizes({"count": count}, most=self.shape[0])
+        check_sizes({"index": index}, 0, most=count - 1)
+        start, stop = (self.shape[0] * place // count for place in (index, index + 1))
+        origin = (self.origin[0] + start * self.spacing[0], *self.origin[1:])
+        periodic = (self.periodic[0] and count == 1, *self.periodic[1:])
+        return Grid((stop - start, *self.shape[1:]), self.spacing, periodic, origin)
 
     def flatten(self, tensor: Tensor) -> Tensor:
         """Unfold channels over the grid (B, C, S_1, …, S_n) into tokens (B, L, C); other sizes are a ValueError."""

@@ -6,21 +6,23 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from teka._compat import has_numbers, is_plain_eager, is_plain_eager_on_cpu
+from teka._compat import ProcessGroup, has_numbers, is_plain_eager, is_plain_eager_on_cpu
 from teka.checks import POSITIVE, check_name, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import BACKENDS, Cost, Featured, Sums, add_prefix
 from teka.functional.backend.dense import dense_cost, fused_softmax, matrix_attention
-from teka.functional.backend.fused_linear import fused_linear
-from teka.functional.backend.linear import LOWEST_LOG_SCALE, Sizes, linear_cost
-from teka.functional.backend.position_maps import PositionMap, PrefixMap
+from teka.functional.backend.fused.causal import LEAST_TOKENS, fused_causal
+from teka.functional.backend.fused.position_maps import PositionMap, PrefixMap
+from teka.functional.backend.fused.two_sided import fused_linear
+from teka.functional.backend.linear import Sizes, linear_cost
+from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.backend.toeplitz import axis_matrices_bytes
 from teka.functional.kernel import make_kernel
-from teka.functional.kernel.base import Kernel, Pairwise, mask_features
+from teka.functional.kernel.base import FeatureKernel, Kernel, Pairwise, mask_features
 from teka.functional.kernel.local import LocalKernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.base import Relative, plain_sums
+from teka.functional.relative.base import Relative
 from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
 
 # Backends chosen so far, by all that a choice depends on.
@@ -143,6 +145,7 @@ class Plan:
     scale: float
     is_causal: bool
     backend: str = "dense"
+    group: ProcessGroup | None = None  # over which the tokens are divided
 
     @classmethod
     def of_kernels(
@@ -205,7 +208,7 @@ class Plan:
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
         query, broken = mask_features(query, query_mask), None
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
-        if self.is_causal or key_mask is not None:
+        if self.group is None and (self.is_causal or key_mask is not None):
             query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
         with torch.autocast(query.device.type, enabled=False):
             plan, query, key = self.joined(query, key)
@@ -242,29 +245,61 @@ def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
     """A plan by a backend other than dense, of a kernel with features."""
-    kernel, relative = plan.kernel.features, plan.relative
+    kernel = plan.kernel.features
     assert kernel is not None
-    # The fused sums take a denominator to be positive.
-    if plan.backend == "linear" and kernel.is_fused and kernel.nonnegative and not plan.is_causal:
-        size = kernel.num_features(query.shape[-1])
-        placed = PositionMap() if relative is None else relative.position_map(plan.positions, query, size)
-        if placed is not None and plan.positions.num_prefix_tokens:
-            placed = PrefixMap(placed.tensors, placed=placed, first=plan.positions.num_prefix_tokens)
-        if placed is not None and is_plain_eager_on_cpu(query, key, value, *placed.tensors):
-            assert isinstance(kernel, LocalKernel)
-            options = {"kernel": kernel, "positions": placed, "scale": plan.scale, "key_mask": key_mask}
-            return fused_linear(query, key, value, **options)
-    options = {"scale": plan.scale, "key_mask": key_mask, "is_causal": plan.is_causal}
-    query_features, key_features, log_scale = kernel.feature_maps(query, key, **options)
-    if log_scale is not None and key_mask is not None:
-        log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
-    tokens = Featured(query, query_features, key_features, value, log_scale, key_mask, plan.scale, plan.is_causal)
+    options = {"scale": plan.scale, "key_mask": key_mask}
+    placed = _position_map(plan, kernel, query, key, value, key_mask=key_mask)
+    if placed is None or not isinstance(kernel, LocalKernel):
+        return _by_sums(plan, kernel, query, key, value, **options)
+    if not plan.is_causal:
+        return fused_linear(query, key, value, kernel=kernel, positions=placed, **options)
+    large = kernel.too_large(key)
+    if large is None:
+        return fused_causal(query, key, value, kernel=kernel, positions=placed, **options)
+    # What was before such a key stays as it would be without it.
+    others = key.masked_fill(large[..., None], 0.0)
+    output = fused_causal(query, others, value, kernel=kernel, positions=placed, **options)
+    return torch.where(
+        large.cumsum(dim=-1)[..., None] > 0, _by_sums(plan, kernel, query, key, value, **options), output
+    )
+
+
+def _by_sums(
+    plan: Plan, kernel: FeatureKernel, query: Queries, key: Keys, value: Values, *, scale: float, key_mask: Kept
+) -> Outputs:
+    tokens = featured(
+        kernel, query, key, value, scale=scale, key_mask=key_mask, is_causal=plan.is_causal, group=plan.group
+    )
     sums = _sums_of(plan, tokens)
     if kernel.counts_keys:
         ones = torch.ones_like(query[..., :1]), mask_features(torch.ones_like(key[..., :1]), key_mask)
         counted = replace(tokens, query_features=ones[0], key_features=ones[1], value=value[..., :1])
         sums = sums.over(_sums_of(plan, counted))
     return sums.divide(nonnegative=kernel.nonnegative or kernel.counts_keys)
+
+
+def _position_map(
+    plan: Plan, kernel: FeatureKernel, query: Queries, key: Keys, value: Values, *, key_mask: Kept
+) -> PositionMap | None:
+    """What positions make of features, for sums in blocks that stay in a CPU's cache; None where there are no such."""
+    # A denominator is taken to be positive.
+    if plan.backend != "linear" or not isinstance(kernel, LocalKernel) or not (kernel.is_fused and kernel.nonnegative):
+        return None
+    if plan.group is not None:
+        return None
+    placed, first = PositionMap(), plan.positions.num_prefix_tokens
+    if plan.relative is not None:
+        placed = plan.relative.position_map(plan.positions, query, kernel.num_features(query.shape[-1]))
+    if placed is None or not is_plain_eager_on_cpu(query, key, value, *placed.tensors):
+        return None
+    threads, least = torch.get_num_threads(), LEAST_TOKENS if plan.is_causal else placed.least_tokens
+    # Several threads share the work of all heads better; measured on two.
+    if query.shape[0] * query.shape[2] < least * (1 if threads == 1 else 4 * threads):
+        return None
+    # Nothing that decides how the past is computed may be of the future.
+    if plan.is_causal and (placed.num_parts > 1 or not kernel.starts_in_range(key, key_mask)):
+        return None
+    return PrefixMap(placed.tensors, placed=placed, first=first) if first else placed
 
 
 def _sums_of(plan: Plan, tokens: Featured) -> Sums:
@@ -279,13 +314,14 @@ def _without_broken(
     query: Queries, key: Keys, value: Values, *, is_causal: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
     """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None."""
+    # A sum, which passes over numbers once, is finite only if all of them are.
+    if query.is_cpu and has_numbers(query) and all(bool(one.detach().sum().isfinite()) for one in (query, key, value)):
+        return query, key, value, None
     sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))
     of_query, of_key, of_value = (~size.isfinite() for size in sizes)
     if not is_causal:
         return query.masked_fill(of_query[..., None], 0.0), key, value, of_query
     of_key = of_key | of_value
-    if query.is_cpu and has_numbers(query) and not (of_query | of_key).any():
-        return query, key, value, None
     query, key, value = (
         one.masked_fill(lost[..., None], 0.0) for one, lost in ((query, of_query), (key, of_key), (value, of_key))
     )

@@ -5,6 +5,7 @@ Sizes that do not fit, unknown names and numbers out of their range are a ValueE
 
 from teka.nn.attention import Attention
 from teka.nn.distance import T5, Alibi, Decay, Kerple, Shaw, TransformerXL, Window
+from teka.nn.divide_tokens import divide_tokens
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.layer_warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.options import AttentionOptions
@@ -50,6 +51,7 @@ __all__ = [
     "TransformerBlock",
     "TransformerXL",
     "Window",
+    "divide_tokens",
     "prune_heads",
     "redraw_projections",
 ]

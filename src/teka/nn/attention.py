@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from teka._compat import is_plain_eager_on_cpu
+from teka._compat import ProcessGroup, is_plain_eager_on_cpu
 from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.functional import Constant, DecodingState, Kernel, decode
@@ -58,6 +58,7 @@ class Attention(nn.Module):
         self.dim_value = self.dim_head if chosen.values == "projected" else self.context_dim
         self.causal, self.backend = chosen.causal, chosen.backend
         self.warns_of_large_output = True  # until it has
+        self.token_group: ProcessGroup | None = None  # over which tokens are divided; see `divide_tokens`
         self.position_heads = count_position_heads(chosen.position_heads, chosen.relative, heads)
         self.content_heads = heads - self.position_heads
         self.kernel = make_content_kernel(chosen, self.content_heads, self.dim_head)
@@ -179,6 +180,7 @@ class Attention(nn.Module):
             dims=(self.dim, self.context_dim),
             first=self.output,
             needs_places=self.relative is not None,
+            group=self.token_group,
         )
         query, key, value = self.project(scene.tokens, scene.context, scene.key_mask)
         groups = self.head_groups()

@@ -1,6 +1,6 @@
 """The heads of a layer: which are computed together, from tokens to heads and back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -71,9 +71,14 @@ class HeadGroup:
     def attend(self, query: Queries, key: Keys, value: Values, scene: Scene) -> Outputs:
         """What these heads give of the tokens of a scene."""
         sizes = {"heads": query.shape[1], "dim": query.shape[-1]}
-        plan = Plan.of_kernels(self.kernel, self.relative, scene.positions, **sizes, is_causal=self.is_causal)
         masks = {"key_mask": scene.key_mask, "query_mask": scene.query_mask}
-        return plan.attend(query, key, value, backend=self.backend, **masks)
+        if scene.group is None:
+            plan = Plan.of_kernels(self.kernel, self.relative, scene.positions, **sizes, is_causal=self.is_causal)
+            return plan.attend(query, key, value, backend=self.backend, **masks)
+        # A part of a torus has the frequencies of the whole.
+        relative = None if self.relative is None else self.relative.on(scene.whole)
+        plan = Plan.of_kernels(self.kernel, relative, scene.positions, **sizes, is_causal=self.is_causal)
+        return replace(plan, backend="linear", group=scene.group).evaluate(query, key, value, **masks)
 
     def costs(
         self, grid: Grid | None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from teka import functional
+from teka._compat import ProcessGroup
 from teka.checks import WHOLE, check_flags, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional import length_mask
@@ -51,6 +52,8 @@ class Scene:
     query_mask: Asked  # true where a token that attends is real, None for all
     positions: Positions  # where both are, nowhere if that does not matter
     has_context: bool  # whether the two are not the same tokens
+    group: ProcessGroup | None = None  # over which the tokens are divided, these being one process'
+    whole: Positions = field(default_factory=Positions)  # where they all are then, if on a grid
 
 
 def make_scene(
@@ -68,12 +71,19 @@ def make_scene(
     dims: tuple[int, int],
     first: nn.Module,
     needs_places: bool,
+    group: ProcessGroup | None = None,
 ) -> Scene:
     """Check the arguments of `Attention.forward`, of tokens and context of these sizes, and put them in order."""
     check_tokens("tokens", tokens, "batch", "tokens", dims[0], first=first)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     check_sizes({"num_queries": num_queries}, most=tokens.shape[1], or_none=True)
-    where = replace(make_positions("", grid, positions), num_prefix_tokens=num_prefix_tokens)
+    where = whole = replace(make_positions("", grid, positions), num_prefix_tokens=num_prefix_tokens)
+    if group is not None:
+        for argument, given in (("num_prefix_tokens", num_prefix_tokens or None), ("context", context)):
+            if given is not None:
+                raise wrong_value(argument, "given", "none where tokens are divided over processes")
+        if grid is not None:
+            where = Positions(grid.part(group.rank(), group.size()))
     if context is None:
         for argument, given in (("context_grid", context_grid), ("context_positions", context_positions)):
             if given is not None:
@@ -98,7 +108,7 @@ def make_scene(
         attended_to = attended_to.masked_fill(~key_mask[..., None], 0.0)
         tokens = tokens if query_mask is None else attended_to
     where = where if needs_places else Positions()
-    return Scene(tokens[:, :num_queries], attended_to, key_mask, query_mask, where, context is not None)
+    return Scene(tokens[:, :num_queries], attended_to, key_mask, query_mask, where, context is not None, group, whole)
 
 
 class AbsolutePosition(nn.Module):

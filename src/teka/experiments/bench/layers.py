@@ -90,7 +90,7 @@ class Layer:
 def _attention(kernel: str, relative: str | None, backend: str, *, causal: bool = False) -> Layer:
     num_axes = 1 if causal else 2
     options: dict[str, Any] = {"kernel": kernel, "relative": relative, "causal": causal, "backend": backend}
-    name = "-".join(part for part in (kernel, "causal" if causal else relative) if part)
+    name = "-".join(part for part in (kernel, relative, "causal" if causal else None) if part)
     return Layer(name, backend, functools.partial(Attention, **options, num_axes=num_axes), num_axes)
 
 
@@ -98,6 +98,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer(BASELINE, "torch", FourGemms),
     _attention("squared_relu", None, "linear"),
     _attention("squared_relu", None, "linear", causal=True),
+    _attention("squared_relu", "rotary", "linear", causal=True),
     _attention("squared_relu", "clipped", "rings"),
     _attention("squared_relu", "fourier", "linear"),
     _attention("squared_relu", "rotary", "linear"),

@@ -28,6 +28,7 @@ NOTHING = "–"
 COLOURS = {"": "#0072B2", "rotation": "#D55E00", "rotation_joint": "#D55E00"}
 COLOURS |= {"clipped": "#009E73", "clipped_features": "#009E73", "fourier": "#CC79A7", "rotary": "#56B4E9"}
 COLOURS |= {"quadratic": "#E69F00", "generalized_quadratic": "#7A4B00", "causal": "#3B2F8F"}
+COLOURS |= {"rotary-causal": "#6A5FC1"}
 MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "taylor2": "P", "constant": "h"}
 MARKERS |= {SDPA: "D", PEER: "v", BASELINE: "X"}
 QUADRATIC = ("softmax", SDPA)

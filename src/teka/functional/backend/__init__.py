@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import is_plain_eager
+from teka._compat import ProcessGroup, is_plain_eager
 from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
@@ -73,6 +73,7 @@ class Featured:
     key_mask: Kept = None
     scale: float = 1.0
     is_causal: bool = False
+    group: ProcessGroup | None = None  # over which tokens are divided, these being one process'
 
     def after(self, first: int) -> "Featured":
         """The tokens after some first ones."""

@@ -138,16 +138,19 @@ def causal_linear(
     value: Values,
     *waves: Tensor | None,
     rate: Float[Tensor, "heads"] | None = None,
+    state: LinearState | None = None,
 ) -> Sums:
     """Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j) c_ij [v_j, 1], from φ(q), φ(k) · exp(−s) and s, in O(L · (C + m) · d).
 
     C is the chunk. Row i is divided by exp(max_{j ≤ i} s_j), so that nothing in it depends on a later key. With a rate
-    r the terms decay by exp(−r (i − j)): s_j + r j stands for s_j, j counted from the middle of the chunk.
+    r the terms decay by exp(−r (i − j)): s_j + r j stands for s_j, j counted from the middle of the chunk. The state is
+    that of tokens before these, if there are any.
     """
     channels = with_ones(value)
     log_scale = torch.zeros_like(channels[..., 0]) if log_scale is None else log_scale
     placed = [one for one in waves if one is not None]
-    state = empty_state(product_features(key_features[:, :, :0], *(one[:, :, :0] for one in placed[1:])), value)
+    if state is None:
+        state = empty_state(product_features(key_features[:, :, :0], *(one[:, :, :0] for one in placed[1:])), value)
     inputs = (query_features, key_features, log_scale, channels, *placed)
     sums = []
     # Split and not sliced: the gradients of slices would each be as long as the whole.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import Function
 
@@ -22,6 +22,8 @@ RANGE_BITS = 8.0
 # No feature is smaller, so that the vector 0 has features too, whose products float32 still holds: keys that are all 0
 # count evenly, and a key of 0 among others for nothing that can be seen.
 LEAST_FEATURE = 1e-14
+# Keys up to this, beside a first one in range, leave sums of squares, their gradients among them, finite in float32.
+LARGEST_BESIDE_FIRST = 2.0**30
 
 Pullback = Callable[[Tensor, Tensor], None]
 
@@ -41,7 +43,7 @@ class PointwiseKernel(FeatureKernel):
 
 
 class LocalKernel(PointwiseKernel):
-    """A pointwise kernel with the gradient of φ written out, for `backend.fused_linear`, which makes φ again.
+    """A pointwise kernel with the gradient of φ written out, for `backend.fused`, which makes φ again.
 
     Where φ(τx) = τ^degree φ(x) for every τ > 0, a factor of a query, and one of all keys of a batch and head, cancels:
     vectors are brought into range before powers of them are taken, by factors taken as fixed.
@@ -75,6 +77,20 @@ class LocalKernel(PointwiseKernel):
         unit = _unit(key, (-1,))
         features = mask_features(self.feature_map(times(key, unit), scale=scale), key_mask)
         return features, None if unit is None else -self.degree * unit[..., 0].log()
+
+    def starts_in_range(self, key: Keys, key_mask: Kept) -> bool:
+        """Whether the first kept key of every batch and head needs no factor, as then no later one of any size does."""
+        if self.degree is None:
+            return True
+        if key_mask is None:
+            return _unit(key[:, :, :1], (-1,)) is None
+        first = key_mask.int().argmax(dim=-1)[:, None, None, None].expand(*key.shape[:2], 1, key.shape[-1])
+        return _unit(key.gather(2, first), (-1,)) is None
+
+    def too_large(self, key: Keys) -> Bool[Tensor, "batch heads keys"] | None:
+        """Which keys are of no size after all, as sums of their features might not be finite; None for none."""
+        found = key.detach().abs().amax(dim=-1) > LARGEST_BESIDE_FIRST
+        return found if self.degree is not None and found.any() else None
 
     def query_unit(self, query: Vectors) -> Float[Tensor, "*batch 1"] | None:
         """A factor of every query that brings it into range, or None where it would not cancel."""

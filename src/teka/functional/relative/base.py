@@ -9,19 +9,12 @@ from torch.nn.functional import pad
 from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, matrix_attention
 from teka.functional.backend.flex import flex, flex_fits
-from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, causal_linear, left_by, linear
-from teka.functional.backend.position_maps import PositionMap
+from teka.functional.backend.fused.position_maps import PositionMap
+from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, left_by
+from teka.functional.backend.sums import plain_sums
 from teka.functional.kernel.base import FeatureKernel, Kernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.shapes import Keys, LogRelative, LogRows, Offsets, Outputs, PairTerm, Queries, TwoVectors
-
-
-def plain_sums(tokens: Featured, *waves: Tensor) -> Sums:
-    """Sums of products of features and, if there are any, waves of queries and keys."""
-    features = (tokens.query_features, tokens.key_features)
-    if tokens.is_causal:
-        return causal_linear(*features, tokens.log_scale, tokens.value, *waves)
-    return linear(*features, tokens.value, *waves)
 
 
 def plain_step(tokens: Featured, state: DecodingState | None, *waves: Tensor) -> tuple[Sums, DecodingState]:
@@ -43,6 +36,7 @@ class Relative(ABC):
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
     joins: ClassVar[bool] = False  # whether it lengthens queries and keys and is nothing more
     decodes: ClassVar[bool] = False  # whether it has a state of fixed size for decoding token by token
+    divides: ClassVar[bool] = False  # whether several processes may add their linear sums over keys
     follows_tokens: ClassVar[bool] = False  # whether the tokens are then at one distance from each other
 
     @classmethod
@@ -113,7 +107,7 @@ class Relative(ABC):
 
     def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
         """The sums of pairs of which one is nowhere."""
-        return linear(query_features, key_features, value)
+        return plain_sums(Featured(query_features, query_features, key_features, value))
 
     def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
         """The sums of one more token of causal attention, and what it leaves, if the kernel `decodes`."""

@@ -11,11 +11,12 @@ from torch.nn.functional import pad
 
 from teka.checks import check_nonnegative, check_tensor
 from teka.functional.backend import Cost, Featured, Sums
+from teka.functional.backend.fused.position_maps import PositionMap, WaveMap
 from teka.functional.backend.linear import DecodingState, Sizes, linear_cost
-from teka.functional.backend.position_maps import PositionMap, WaveMap
+from teka.functional.backend.sums import plain_sums
 from teka.functional.kernel.base import Kernel, least_number
 from teka.functional.positions import Positions, check_heads_and_axes
-from teka.functional.relative.base import plain_step, plain_sums
+from teka.functional.relative.base import plain_step
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import AnyOffsets, HeadPairs, KeyWaves, PairTerm, Queries, QueryWaves
 
@@ -26,6 +27,7 @@ class WaveRelative(StationaryRelative):
     """A stationary kernel of a few waves: c(x_i − x_j) = Σ_w a_w(x_i) b_w(x_j), a product of features of positions."""
 
     decodes: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
 
     @property
     @abstractmethod

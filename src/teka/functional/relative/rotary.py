@@ -13,12 +13,13 @@ from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, products_with_prefix
+from teka.functional.backend.fused.position_maps import PositionMap, RotationMap
 from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, left_by, linear_cost
-from teka.functional.backend.position_maps import PositionMap, RotationMap
+from teka.functional.backend.sums import plain_sums
 from teka.functional.kernel import make_kernel
 from teka.functional.kernel.base import Kernel, Pairwise, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
-from teka.functional.relative.base import Relative, plain_sums
+from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Outputs, Places, Queries, Tokens, TwoVectors
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
@@ -27,9 +28,6 @@ ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
 LEAST_WEIGHT = 1e-3
 # λ of "mixed": outputs are at most 1/λ times the largest value.
 LENGTH_SHARE = 0.3
-# Tokens of all samples from which the fused form, head by head, is the faster one on one thread of a CPU. Several share
-# the work of all heads better; measured on two.
-LEAST_FUSED_TOKENS = 1024
 # cos and sin of angles, as the complex numbers that rotate pairs where no compiler fuses the two.
 Phasor = Tensor | tuple[Tensor, Tensor]
 
@@ -66,6 +64,7 @@ class Rotary(Relative):
 
     name: ClassVar[str] = "rotary"
     decodes: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
 
     frequency: Float[Tensor, "heads pairs axes"]
     normalizer: str = ROTARY_NORMALIZERS[0]
@@ -158,9 +157,6 @@ class Rotary(Relative):
 
     def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
         if self.sums_weights or 2 * self.frequency.shape[1] != num_features:
-            return None
-        threads = torch.get_num_threads()
-        if like.shape[0] * like.shape[2] < LEAST_FUSED_TOKENS * (1 if threads == 1 else 4 * threads):
             return None
         share = {"mixed": self.length_share, "lengths": 1.0, "features": 0.0}[self.normalizer]
 

@@ -10,8 +10,7 @@ from torch.autograd import grad
 
 from teka import Grid
 from teka.functional import Rotary, attention
-from teka.functional.backend import fused_linear, position_maps
-from teka.functional.relative import rotary
+from teka.functional.backend.fused import position_maps, two_sided
 
 GENERATOR = torch.Generator().manual_seed(0)
 PLACES = torch.rand(2, 77, 2, generator=GENERATOR, dtype=torch.float64) * 30
@@ -29,8 +28,8 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few tokens, however few there are in all."""
-    monkeypatch.setattr(fused_linear, "BLOCK_TOKENS", 16)
-    monkeypatch.setattr(rotary, "LEAST_FUSED_TOKENS", 0)
+    monkeypatch.setattr(two_sided, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(position_maps.RotationMap, "least_tokens", 0)
 
 
 @pytest.mark.parametrize("normalizer", ["mixed", "lengths", "features"])

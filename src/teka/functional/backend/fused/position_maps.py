@@ -1,4 +1,4 @@
-"""What positions make of features, a block of tokens at a time, for the fused linear backend."""
+"""What positions make of features, a block of tokens at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from teka.functional.backend import Featured, Sums, add_prefix
 from teka.functional.backend.linear import linear
+from teka.functional.backend.sums import plain_sums
 from teka.functional.positions import Positions, phases, widest
 
 QUERIES, KEYS = 0, 1
@@ -47,6 +48,7 @@ class PositionMap:
 
     tensors: tuple[Tensor, ...] = ()
     first: ClassVar[int] = 0  # how many tokens go before those that are somewhere
+    least_tokens: ClassVar[int] = 0  # of all samples, from which sums over all keys are faster so on one thread
 
     @property
     def num_parts(self) -> int:
@@ -75,7 +77,7 @@ class PositionMap:
 
     def plain_sums(self, tokens: Featured) -> Sums:
         """The sums by torch's operations, which can be differentiated twice."""
-        return linear(tokens.query_features, tokens.key_features, tokens.value, *self.tensors)
+        return plain_sums(tokens, *self.tensors)
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ class RotationMap(PositionMap):
         length_share: λ.
         plain: The sums by torch's operations, with ω.
     """
+
+    least_tokens: ClassVar[int] = 1024
 
     positions: Positions = field(default_factory=Positions)
     dtype: torch.dtype = torch.float32

@@ -1,4 +1,4 @@
-"""The linear backend on a CPU: one head and a block of tokens at a time, so that features never leave the cache."""
+"""Sums over all keys by blocks of tokens, with features made anew in the backward pass and not kept."""
 
 import itertools
 import math
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from teka.functional.backend import Featured
-from teka.functional.backend.position_maps import KEYS, QUERIES, Block, PositionMap
+from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, PositionMap
+from teka.functional.backend.sums import featured
 from teka.functional.kernel.local import LocalKernel, times
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
@@ -51,7 +51,7 @@ class _FusedLinear(Function):
         for block in _blocks(key, positions.first):
             samples, head, tokens = block
             vectors = times(key[block], _of_head(key_unit, samples, head))
-            features = _masked(kernel.feature_map(vectors, scale=scale), key_mask, samples, tokens)
+            features = masked(kernel.feature_map(vectors, scale=scale), key_mask, samples, tokens)
             values = value[block]
             for number, part, summed, _ in positions.parts(features, KEYS, block, []):
                 state[head, number, samples].baddbmm_(part.transpose(1, 2), values)
@@ -65,16 +65,16 @@ class _FusedLinear(Function):
             features = kernel.feature_map(times(vectors, kernel.query_unit(vectors)), scale=scale)
             above, below = None, None
             for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
-                above = _product(part, state[head, number, samples], above)
+                above = product(part, state[head, number, samples], above)
                 for total, one in _there(totals, summed):
-                    below = _product(one, total[head, number, samples], below)
+                    below = product(one, total[head, number, samples], below)
             assert above is not None
             assert below is not None
             torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
             torch.mul(above, inverse[head, samples, tokens], out=output[block])
         ctx.save_for_backward(query, key, value, key_mask, key_unit, state, inverse, output, *totals, *tensors)
         ctx.kernel, ctx.positions, ctx.scale = kernel, positions.with_tensors(()), scale
-        ctx.num_tensors = len(tensors)
+        ctx.num_tensors, ctx.is_causal = len(tensors), False
         return output
 
     @staticmethod
@@ -85,7 +85,7 @@ class _FusedLinear(Function):
         totals, tensors = others[:num_totals], others[num_totals:]
         nothing = (None,) * 5
         if torch.is_grad_enabled():
-            first, *others = _differentiable_gradients(ctx, gradient)
+            first, *others = differentiable_gradients(ctx, gradient)
             return first, *others[:2], *nothing, *others[2:]
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
@@ -102,7 +102,7 @@ class _FusedLinear(Function):
                 of_state[head, number, samples].baddbmm_(part.transpose(1, 2), of_above)
                 for of_total, one in _there(of_totals, summed):
                     of_total[head, number, samples].baddbmm_(one.transpose(1, 2), of_below)
-                of_part = _product(of_above, state[head, number, samples].transpose(1, 2), None)
+                of_part = product(of_above, state[head, number, samples].transpose(1, 2), None)
                 of_summed = [(of_below, total[head, number, samples].transpose(1, 2)) for total in totals]
                 of_features = back(of_part, of_summed, of_features)
             pull(of_features, of_query[block])
@@ -114,16 +114,16 @@ class _FusedLinear(Function):
             values = value[block]
             unit = _of_head(key_unit, samples, head)
             features, pull = kernel.feature_map_pullback(times(key[block], unit), scale=scale)
-            features = _masked(features, key_mask, samples, tokens)
+            features = masked(features, key_mask, samples, tokens)
             of_features, of_values = None, None
             for number, part, _, back in positions.parts(features, KEYS, block, noted):
-                of_values = _product(part, of_state[head, number, samples], of_values)
-                of_part = _product(values, of_state[head, number, samples].transpose(1, 2), None)
+                of_values = product(part, of_state[head, number, samples], of_values)
+                of_part = product(values, of_state[head, number, samples].transpose(1, 2), None)
                 of_summed = [(None, of_total[head, number, samples].transpose(1, 2)) for of_total in of_totals]
                 of_features = back(of_part, of_summed, of_features)
             assert of_features is not None
             assert of_values is not None
-            of_features = _masked(of_features, key_mask, samples, tokens)
+            of_features = masked(of_features, key_mask, samples, tokens)
             of_value[block] = of_values
             pull(of_features, of_key[block])
             if unit is not None:
@@ -131,15 +131,14 @@ class _FusedLinear(Function):
         return of_query, of_key, of_value, *nothing, *positions.gradients(noted)
 
 
-def _differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
+def differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     """Gradients that can be differentiated again, by way of the plain evaluation."""
     # Views of their own: where one input is another, or depends on it, the gradient of each is still its own alone.
     query, key, value, key_mask, *others = ctx.saved_tensors
     tensors = others[len(others) - ctx.num_tensors :]
     query, key, value, *tensors = inputs = [one.view_as(one) for one in (query, key, value, *tensors)]
-    query_features = ctx.kernel.query_features(query, scale=ctx.scale)
-    key_features = ctx.kernel.key_features(key, scale=ctx.scale, key_mask=key_mask)
-    tokens = Featured(query, query_features, key_features, value, key_mask=key_mask)
+    options = {"scale": ctx.scale, "key_mask": key_mask, "is_causal": ctx.is_causal}
+    tokens = featured(ctx.kernel, query, key, value, **options)
     output = ctx.positions.with_tensors(tensors).plain_sums(tokens).divide(nonnegative=True)
     wanted = [one for one in inputs if one.requires_grad]
     found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
@@ -172,7 +171,7 @@ def _weigh(totals: Sequence[Tensor], weights: Mapping[int, list[float]]) -> None
         total.mul_(total.new_tensor(of_parts).view(1, -1, 1, 1, 1))
 
 
-def _product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
+def product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
     """left · right, added to what there is, with the tokens last in memory, as the features have them."""
     left, right = left.transpose(1, 2), right.transpose(1, 2)
     if so_far is None:
@@ -180,7 +179,8 @@ def _product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
     return so_far.transpose(1, 2).baddbmm_(right, left).transpose(1, 2)
 
 
-def _masked(features: Tensor, key_mask: Tensor | None, samples: slice, tokens: slice) -> Tensor:
+def masked(features: Tensor, key_mask: Tensor | None, samples: slice, tokens: slice) -> Tensor:
+    """Features of a block with 0 where a key is dropped."""
     return features if key_mask is None else features.masked_fill(~key_mask[samples, tokens, None], 0.0)
 
 
