@@ -1,6 +1,7 @@
 """What teka uses of torch and Lightning beyond their documented interfaces: where they change it, this file does."""
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,11 @@ def is_plain_eager(*tensors: Tensor) -> bool:
 def is_plain_eager_on_cpu(*tensors: Tensor) -> bool:
     """Whether that is so and the tensors are on a CPU, where work in small blocks stays in the cache."""
     return all(tensor.is_cpu for tensor in tensors) and is_plain_eager(*tensors)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """A block that computes in the dtypes it is given; where it would anyway there is nothing in an exported graph."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
 def has_numbers(tensor: Tensor) -> bool:

@@ -30,7 +30,7 @@ PERIODIC = Grid((7, 13), periodic=True)
 class Placed(nn.Module):
     """A layer with everything but the tokens as it is."""
 
-    def __init__(self, layer: Attention, grid: Grid, **places: object) -> None:
+    def __init__(self, layer: Attention, grid: Grid | None, **places: object) -> None:
         super().__init__()
         self.layer = layer
         self.grid = grid

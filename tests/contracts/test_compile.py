@@ -59,7 +59,13 @@ def test_the_default_compiler_computes_the_same(backend: str):
 
 
 def test_every_kernel_and_every_relative_kernel_exports_and_computes_the_same():
-    found = run("export_everything")
+    found = run("export_everything", False)
     assert found["wrong"] == {}
     assert found["kernels"] == sorted(KERNELS)
     assert found["relatives"] == sorted(map(str, RELATIVE_NAMES))
+
+
+def test_linear_layers_are_linear_in_onnx_and_compute_the_same():
+    found = run("export_everything", True)
+    assert found["wrong"] == {}
+    assert found["count"] == 5

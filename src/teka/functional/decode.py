@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka._compat import without_autocast
 from teka.checks import check_kind
 from teka.errors import wrong_shape, wrong_type, wrong_value
 from teka.functional.backend import Featured
@@ -81,7 +82,7 @@ def decode(
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
         query, key, value = query.float(), key.float(), value.float()
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         plan, query, key = plan.joined(query, key)
         maps = features.feature_maps(query, key, scale=plan.scale, key_mask=None, is_causal=True)
         tokens = Featured(query, *maps[:2], value, maps[2], None, plan.scale, is_causal=True)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from teka._compat import ProcessGroup, has_numbers, is_plain_eager, is_plain_eager_on_cpu
+from teka._compat import ProcessGroup, has_numbers, is_plain_eager, is_plain_eager_on_cpu, without_autocast
 from teka.checks import POSITIVE, check_name, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import BACKENDS, Cost, Featured, Sums, add_prefix
@@ -210,7 +210,7 @@ class Plan:
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
         if self.group is None and (self.is_causal or key_mask is not None):
             query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             plan, query, key = self.joined(query, key)
             if not plan.is_causal and plan.kernel.features is not None:
                 # Where there is a key for every query, a query whose key is dropped has no part in a statistic either.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
+from teka._compat import without_autocast
 from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.functional.shapes import Keys, Outputs, Queries, Values
@@ -95,7 +96,7 @@ class RoutingAttention(nn.Module):
     @torch.no_grad()
     def move_centroids(self, vectors: Float[Tensor, "batch heads vectors dim_head"]) -> None:
         """Move each centroid a little to the mean of the normalised queries and keys that are assigned to it."""
-        with torch.autocast(vectors.device.type, enabled=False):  # sums over a batch do not fit half precision
+        with without_autocast(vectors.device.type):  # sums over a batch do not fit half precision
             vectors = vectors.to(self.centroid.dtype).transpose(0, 1).flatten(1, 2)
             nearest = (vectors @ self.centroid.transpose(-1, -2)).argmax(dim=-1)
             clusters = torch.arange(self.centroid.shape[1], device=nearest.device)[:, None]

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from teka._compat import without_autocast
 from teka.checks import check_tensor
 from teka.grid import Grid
 from teka.nn.alias_free import finer, map_axis
@@ -180,7 +181,7 @@ class SubpixelAlignment(nn.Module):
         """The inputs, aligned; a ValueError for another number of axes."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
-        with torch.autocast(inputs.device.type, enabled=False):  # few digits would choose at random
+        with without_autocast(inputs.device.type):  # few digits would choose at random
             for axis, factor in enumerate(self.factor, 2):
                 fine = map_axis(fine, finer(inputs.shape[axis], factor).to(inputs), axis)
         away = fine - fine.mean(dim=tuple(range(2, fine.ndim)), keepdim=True)

@@ -179,7 +179,7 @@ def causal_chunk(
     """The sums of one chunk of tokens, or of one token, whose values have a column of ones, and the state after it."""
     if key_log_scale is None:
         key_log_scale = torch.zeros_like(value[..., 0])
-    peak = torch.cummax(torch.cat([state.log_peak[..., None], key_log_scale], dim=-1), dim=-1).values
+    peak = running_maximum(torch.cat([state.log_peak[..., None], key_log_scale], dim=-1))
     before, running, last = peak[..., :1], peak[..., 1:], peak[..., -1:]
     pairs = query_features @ key_features.transpose(-2, -1)
     if query_waves is not None and key_waves is not None:
@@ -191,6 +191,18 @@ def causal_chunk(
     weighted = product_features(key_features, key_waves) * torch.exp(key_log_scale - last)[..., None]
     total = torch.exp(before - last)[..., None] * state.total + weighted.transpose(-2, -1) @ value
     return within + old, LinearState(total, last[..., 0])
+
+
+def running_maximum(numbers: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
+    """The largest number so far."""
+    if not torch.compiler.is_compiling():
+        return numbers.cummax(dim=-1).values
+    # ONNX has no such function: the largest of the last 1, 2, 4, … numbers.
+    steps = 1
+    while steps < numbers.shape[-1]:
+        numbers = torch.maximum(numbers, pad(numbers, (steps, 0), value=-torch.inf)[..., : numbers.shape[-1]])
+        steps *= 2
+    return numbers
 
 
 def causal_rings(log_rings: RingWeights, tokens: Featured, grid: Grid) -> Sums:
@@ -210,7 +222,7 @@ def causal_rings(log_rings: RingWeights, tokens: Featured, grid: Grid) -> Sums:
 
     # Rows 0 … k − 1 have no far keys: those of key j begin to count k tokens later.
     far_scale = _later(log_scale, distance)
-    far_log_peak = far_scale.cummax(dim=-1).values
+    far_log_peak = running_maximum(far_scale)
     far_keys, far_values = (pad(one, (0, 0, distance, 0))[:, :, :num_tokens] for one in (key_features, value))
     far = causal_linear(query_features, far_keys, far_scale, far_values)
     near_scale = torch.stack([_later(log_scale, ring) for ring in range(distance)], dim=-1)

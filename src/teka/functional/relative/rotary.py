@@ -276,7 +276,12 @@ def pair_lengths(features: Tokens) -> Float[Tensor, "batch heads tokens pairs"]:
     first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
     # The root has no gradient at 0, so that it is taken of 1 there. Squares of features might underflow.
     zero = (first == 0) & (second == 0)
-    return torch.hypot(first.masked_fill(zero, 1.0), second).masked_fill(zero, 0.0)
+    first = first.masked_fill(zero, 1.0)
+    if not torch.compiler.is_compiling():
+        return torch.hypot(first, second).masked_fill(zero, 0.0)
+    # ONNX has no such function; a compiler makes one pass of this.
+    largest = torch.maximum(first.abs(), second.abs()).detach()
+    return (largest * ((first / largest).square() + (second / largest).square()).sqrt()).masked_fill(zero, 0.0)
 
 
 def num_rotated_features(kernel: Kernel, dim: int) -> int:

@@ -1,0 +1,68 @@
+"""A layer compiled by torch.compile against the same layer as it is: python benchmarks/compiled.py.
+
+Forward and backward, dim 256, 8 heads, batch 2, one thread; by turns, medians of 9 rounds after 2. Writes
+compiled.json beside itself.
+"""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from teka import Grid
+from teka.experiments.bench.layers import FourGemms, Step
+from teka.files import write_json
+from teka.nn import Attention
+from teka.provenance import provenance
+
+ROUNDS, WARM_UP = 9, 2
+LAYERS: dict[str, dict[str, Any]] = {
+    "squared_relu": {"relative": None},
+    "squared_relu × rotary": {},
+    "squared_relu × fourier": {"relative": "fourier"},
+    "squared_relu × rotary, causal": {"causal": True, "num_axes": 1},
+    "positive": {"relative": None, "kernel": "positive"},
+}
+
+
+def measure(name: str, side: int) -> dict[str, Any]:
+    """One layer at one number of tokens."""
+    options = LAYERS[name]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    grid = Grid(side**2) if options.get("causal") else Grid((side, side))
+    tokens = torch.randn(2, side**2, 256, requires_grad=True)
+    layer = Attention(256, 8, **options)
+    compiled: Any = torch.compile(layer)
+    modules: dict[str, nn.Module] = {"four_gemms": FourGemms(256, 8), "eager": layer, "compiled": compiled}
+    steps = {one: Step(module, tokens, grid) for one, module in modules.items()}
+    start, seconds = time.perf_counter(), {one: [] for one in modules}
+    steps["compiled"]()
+    compiling = time.perf_counter() - start
+    for number in range(WARM_UP + ROUNDS):
+        for one, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if number >= WARM_UP:
+                seconds[one].append(time.perf_counter() - start)
+            step.clear()
+    medians = {one: 1e3 * statistics.median(found) for one, found in seconds.items()}
+    return {"layer": name, "tokens": side**2, **medians, "seconds_to_compile": compiling}
+
+
+def main() -> None:
+    """Every layer at every number of tokens."""
+    torch.set_num_threads(1)
+    rows = []
+    for side in (16, 32, 64):
+        for name in LAYERS:
+            rows.append(measure(name, side))
+            print({key: round(one, 1) if isinstance(one, float) else one for key, one in rows[-1].items()}, flush=True)
+    write_json(Path(__file__).with_suffix(".json"), {**provenance("python benchmarks/compiled.py"), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
