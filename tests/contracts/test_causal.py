@@ -240,7 +240,7 @@ def past_under_other_futures(
 @together(CAUSAL, past=[1, 77, CHUNK])
 def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int):
     dtype = torch.float64 if past == 77 else torch.float32
-    inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)
+    inputs = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)
     before, *others = past_under_other_futures(inputs, *build_pair(case), case.backend, past)
     assert before.isfinite().all()
     for after in others:
@@ -249,7 +249,7 @@ def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int)
 
 @together(CAUSAL)
 def test_from_a_token_that_is_nan_on_outputs_are_nan_and_the_past_learns_as_without_it(case: Case):
-    inputs = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM)
+    inputs = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
     found = []
     for lost in (None, 0, 1, 2):
@@ -257,7 +257,7 @@ def test_from_a_token_that_is_nan_on_outputs_are_nan_and_the_past_learns_as_with
         if lost is not None:
             tensors[lost][0, 0, 100] = math.nan
         leaves = [one.requires_grad_() for one in tensors]
-        grid = None if relative is None else Grid(CHUNK + 5)
+        grid = None if relative is None else Grid(2 * CHUNK + 5)
         output = attention(*leaves, kernel=kernel, relative=relative, grid=grid, is_causal=True, backend=case.backend)
         found.append(torch.autograd.grad(output[:, :, :100].square().sum(), leaves, materialize_grads=True))
         if lost is not None:
@@ -292,7 +292,7 @@ def test_one_maximum_over_all_keys_leaks_the_future(epsilon: float, backend: str
     assert isinstance(sound, Positive)
     broken = StabilisedOverAllKeys(sound.projection, epsilon)
     # Long keys, whose exponents lie far below those of keys of 0: of the past nothing is left but epsilon or underflow.
-    query, key, value = draw_inputs(CHUNK + 5, heads=HEADS, dim=DIM, scale=1.0, dtype=torch.float32)
+    query, key, value = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM, scale=1.0, dtype=torch.float32)
     inputs = [query, 20 * key, value]
     for kernel, leaks in ((sound, False), (broken, True)):
         before, *others = past_under_other_futures(inputs, kernel, None, backend, 77)

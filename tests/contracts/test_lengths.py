@@ -1,12 +1,15 @@
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from tests.contracts.cases import PAIRS, PLACEABLE_PAIRS, Case, each, relative_change, together
 from torch import Tensor
+from torch.autograd import grad
 
 from teka import Grid
-from teka.nn import Attention
+from teka.functional import attention
+from teka.nn import Attention, TransformerBlock
 
 TOLERANCE = 1e-10
 LENGTHS = (11, 1, 6)  # of which one is the whole
@@ -118,3 +121,44 @@ def test_bad_lengths_are_an_error_that_names_them(fault: tuple[dict[str, Any], s
     layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
     with pytest.raises(ValueError, match=message):
         layer(tokens, positions=positions, **changed)
+
+
+PACKED = (5, 1, 7, 5, 3)
+STARTS = torch.tensor([0, *itertools.accumulate(PACKED)])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"kernel": "softmax", "relative": "shaw"}, {"kernel": "positive", "relative": None}],
+    ids=["squared_relu-rotary", "causal", "softmax-shaw", "positive"],
+)
+def test_sequences_packed_one_after_another_are_each_by_itself(options: dict[str, Any]):
+    torch.manual_seed(0)
+    block = TransformerBlock(8, 2, num_axes=1, **options).double()
+    tokens = torch.randn(2, sum(PACKED), 8, dtype=torch.float64, requires_grad=True)
+    places = None if "relative" in options and options["relative"] is None else torch.randn(2, sum(PACKED), 1).double()
+    parts = [None] * len(PACKED) if places is None else places.split(PACKED, dim=1)
+    alone = [block(one, positions=where) for one, where in zip(tokens.split(PACKED, dim=1), parts, strict=True)]
+    packed = block(tokens, positions=places, cu_seqlens=STARTS)
+    found, truth = (
+        [output, *grad((output * tokens.detach().cos()).sum(), [tokens, *block.parameters()])]
+        for output in (packed, torch.cat(alone, dim=1))
+    )
+    for mine, theirs in zip(found, truth, strict=True):
+        assert relative_change(mine, theirs) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("starts", "options", "message"),
+    [
+        ([0, 5, 5, 21], {}, "cu_seqlens is .*, expected places that grow from 0 to the number of tokens, 21"),
+        ([0, 5, 20], {}, "cu_seqlens is .*, expected places that grow"),
+        ([0, 21], {"grid": Grid(21)}, "grid is .*, expected positions"),
+        ([0, 21], {"num_prefix_tokens": 1}, "num_prefix_tokens is 'given'"),
+        ([0, 21], {"key_mask": torch.ones(1, 21).bool()}, "key_mask is 'given'"),
+    ],
+)
+def test_what_does_not_fit_packed_sequences_is_an_error(starts: list[int], options: dict[str, Any], message: str):
+    tokens = torch.randn(1, 2, 21, 4)
+    with pytest.raises(ValueError, match=message):
+        attention(tokens, tokens, tokens, kernel="relu", cu_seqlens=torch.tensor(starts), **options)

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from teka.checks import check_flags, check_sizes
+from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.plan import Plan, check_inputs
-from teka.functional.positions import Positions, check_mask, make_positions
+from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Queries, Values
 from teka.grid import Grid
@@ -37,6 +38,7 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
     num_prefix_tokens: int = 0,
+    cu_seqlens: Int[Tensor, "sequences"] | None = None,
 ) -> Float[Tensor, "batch heads queries dim_value"]:
     """Attention by content and by relative position, computed in float32 at least and returned in the inputs' dtype.
 
@@ -60,6 +62,8 @@ def attention(
         scale: Factor of qᵀk, 1/√d by default; with "rotation_joint" 1/√d' for the concatenated size d'.
         backend: "auto" (the cheapest by a count of work), "dense", "linear", "toeplitz", "rings", "fft" or "windows".
         num_prefix_tokens: Number of first tokens without a position, where queries and keys are the same: c = 1 there.
+        cu_seqlens: Where sequences of different lengths begin that stand one after another without padding, and where
+            the last one ends: 0, …, L. Each sees itself alone; with `positions`, without masks, keys' places or prefix.
 
     Returns:
         Output, shape (B, H, L_q, d_v). A causal query all of whose keys are dropped gets 0.
@@ -83,6 +87,14 @@ def attention(
         if mask is not None:
             check_mask(argument, mask, batch=batch, num_tokens=num_tokens)
     plan = Plan.of_kernels(kernel, relative, where, heads=heads, dim=dim, scale=scale, is_causal=is_causal)
+    if cu_seqlens is not None:
+        others = {"key_mask": key_mask, "query_mask": query_mask, "num_prefix_tokens": num_prefix_tokens or None}
+        for argument, given in {**others, "key_positions": key_positions_}.items():
+            if given is not None:
+                raise wrong_value(argument, "given", "none with cu_seqlens")
+        if num_keys != num_queries:
+            raise wrong_shape("key", key.shape, f"{num_queries} tokens, as many as the query's, with cu_seqlens")
+        return plan.attend_packed(query, key, value, packed_lengths(cu_seqlens, num_queries, where), backend=backend)
     return plan.attend(query, key, value, backend=backend, key_mask=key_mask, query_mask=query_mask)
 
 

@@ -1,5 +1,6 @@
 """An attention in two steps: a plan, made of everything but the numbers, and its evaluation on query, key and value."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -191,6 +192,24 @@ class Plan:
         sizes |= {"dim": query.shape[-1], "dim_value": value.shape[-1]}
         plan = self.computed_by(backend, device_type=query.device.type, **sizes)
         return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
+
+    def attend_packed(
+        self, query: Queries, key: Keys, value: Values, lengths: Sequence[int], *, backend: str
+    ) -> Outputs:
+        """The same of sequences one after another, each of which sees itself alone; all of one length at once."""
+        parts = [one.split(lengths, dim=2) for one in (query, key, value)]
+        points = None if self.positions.points is None else self.positions.points.split(lengths, dim=-2)
+        outputs: dict[int, Tensor] = {}
+        for length in sorted(set(lengths)):
+            rows = [row for row, one in enumerate(lengths) if one == length]
+            plan = self
+            if points is not None:
+                many = [points[row].expand(len(query), -1, -1) for row in rows]
+                plan = replace(self, positions=Positions(points=torch.cat(many)))
+            those = (torch.cat([part[row] for row in rows]) for part in parts)
+            found = plan.attend(*those, backend=backend, key_mask=None, query_mask=None)
+            outputs |= dict(zip(rows, found.chunk(len(rows)), strict=True))
+        return torch.cat([outputs[row] for row in range(len(lengths))], dim=2)
 
     def joined(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
         """The plan without a relative kernel that only lengthens queries and keys, and these."""

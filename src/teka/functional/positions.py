@@ -1,6 +1,7 @@
 """Where the tokens of two sequences are: those that ask and those that are asked."""
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -158,6 +159,19 @@ def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes
 
 
 _kept_places = functools.lru_cache(maxsize=8)(_grid_places)
+
+
+def packed_lengths(cu_seqlens: Tensor, num_tokens: int, positions: Positions) -> tuple[int, ...]:
+    """The lengths of sequences that stand one after another, from where each begins and the last one ends; checked."""
+    check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=WHOLE)
+    places = cu_seqlens.tolist()
+    lengths = tuple(stop - start for start, stop in itertools.pairwise(places))
+    if not lengths or places[0] != 0 or places[-1] != num_tokens or min(lengths) < 1:
+        expected = f"places that grow from 0 to the number of tokens, {num_tokens}"
+        raise wrong_value("cu_seqlens", places if len(places) <= 8 else f"{places[:8]} and so on", expected)
+    if positions.grid is not None:
+        raise wrong_value("grid", positions.grid, "positions, one for every token, with cu_seqlens")
+    return lengths
 
 
 def make_positions(argument: str, grid: Grid | None, points: Tensor | None) -> Positions:

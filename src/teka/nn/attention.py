@@ -153,6 +153,7 @@ class Attention(nn.Module):
         *,
         positions: Float[Tensor, "*batch placed axes"] | None = None,
         lengths: Int[Tensor, "batch"] | None = None,
+        cu_seqlens: Int[Tensor, "sequences"] | None = None,
         context: Float[Tensor, "batch keys context_dim"] | None = None,
         context_grid: Grid | None = None,
         context_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
@@ -168,12 +169,14 @@ class Attention(nn.Module):
             positions: Instead of a grid, positions in physical units, shape (L, n) or (B, L, n).
             lengths: Instead of `key_mask`, the number of tokens of every sample of a ragged batch, shape (B,): what is
                 after them is attended to by nothing, and its own output is 0 unless there is a context.
+            cu_seqlens: Where sequences of different lengths begin that stand one after another in a row of tokens, and
+                where the last one ends, 0, …, L: each sees itself alone, without padding; with `positions`.
             context: Tokens to attend to instead of themselves, shape (B, L_k, context_dim). The output has the queries'
                 places: with a finer or coarser `context_grid` the layer changes resolution.
             context_grid: The grid of the context.
             context_positions: Instead of a grid, positions of the context.
         """
-        self._check(num_queries, positions, context)
+        self._check(num_queries, positions, context, cu_seqlens)
         where = (positions, lengths, context, context_grid, context_positions)
         scene = make_scene(
             *(tokens, grid, key_mask, num_prefix_tokens, num_queries, *where),
@@ -181,12 +184,13 @@ class Attention(nn.Module):
             first=self.output,
             needs_places=self.relative is not None,
             group=self.token_group,
+            cu_seqlens=cu_seqlens,
         )
         query, key, value = self.project(scene.tokens, scene.context, scene.key_mask)
         groups = self.head_groups()
         parts = [group.part_of(query, key, value, scene.tokens.shape[1]) for group in groups]
         mixed = [group.attend(*part, scene) for group, part in zip(groups, parts, strict=True)]
-        if isinstance(self.kernel, RandomFeatures):
+        if isinstance(self.kernel, RandomFeatures) and scene.sequences is None:
             joint = groups[0].relative if self.relative is not None and self.relative.num_position_features else None
             if joint is None or not scene.has_context:
                 warn_of_collapse(
@@ -239,9 +243,12 @@ class Attention(nn.Module):
         costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens)
         return choose_backend(group.backend, costs, self.output.weight.device.type)
 
-    def _check(self, num_queries: int | None, positions: Tensor | None, context: Tensor | None) -> None:
+    def _check(
+        self, num_queries: int | None, positions: Tensor | None, context: Tensor | None, cu_seqlens: Tensor | None
+    ) -> None:
         if self.value_convolution is not None:
-            for argument, given in (("num_queries", num_queries), ("positions", positions), ("context", context)):
+            others = {"num_queries": num_queries, "positions": positions, "context": context, "cu_seqlens": cu_seqlens}
+            for argument, given in others.items():
                 if given is not None:
                     raise wrong_value(argument, "given", "None for a layer with a value convolution")
         if num_queries is not None and (self.relative is not None or context is not None or self.causal):

@@ -74,6 +74,8 @@ class HeadGroup:
         masks = {"key_mask": scene.key_mask, "query_mask": scene.query_mask}
         if scene.group is None:
             plan = Plan.of_kernels(self.kernel, self.relative, scene.positions, **sizes, is_causal=self.is_causal)
+            if scene.sequences is not None:
+                return plan.attend_packed(query, key, value, scene.sequences, backend=self.backend)
             return plan.attend(query, key, value, backend=self.backend, **masks)
         # A part of a torus has the frequencies of the whole.
         relative = None if self.relative is None else self.relative.on(scene.whole)

@@ -15,7 +15,7 @@ from teka._compat import ProcessGroup
 from teka.checks import WHOLE, check_flags, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional import length_mask
-from teka.functional.positions import Positions, check_mask, make_positions
+from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
 from teka.functional.shapes import Asked, Kept
 from teka.grid import Grid
 
@@ -54,6 +54,7 @@ class Scene:
     has_context: bool  # whether the two are not the same tokens
     group: ProcessGroup | None = None  # over which the tokens are divided, these being one process'
     whole: Positions = field(default_factory=Positions)  # where they all are then, if on a grid
+    sequences: tuple[int, ...] | None = None  # lengths of sequences that stand one after another
 
 
 def make_scene(
@@ -72,6 +73,7 @@ def make_scene(
     first: nn.Module,
     needs_places: bool,
     group: ProcessGroup | None = None,
+    cu_seqlens: Int[Tensor, "sequences"] | None = None,
 ) -> Scene:
     """Check the arguments of `Attention.forward`, of tokens and context of these sizes, and put them in order."""
     check_tokens("tokens", tokens, "batch", "tokens", dims[0], first=first)
@@ -107,8 +109,17 @@ def make_scene(
         # What is dropped has no part in what the maps learn either, not even if it is NaN.
         attended_to = attended_to.masked_fill(~key_mask[..., None], 0.0)
         tokens = tokens if query_mask is None else attended_to
+    sequences = None
+    if cu_seqlens is not None:
+        others = {"key_mask or lengths": key_mask, "num_prefix_tokens": num_prefix_tokens or None, "context": context}
+        for argument, given in {**others, "num_queries": num_queries}.items():
+            if given is not None or group is not None:
+                raise wrong_value(argument if group is None else "cu_seqlens", "given", "none with each other")
+        sequences = packed_lengths(cu_seqlens, tokens.shape[1], where)
     where = where if needs_places else Positions()
-    return Scene(tokens[:, :num_queries], attended_to, key_mask, query_mask, where, context is not None, group, whole)
+    return Scene(
+        tokens[:, :num_queries], attended_to, key_mask, query_mask, where, context is not None, group, whole, sequences
+    )
 
 
 class AbsolutePosition(nn.Module):

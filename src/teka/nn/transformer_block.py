@@ -100,6 +100,7 @@ class TransformerBlock(nn.Module):
         *,
         positions: Float[Tensor, "*batch placed axes"] | None = None,
         lengths: Int[Tensor, "batch"] | None = None,
+        cu_seqlens: Int[Tensor, "sequences"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
         """Transform the tokens, or the first `num_queries` of them; arguments as in `Attention.forward`.
 
@@ -109,7 +110,7 @@ class TransformerBlock(nn.Module):
         if lengths is not None:
             check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
             tokens = tokens.masked_fill(~length_mask(lengths, tokens.shape[1])[..., None], 0.0)
-        places = {"positions": positions, "lengths": lengths}
+        places = {"positions": positions, "lengths": lengths, "cu_seqlens": cu_seqlens}
         normed = self.attention_norm(tokens)
         attended = self.attention(normed, grid, key_mask, num_prefix_tokens, num_queries, **places)
         if self.window_attention is not None:

@@ -12,9 +12,9 @@ from teka.functional import Clipped, FeatureKernel, attention
 from teka.functional.backend import Featured, with_ones
 from teka.functional.backend.linear import (
     CHUNK_TOKENS,
-    causal_chunk,
     causal_linear,
     causal_rings,
+    causal_step,
     empty_state,
     linear,
     product_features,
@@ -41,7 +41,14 @@ def test_it_is_the_sum_over_keys_of_the_features_products():
 
 
 KERNELS = ("squared_relu", "positive", "optimal", "hyperbolic", "elu", "taylor2", "constant")
-LENGTHS = (1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS + 3)
+LENGTHS = (1, 8, 9, 61)
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short chunks, few of which are computed at once."""
+    monkeypatch.setattr(sys.modules[linear.__module__], "CHUNK_TOKENS", 8)
+    monkeypatch.setattr(sys.modules[linear.__module__], "BLOCK_CHUNKS", 3)
 
 
 def both(inputs: list[Tensor], kernel: str, relative: str | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -66,7 +73,7 @@ def test_chunks_give_what_every_pair_gives(kernel: str, relative: str | None):
 @pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
 @pytest.mark.parametrize("kernel", ["squared_relu", "positive"])
 def test_gradients_are_those_of_every_pair(kernel: str, relative: str | None):
-    inputs = [tensor.requires_grad_() for tensor in draw_inputs(CHUNK_TOKENS + 5)]
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(61)]
     fast, dense = both(inputs, kernel, relative)
     direction = torch.randn(fast.shape, dtype=fast.dtype, generator=torch.Generator().manual_seed(0))
     ours, theirs = (grad((output * direction).sum(), inputs) for output in (fast, dense))
@@ -143,7 +150,7 @@ def test_one_maximum_over_all_keys_fails_that_check():
 
 
 @pytest.mark.parametrize("relative", [None, "fourier"])
-def test_the_state_of_one_chunk_is_that_of_its_tokens_one_by_one(relative: str | None):
+def test_chunks_from_a_state_on_are_the_tokens_one_by_one(relative: str | None):
     query, key, value = draw_inputs(9)
     kernel = build_kernel("positive", None, 5)
     assert isinstance(kernel, FeatureKernel)
@@ -152,36 +159,24 @@ def test_the_state_of_one_chunk_is_that_of_its_tokens_one_by_one(relative: str |
     assert log_scale is not None
     query_waves = key_waves = None
     if relative is not None:
-        waves = make_relative(relative, heads=3, dim=5, num_axes=1, kernel=kernel)
+        of_positions = make_relative(relative, heads=3, dim=5, num_axes=1, kernel=kernel)
         places = Grid(9).positions(dtype=torch.float64)
-        assert isinstance(waves, WaveRelative)
-        query_waves, key_waves = waves.waves(Positions(points=places), places)
+        assert isinstance(of_positions, WaveRelative)
+        query_waves, key_waves = of_positions.waves(Positions(points=places), places)
     channels = with_ones(value)
 
-    def run(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        state = empty_state(product_features(key_features, key_waves), value)
-        sums, start = [], 0
-        for size in sizes:
-            part = slice(start, start + size)
-            more = [] if query_waves is None or key_waves is None else [query_waves[:, :, part], key_waves[:, :, part]]
-            one, state = causal_chunk(
-                query_features[:, :, part],
-                key_features[:, :, part],
-                log_scale[:, :, part],
-                channels[:, :, part],
-                state,
-                *more,
-            )
-            sums.append(one[..., :-1] / one[..., -1:])
-            start += size
-        return torch.cat(sums, dim=2), state.total, state.log_peak
-
-    whole = run([9])
-    for sizes in ([1] * 9, [4, 5], [2, 6, 1]):
-        for one, other in zip(run(sizes), whole, strict=True):
-            assert relative_change(one, other) < 1e-12
-    sums = causal_linear(query_features, key_features, log_scale, value, query_waves, key_waves)
-    assert relative_change(sums.divide(nonnegative=True), whole[0]) < 1e-12
+    waves = [one for one in (query_waves, key_waves) if one is not None]
+    states, sums = [empty_state(product_features(key_features, key_waves), value)], []
+    for token in range(9):
+        at = slice(token, token + 1)
+        part = (query_features[:, :, at], key_features[:, :, at], log_scale[:, :, at], channels[:, :, at], states[-1])
+        one, state = causal_step(*part, *[one[:, :, at] for one in waves])
+        states.append(state)
+        sums.append(one[..., :-1] / one[..., -1:])
+    for start in (0, 4):
+        part = [one[:, :, start:] for one in (query_features, key_features, log_scale, value)]
+        found = causal_linear(*part, *(one[:, :, start:] for one in waves), state=states[start])
+        assert relative_change(found.divide(nonnegative=True), torch.cat(sums[start:], dim=2)) < 1e-12
 
 
 def test_float32_keys_of_any_size_leave_everything_finite():

@@ -1,7 +1,7 @@
 """The linear backend: sums over keys of products of features, alone or with waves; if causal, in chunks of tokens."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,7 +17,9 @@ from teka.grid import Grid
 # Numbers of one chunk of φ ⊗ waves, made again in the backward pass: 4 MiB in float32, for a processor's cache.
 CHUNK_ELEMENTS = 2**20
 # Tokens of one chunk where attention is causal: within it every pair is computed, between chunks there is the state.
-CHUNK_TOKENS = 128
+CHUNK_TOKENS = 64
+# Chunks that are computed at once: more take more memory, fewer make longer graphs.
+BLOCK_CHUNKS = 16
 # In place of s of a key that is dropped or not there: below every other, and finite, so that differences are no NaN.
 LOWEST_LOG_SCALE = -1e30
 
@@ -49,6 +51,12 @@ def linear(query_features: QueryFeatures, key_features: KeyFeatures, value: Valu
         total = key_features.sum(dim=-2)
         return Sums(query_features @ state, (query_features @ total[..., None])[..., 0])
     value = with_ones(value)
+    if torch.compiler.is_compiling():  # which makes one graph of what a loop does, and features again on its own
+        sums = torch.zeros((), dtype=value.dtype, device=value.device)
+        for query_wave, key_wave in zip(query_waves.split(1, dim=-1), key_waves.split(1, dim=-1), strict=True):
+            state = (key_features * key_wave).transpose(-2, -1) @ value
+            sums = sums + (query_features * query_wave) @ state
+        return Sums.of_channels(sums)
     state = torch.zeros((), dtype=value.dtype, device=value.device)
     for part in _chunks(key_features, key_waves, value):
         state = state + checkpointed(_state, *part)
@@ -56,7 +64,9 @@ def linear(query_features: QueryFeatures, key_features: KeyFeatures, value: Valu
     return Sums.of_channels(torch.cat(sums, dim=2))
 
 
-def product_features(features: Features, waves: Tensor | None = None) -> Float[Tensor, "batch heads tokens products"]:
+def product_features(
+    features: Float[Tensor, "*tokens features"], waves: Float[Tensor, "*#tokens waves"] | None = None
+) -> Float[Tensor, "*tokens products"]:
     """φ ⊗ waves, or φ where there are no waves."""
     return features if waves is None else (features[..., None, :] * waves[..., :, None]).flatten(-2)
 
@@ -151,46 +161,85 @@ def causal_linear(
     placed = [one for one in waves if one is not None]
     if state is None:
         state = empty_state(product_features(key_features[:, :, :0], *(one[:, :, :0] for one in placed[1:])), value)
+    block, num_tokens = CHUNK_TOKENS * BLOCK_CHUNKS, value.shape[2]
+    whole = num_tokens // CHUNK_TOKENS * CHUNK_TOKENS
+    sizes = [min(block, whole - start) for start in range(0, whole, block)] + [num_tokens - whole] * (
+        whole < num_tokens
+    )
     inputs = (query_features, key_features, log_scale, channels, *placed)
     sums = []
     # Split and not sliced: the gradients of slices would each be as long as the whole.
-    for query, key, scale, values, *rest in zip(*(one.split(CHUNK_TOKENS, dim=2) for one in inputs), strict=True):
-        if rate is None:
-            part, state = causal_chunk(query, key, scale, values, state, *rest)
-        else:
-            size = scale.shape[-1]
-            place = torch.arange(size, dtype=rate.dtype, device=rate.device) - size // 2
-            state = replace(state, log_peak=state.log_peak + rate * (place[0] - 1))
-            part, state = causal_chunk(query, key, scale + rate[:, None] * place, values, state, *rest)
-            state = replace(state, log_peak=state.log_peak - rate * place[-1])
+    for query, key, scale, values, *rest in zip(*(one.split(sizes, dim=2) for one in inputs), strict=True):
+        part, state = _causal_block(query, key, scale, values, state, *rest, rate=rate)
         sums.append(part)
     return Sums.of_channels(torch.cat(sums, dim=2))
 
 
-def causal_chunk(
+def _causal_block(
     query_features: Features,
     key_features: Features,
-    key_log_scale: Float[Tensor, "batch heads tokens"] | None,
+    log_scale: Float[Tensor, "batch heads tokens"],
     value: Channels,
     state: LinearState,
-    query_waves: Float[Tensor, "#batch heads tokens waves"] | None = None,
-    key_waves: Float[Tensor, "#batch heads tokens waves"] | None = None,
+    *waves: Tensor,
+    rate: Float[Tensor, "heads"] | None,
 ) -> tuple[Channels, LinearState]:
-    """The sums of one chunk of tokens, or of one token, whose values have a column of ones, and the state after it."""
-    if key_log_scale is None:
-        key_log_scale = torch.zeros_like(value[..., 0])
-    peak = running_maximum(torch.cat([state.log_peak[..., None], key_log_scale], dim=-1))
-    before, running, last = peak[..., :1], peak[..., 1:], peak[..., -1:]
-    pairs = query_features @ key_features.transpose(-2, -1)
+    """The sums of whole chunks of tokens, or of less than one, and the state after them.
+
+    Within each chunk of every pair; before chunk c there is Σ_{c' < c} exp(p_c' − P_c) S_c', of the chunks' own states
+    over the largest exp(s) of each, p, and so far, P, and of what there was before: one product for all chunks.
+    """
+    size = min(CHUNK_TOKENS, value.shape[2])
+    inputs = (query_features, key_features, log_scale, value, *waves)
+    query, key, scale, value, *placed = (one.unflatten(2, (-1, size)) for one in inputs)
+    query_waves, key_waves = placed or (None, None)
+    num_chunks, first, before_first = value.shape[2], state.log_peak, -(size // 2) - 1
+    if rate is not None:
+        place = torch.arange(size, dtype=rate.dtype, device=rate.device) - size // 2
+        scale, first = scale + rate[:, None, None] * place, first + rate * before_first
+    own_peak = scale.amax(dim=-1)
+    weighted = product_features(key, key_waves) * torch.exp(scale - own_peak[..., None])[..., None]
+    own = torch.cat([state.total[:, :, None], weighted.transpose(-2, -1) @ value], dim=2)
+
+    # Row c is what there is before chunk c, the last one after all; column 0 is the state.
+    ages = torch.arange(num_chunks + 1, device=value.device)[:, None] - torch.arange(
+        -1, num_chunks, device=value.device
+    )
+    peaks = torch.cat([first[..., None], own_peak], dim=-1)[:, :, None]
+    if rate is not None:
+        peaks = peaks - (rate * size)[:, None, None] * torch.cat([ages[:, :1] - 1, ages[:, 1:]], dim=1)
+    peaks = peaks.masked_fill(ages < 1, -torch.inf)
+    peak = peaks.amax(dim=-1)
+    shares = torch.exp(peaks - peak.clamp_min(LOWEST_LOG_SCALE)[..., None])
+    states = (shares @ own.flatten(3)).unflatten(3, own.shape[3:])
+    before, last = peak[..., :-1, None], peak[..., -1] if rate is None else peak[..., -1] - rate * before_first
+
+    running = torch.maximum(before, running_maximum(scale))
+    pairs = query @ key.transpose(-2, -1)
     if query_waves is not None and key_waves is not None:
         pairs = pairs * (query_waves @ key_waves.transpose(-2, -1))
     # exp of a number that is at most 0 wherever it counts; clamped where it does not, against infinity times zero.
-    decay = torch.exp((key_log_scale[..., None, :] - running[..., :, None]).clamp_max(0.0))
+    decay = torch.exp((scale[..., None, :] - running[..., :, None]).clamp_max(0.0))
     within = (pairs * decay).tril() @ value
-    old = torch.exp(before - running)[..., None] * (product_features(query_features, query_waves) @ state.total)
-    weighted = product_features(key_features, key_waves) * torch.exp(key_log_scale - last)[..., None]
-    total = torch.exp(before - last)[..., None] * state.total + weighted.transpose(-2, -1) @ value
-    return within + old, LinearState(total, last[..., 0])
+    old = torch.exp(before - running)[..., None] * (product_features(query, query_waves) @ states[:, :, :-1])
+    return (within + old).flatten(2, 3), LinearState(states[:, :, -1], last)
+
+
+def causal_step(
+    query_features: Features,
+    key_features: Features,
+    log_scale: Float[Tensor, "batch heads 1"] | None,
+    value: Channels,
+    state: LinearState,
+    query_waves: Float[Tensor, "#batch heads 1 waves"] | None = None,
+    key_waves: Float[Tensor, "#batch heads 1 waves"] | None = None,
+) -> tuple[Channels, LinearState]:
+    """The sums of one token, whose value has a 1 at its end, and the state after it: the recurrence itself."""
+    scale = torch.zeros_like(state.log_peak) if log_scale is None else log_scale[..., 0]
+    peak = torch.maximum(state.log_peak, scale)
+    key = product_features(key_features, key_waves) * torch.exp(scale - peak)[..., None, None]
+    total = torch.exp(state.log_peak - peak)[..., None, None] * state.total + key.transpose(-2, -1) * value
+    return product_features(query_features, query_waves) @ total, LinearState(total, peak)
 
 
 def running_maximum(numbers: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:

@@ -14,8 +14,8 @@ from teka.functional.backend.linear import (
     LOWEST_LOG_SCALE,
     DecodingState,
     Sizes,
-    causal_chunk,
     causal_linear,
+    causal_step,
     left_by,
     linear_cost,
 )
@@ -51,7 +51,7 @@ def decay_step(tokens: Featured, state: DecodingState | None, rate: Rate) -> tup
     total = left_by(state, "total", tokens.key_features, tokens.value)
     total = replace(total, log_peak=total.log_peak - rate)
     features = (tokens.query_features, tokens.key_features, tokens.log_scale)
-    sums, total = causal_chunk(*features, with_ones(tokens.value), total)
+    sums, total = causal_step(*features, with_ones(tokens.value), total)
     return Sums.of_channels(sums), DecodingState(0, total)
 
 

@@ -10,7 +10,7 @@ from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, matrix_attention
 from teka.functional.backend.flex import flex, flex_fits
 from teka.functional.backend.fused.position_maps import PositionMap
-from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, left_by
+from teka.functional.backend.linear import DecodingState, Sizes, causal_step, left_by
 from teka.functional.backend.sums import plain_sums
 from teka.functional.kernel.base import FeatureKernel, Kernel, Pairwise
 from teka.functional.positions import Positions
@@ -22,7 +22,7 @@ def plain_step(tokens: Featured, state: DecodingState | None, *waves: Tensor) ->
     num_waves = waves[0].shape[-1] if waves else 1
     total = left_by(state, "total", tokens.key_features, tokens.value, num_waves)
     features = (tokens.query_features, tokens.key_features, tokens.log_scale)
-    sums, total = causal_chunk(*features, with_ones(tokens.value), total, *waves)
+    sums, total = causal_step(*features, with_ones(tokens.value), total, *waves)
     return Sums.of_channels(sums), DecodingState(0, total)
 
 

@@ -13,7 +13,7 @@ from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.flex import offset_numbers
-from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, causal_rings, left_by
+from teka.functional.backend.linear import DecodingState, Sizes, causal_rings, causal_step, left_by
 from teka.functional.backend.rings import rings, rings_cost
 from teka.functional.kernel.base import LOWEST_EXPONENT, Kernel
 from teka.functional.kernel.random import Positive, default_num_features, draw_projection
@@ -97,7 +97,7 @@ def ring_step(
     recent = ((tokens.key_features, log_scale, value), *(() if state is None else state.recent))
     if len(recent) > log_rings.shape[-1] - 1:
         *recent, oldest = recent
-        _, total = causal_chunk(oldest[0], *oldest, total)
+        _, total = causal_step(oldest[0], *oldest, total)
     log_factors = [log_rings[..., distance] + one[1] for distance, one in enumerate(recent)]
     log_factors.append(log_rings[..., -1] + total.log_peak[..., None])
     peak = torch.stack(log_factors).amax(dim=0).detach()

@@ -14,7 +14,7 @@ from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, products_with_prefix
 from teka.functional.backend.fused.position_maps import PositionMap, RotationMap
-from teka.functional.backend.linear import DecodingState, Sizes, causal_chunk, left_by, linear_cost
+from teka.functional.backend.linear import DecodingState, Sizes, causal_step, left_by, linear_cost
 from teka.functional.backend.sums import plain_sums
 from teka.functional.kernel import make_kernel
 from teka.functional.kernel.base import Kernel, Pairwise, apply_log_factor
@@ -192,12 +192,12 @@ class Rotary(Relative):
         left, right = self.weighing(tokens.query_features, phasor), self.weighing(tokens.key_features, phasor)
         value = with_ones(tokens.value)
         total = left_by(state, "total", right, tokens.value)
-        above, total = causal_chunk(left, right, tokens.log_scale, value, total)
+        above, total = causal_step(left, right, tokens.log_scale, value, total)
         if self.sums_weights:
             return Sums.of_channels(above), DecodingState(0, total)
         left, right = (self.normalizing(one, placed=True) for one in (tokens.query_features, tokens.key_features))
         unrotated = left_by(state, "unrotated", right, tokens.value[..., :0])
-        totals, unrotated = causal_chunk(left, right, tokens.log_scale, value[..., -1:], unrotated)
+        totals, unrotated = causal_step(left, right, tokens.log_scale, value[..., -1:], unrotated)
         return Sums(above[..., :-1], totals[..., -1]), DecodingState(0, total, unrotated)
 
     @property
