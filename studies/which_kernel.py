@@ -360,6 +360,8 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "softmax start": partial(variants_against, "softmax_start", SOFTMAX),
         "differences with rotary": differences_with_rotary,
         "differences with all positions": differences_with_all_positions,
+        "positions with softmax": partial(positions_with, SOFTMAX),
+        "positions with squared relu": partial(positions_with, SQUARED_RELU),
         "full size": partial(variants_against, "large", "softmax × rotary"),
         "rotation start": partial(variants_against, "rotation_start", "σ = 1"),
     },
