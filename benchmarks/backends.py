@@ -19,8 +19,8 @@ import torch
 
 import teka
 from teka.functional import attention
+from teka.functional.choice import Workload, backend_costs, choose_backend
 from teka.functional.kernel import make_kernel
-from teka.functional.plan import Workload, backend_costs, choose_backend
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.provenance import provenance

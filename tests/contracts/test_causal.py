@@ -29,8 +29,8 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, Kernel, Positive, Relative, RotationJoint, Taylor2, attention, decode
+from teka.functional.choice import Workload, backend_costs
 from teka.functional.kernel.base import mask_features
-from teka.functional.plan import Workload, backend_costs
 from teka.functional.positions import Positions
 from teka.functional.relative.clipped import RingRelative
 from teka.nn import Attention

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, Kernel, Relative, RotationJoint, attention
-from teka.functional.plan import Workload, backend_costs
+from teka.functional.choice import Workload, backend_costs
 from teka.functional.positions import Positions
 from teka.nn import Attention
 

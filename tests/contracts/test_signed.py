@@ -20,9 +20,9 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, attention, decode
+from teka.functional.choice import Workload, backend_costs
 from teka.functional.kernel.base import mask_features
 from teka.functional.kernel.local import LocalKernel
-from teka.functional.plan import Workload, backend_costs
 from teka.functional.positions import Positions
 
 DIM, SCALE = 6, 0.4

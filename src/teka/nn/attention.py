@@ -9,7 +9,7 @@ from teka._compat import ProcessGroup, is_plain_eager_on_cpu
 from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.functional import Constant, DecodingState, Kernel, decode
-from teka.functional.plan import choose_backend
+from teka.functional.choice import choose_backend
 from teka.functional.shapes import Kept
 from teka.grid import Grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key

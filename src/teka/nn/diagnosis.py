@@ -13,8 +13,9 @@ from teka.errors import wrong_value
 from teka.functional import Clipped, ClippedFeatures, FeatureKernel, Fourier, Kernel, Relative, Rotary
 from teka.functional.attention import EstimatorReport
 from teka.functional.backend import Cost
+from teka.functional.choice import choose_backend
 from teka.functional.kernel.base import mask_features
-from teka.functional.plan import Plan, choose_backend
+from teka.functional.plan import Plan
 from teka.functional.positions import Positions
 from teka.grid import Grid
 from teka.nn.advice import advise

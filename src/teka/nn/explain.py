@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from teka.checks import check_sizes
 from teka.errors import wrong_type, wrong_value
 from teka.functional.backend import ELSEWHERE, Cost
-from teka.functional.plan import choose_backend
+from teka.functional.choice import choose_backend
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.heads import HeadGroup

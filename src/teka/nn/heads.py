@@ -10,8 +10,9 @@ from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.functional import KERNELS, Kernel, Relative
 from teka.functional.backend import Cost
+from teka.functional.choice import Workload, backend_costs
 from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
-from teka.functional.plan import Plan, Workload, backend_costs
+from teka.functional.plan import Plan
 from teka.functional.positions import Positions, make_positions
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.functional.shapes import Keys, Outputs, Queries, Values

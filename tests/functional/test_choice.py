@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from teka import Grid
-from teka.functional import BACKENDS, Clipped, Elu, Kernel, Relative, Rotation, Softmax, SquaredRelu, plan
+from teka.functional import BACKENDS, Clipped, Elu, Kernel, Relative, Rotation, Softmax, SquaredRelu, choice
 from teka.functional.backend import Cost
-from teka.functional.plan import Workload, backend_costs, choose_backend
+from teka.functional.choice import Workload, backend_costs, choose_backend
+from teka.functional.plan import Plan
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 
@@ -97,8 +98,8 @@ def test_between_two_grids_go_the_backends_that_need_no_shared_one():
 
 
 def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "_choices", {})
-    monkeypatch.setattr(plan, "MOST_CHOICES", 30)
+    monkeypatch.setattr(choice, "_choices", {})
+    monkeypatch.setattr(choice, "MOST_CHOICES", 30)
     sizes = {"num_queries": 4096, "num_keys": 4096, "dim": 16, "dim_value": 16}
     grids = (Grid((64, 64)), Grid((64, 64), periodic=True))
     wide, near = Clipped(torch.zeros(40, 16)), Clipped(torch.zeros(4, 16))
@@ -110,9 +111,9 @@ def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(m
     ):
         work = Workload(kernel, relative, Positions(grid), **sizes, is_causal=is_causal)
         expected = choose_backend(backend, backend_costs(work))
-        made = plan.Plan(kernel, relative, Positions(grid), 1.0, is_causal)
+        made = Plan(kernel, relative, Positions(grid), 1.0, is_causal)
         assert made.computed_by(backend, **sizes, device_type="cpu").backend == expected
-        assert 0 < len(plan._choices) <= 30
+        assert 0 < len(choice._choices) <= 30
         found.add(expected)
     assert found == {"dense", "linear", "toeplitz", "rings"}
 

@@ -1,0 +1,115 @@
+"""Which backend computes an attention: the work of each that can, and the cheapest, chosen once."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from teka._compat import is_plain_eager
+from teka.checks import check_name
+from teka.errors import wrong_value
+from teka.functional.backend import BACKENDS, Cost
+from teka.functional.backend.dense import dense_cost
+from teka.functional.backend.linear import Sizes, linear_cost
+from teka.functional.backend.toeplitz import axis_matrices_bytes
+from teka.functional.kernel.base import Kernel
+from teka.functional.positions import Positions
+from teka.functional.relative.base import Relative
+
+# Backends chosen so far, by all that a choice depends on.
+_choices: dict[tuple, str] = {}
+MOST_CHOICES = 1024
+PLAIN = (type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the cost of one attention depends on: `dim` is the size of queries and keys."""
+
+    kernel: Kernel
+    relative: Relative | None
+    positions: Positions
+    num_queries: int
+    num_keys: int
+    dim: int
+    dim_value: int
+    is_causal: bool = False
+
+
+def backend_costs(work: Workload) -> dict[str, Cost]:
+    """Cost of every backend that can compute this attention exactly as defined; "dense" always can."""
+    if work.relative is not None and work.relative.joins:
+        work = replace(work, relative=None, dim=work.dim + work.relative.num_position_features)
+    relative, features = work.relative, work.kernel.features
+    costs = {"dense": _dense_cost(work)}
+    if relative is not None and not work.is_causal:
+        windows = relative.window_cost(work.positions, work.kernel.dense_size(work.dim), work.dim_value)
+        costs |= {} if windows is None else {"windows": windows}
+    if features is None or (work.is_causal and work.positions.num_prefix_tokens and relative is not None):
+        return costs
+    num_features = features.num_features(work.dim)
+    sizes = Sizes(work.num_queries, work.num_keys, num_features, work.dim_value, work.is_causal)
+    return costs | ({"linear": linear_cost(sizes)} if relative is None else relative.costs(sizes, work.positions))
+
+
+def _dense_cost(work: Workload) -> Cost:
+    """Cost of the dense backend by the way it takes: fused, in tiles with c by axes, or plain."""
+    kernel, relative, positions = work.kernel, work.relative, work.positions
+    size = kernel.dense_size(work.dim)
+    passes, more = 3 if relative is None else relative.dense_passes(positions.num_axes), 0
+    if kernel.is_softmax:
+        longer = 0 if relative is None else relative.softmax_size(positions)
+        if longer is not None:
+            passes, size = 1, size + longer
+    elif relative is not None and relative.separates(positions) and not work.is_causal:
+        assert positions.grids is not None
+        passes, more = 1, axis_matrices_bytes(*positions.grids)
+    cost = dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
+    return Cost(cost.multiply_adds, cost.bytes + more)
+
+
+def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
+    """The backend asked for, or for "auto" the cheapest, checked to be one that can compute this."""
+    check_name("backend", backend, BACKENDS)
+    if backend == "auto":
+        # Nor can vmap read numbers. In two steps, for torch.compile knows no `min` with a key.
+        names = [name for name in costs if name != "fft" or is_plain_eager()]
+        work = [costs[name].work(name, device_type) for name in names]
+        return names[work.index(min(work))]
+    if backend not in costs:
+        expected = f"one of {', '.join(map(repr, ('auto', *costs)))} for this kernel, relative kernel and placement"
+        raise wrong_value("backend", backend, expected)
+    return backend
+
+
+def chosen(backend: str, work: Workload, device_type: str) -> str:
+    """The choice, which is remembered: that of a layer and a grid is made once."""
+    check_name("backend", backend, BACKENDS)
+    signature = None if torch.compiler.is_compiling() else _signature(work)
+    if signature is None:
+        return choose_backend(backend, backend_costs(work), device_type)
+    signature = (backend, device_type, is_plain_eager(), *signature)
+    if signature not in _choices:
+        if len(_choices) >= MOST_CHOICES:
+            _choices.clear()
+        _choices[signature] = choose_backend(backend, backend_costs(work), device_type)
+    return _choices[signature]
+
+
+def _signature(work: Workload) -> tuple | None:
+    """What costs depend on: sizes, and kinds and settings of kernels; None where a setting may be anything."""
+    positions = work.positions
+    if type(work.num_queries) is not int or type(work.num_keys) is not int:  # numbers that are recorded
+        return None
+    found: list[object] = [positions.grid, positions.of_keys.grid, positions.num_axes, positions.num_prefix_tokens]
+    found += [work.num_queries, work.num_keys, work.dim, work.dim_value, work.is_causal]
+    for kernel in (work.kernel, work.relative):
+        found.append(type(kernel))
+        for setting in () if kernel is None else vars(kernel).values():
+            if isinstance(setting, Tensor):
+                found.append(tuple(setting.shape))
+            elif isinstance(setting, PLAIN) or (isinstance(setting, tuple) and all(type(x) in PLAIN for x in setting)):
+                found.append(setting)
+            else:
+                return None
+    return tuple(found)
