@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import fmean, median
 
 import bounded_rotary
-import linear_positions
 
 from teka.audit.page.notation import percent
 from teka.audit.statistics.estimate import mean_over_seeds
@@ -326,29 +325,6 @@ def positions_with(kernel: str) -> str:
         rows[fmean(means)] = row
     head = [column for data in levels["data"] for column in (DATA[data], "less rotary")]
     return table([f"position, with {kernel}", *head], [rows[value] for value in sorted(rows, reverse=True)])
-
-
-def linear_position_rows() -> str:
-    """Relative positions in linear attention as others have them, beside ours."""
-    content, rows = linear_positions.read(), []
-    cells = [one for one in content["cells"] if one["seed"] in linear_positions.SEEDS]
-    ours = next(iter(linear_positions.ROWS))
-
-    def found(data: str, row: str) -> dict[int, float]:
-        return {one["seed"]: one["accuracy"] for one in cells if (one["data"], one["row"]) == (data, row)}
-
-    for row in linear_positions.ROWS:
-        errors = [one["equivariance_error"] for one in cells if one["row"] == row]
-        if not errors:
-            continue
-        columns = [column for data in linear_positions.DATA for column in (mean(found(data, row)),)]
-        for at, data in enumerate(linear_positions.DATA):
-            columns.insert(2 * at + 1, "" if row == ours else less(found(data, row), found(data, ours)))
-        times = [f"{one:.0f}" for one in content["times"].get(row, {}).values()]
-        rows.append([row, *columns, f"{max(errors):.0e}", *times])
-    sizes = next(iter(content["times"].values()), {})
-    head = [column for data in linear_positions.DATA for column in (DATA[data], "less ours")]
-    return table(["", *head, "change of the logits", *(f"ms, {int(size):,} tokens" for size in sizes)], rows)
 
 
 # The tables of each page of docs/.

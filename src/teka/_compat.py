@@ -46,6 +46,13 @@ def has_numbers(tensor: Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+def is_rehearsed(tensor: Tensor) -> bool:
+    """Whether a computation is gone through for its shapes alone, to be counted and not kept: what is usual may be."""
+    if not is_plain_eager() or has_numbers(tensor) or not torch._C._len_torch_dispatch_stack():
+        return False
+    return any(getattr(mode, "only_looks", False) for mode in _get_current_dispatch_mode_stack())
+
+
 def is_recorded(tensor: Tensor) -> bool:
     """Whether a computation is recorded or rewritten by anything of torch, so that a tensor has no numbers now."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():

@@ -88,5 +88,8 @@ def test_what_needs_all_tokens_in_one_process_is_refused_and_nothing_is_changed(
 def test_what_is_no_group_is_an_error():
     with pytest.raises(ValueError, match="group is 'tokens', expected a process group"):
         divide_tokens(Attention(8, 2), "tokens")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="model is 'Linear', expected"):
+        divide_tokens(nn.Linear(2, 2), None)
+    divide_tokens(Attention(8, 2, kernel="softmax"), None)  # it is as it was
     with pytest.raises(ValueError, match="count is 4, expected"):
         Grid((3, 5)).part(0, 4)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from teka.checks import check_flags, check_sizes
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_shape
 from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
@@ -88,13 +88,12 @@ def attention(
             check_mask(argument, mask, batch=batch, num_tokens=num_tokens)
     plan = Plan.of_kernels(kernel, relative, where, heads=heads, dim=dim, scale=scale, is_causal=is_causal)
     if cu_seqlens is not None:
-        others = {"key_mask": key_mask, "query_mask": query_mask, "num_prefix_tokens": num_prefix_tokens or None}
-        for argument, given in {**others, "key_positions": key_positions_}.items():
-            if given is not None:
-                raise wrong_value(argument, "given", "none with cu_seqlens")
         if num_keys != num_queries:
             raise wrong_shape("key", key.shape, f"{num_queries} tokens, as many as the query's, with cu_seqlens")
-        return plan.attend_packed(query, key, value, packed_lengths(cu_seqlens, num_queries, where), backend=backend)
+        excluded = {"key_mask": key_mask, "query_mask": query_mask, "num_prefix_tokens": num_prefix_tokens or None}
+        excluded["key_grid or key_positions"] = key_positions_
+        lengths = packed_lengths(cu_seqlens, num_queries, where, excluded)
+        return plan.attend_packed(query, key, value, lengths, backend=backend)
     return plan.attend(query, key, value, backend=backend, key_mask=key_mask, query_mask=query_mask)
 
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from teka._compat import ProcessGroup, has_numbers, is_plain_eager_on_cpu, without_autocast
+from teka._compat import ProcessGroup, has_numbers, is_plain_eager_on_cpu, is_rehearsed, without_autocast
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Featured, Sums, add_prefix
@@ -230,12 +230,16 @@ def _sums_of(plan: Plan, tokens: Featured) -> Sums:
     return add_prefix(sums, tokens, first, relative.unplaced_sums)
 
 
+def _all_finite(*tensors: Tensor) -> bool:
+    """Whether all numbers are finite; a sum, which passes over them once, is only then, if not too large."""
+    return all(bool(one.detach().sum().isfinite()) for one in tensors)
+
+
 def _without_broken(
     query: Queries, key: Keys, value: Values, *, is_causal: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
     """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None."""
-    # A sum, which passes over numbers once, is finite only if all of them are.
-    if query.is_cpu and has_numbers(query) and all(bool(one.detach().sum().isfinite()) for one in (query, key, value)):
+    if is_rehearsed(query) or (query.is_cpu and has_numbers(query) and _all_finite(query, key, value)):
         return query, key, value, None
     sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))
     of_query, of_key, of_value = (~size.isfinite() for size in sizes)

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -161,8 +162,16 @@ def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes
 _kept_places = functools.lru_cache(maxsize=8)(_grid_places)
 
 
-def packed_lengths(cu_seqlens: Tensor, num_tokens: int, positions: Positions) -> tuple[int, ...]:
-    """The lengths of sequences that stand one after another, from where each begins and the last one ends; checked."""
+def packed_lengths(
+    cu_seqlens: Tensor, num_tokens: int, positions: Positions, excluded: Mapping[str, object]
+) -> tuple[int, ...]:
+    """The lengths of sequences that stand one after another, from where each begins and the last one ends.
+
+    Checked, as is that nothing is given that they exclude.
+    """
+    for argument, given in excluded.items():
+        if given is not None:
+            raise wrong_value(argument, "given", "None with cu_seqlens")
     check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=WHOLE)
     places = cu_seqlens.tolist()
     lengths = tuple(stop - start for start, stop in itertools.pairwise(places))

@@ -34,7 +34,7 @@ def divide_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
         The model.
 
     Raises:
-        ValueError: An attention that needs every pair, or something else of all tokens.
+        ValueError: No attention, or one that needs every pair, or something else of all tokens.
 
     >>> from teka import nn
     >>> from torch import distributed
@@ -50,8 +50,10 @@ def divide_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
             raise wrong_value("group", group, "a process group, or a DeviceMesh of one dimension")
         group = group.get_group()
     layers = {name: one for name, one in model.named_modules() if isinstance(one, Attention)}
+    if not layers:
+        raise wrong_value("model", type(model).__name__, "a model with a teka.nn.Attention")
     for name, layer in layers.items():
-        reason = why_not_divided(layer)
+        reason = None if group is None else why_not_divided(layer)
         if reason:
             raise ValueError(f"attention {name or 'itself'} is {reason}, expected one whose sums processes can add")
     for layer in layers.values():

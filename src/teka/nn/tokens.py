@@ -83,7 +83,7 @@ def make_scene(
     if group is not None:
         for argument, given in (("num_prefix_tokens", num_prefix_tokens or None), ("context", context)):
             if given is not None:
-                raise wrong_value(argument, "given", "none where tokens are divided over processes")
+                raise wrong_value(argument, "given", "None where tokens are divided over processes")
         if grid is not None:
             where = Positions(grid.part(group.rank(), group.size()))
     if context is None:
@@ -111,11 +111,9 @@ def make_scene(
         tokens = tokens if query_mask is None else attended_to
     sequences = None
     if cu_seqlens is not None:
-        others = {"key_mask or lengths": key_mask, "num_prefix_tokens": num_prefix_tokens or None, "context": context}
-        for argument, given in {**others, "num_queries": num_queries}.items():
-            if given is not None or group is not None:
-                raise wrong_value(argument if group is None else "cu_seqlens", "given", "none with each other")
-        sequences = packed_lengths(cu_seqlens, tokens.shape[1], where)
+        excluded = {"key_mask or lengths": key_mask, "num_prefix_tokens": num_prefix_tokens or None}
+        excluded |= {"context": context, "num_queries": num_queries, "divide_tokens": group}
+        sequences = packed_lengths(cu_seqlens, tokens.shape[1], where, excluded)
     where = where if needs_places else Positions()
     return Scene(
         tokens[:, :num_queries], attended_to, key_mask, query_mask, where, context is not None, group, whole, sequences

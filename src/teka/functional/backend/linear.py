@@ -51,7 +51,7 @@ def linear(query_features: QueryFeatures, key_features: KeyFeatures, value: Valu
         total = key_features.sum(dim=-2)
         return Sums(query_features @ state, (query_features @ total[..., None])[..., 0])
     value = with_ones(value)
-    if torch.compiler.is_compiling():  # which makes one graph of what a loop does, and features again on its own
+    if torch.compiler.is_compiling():  # a short graph; what to keep for gradients is the compiler's choice
         sums = torch.zeros((), dtype=value.dtype, device=value.device)
         for query_wave, key_wave in zip(query_waves.split(1, dim=-1), key_waves.split(1, dim=-1), strict=True):
             state = (key_features * key_wave).transpose(-2, -1) @ value
@@ -163,9 +163,8 @@ def causal_linear(
         state = empty_state(product_features(key_features[:, :, :0], *(one[:, :, :0] for one in placed[1:])), value)
     block, num_tokens = CHUNK_TOKENS * BLOCK_CHUNKS, value.shape[2]
     whole = num_tokens // CHUNK_TOKENS * CHUNK_TOKENS
-    sizes = [min(block, whole - start) for start in range(0, whole, block)] + [num_tokens - whole] * (
-        whole < num_tokens
-    )
+    sizes = [min(block, whole - start) for start in range(0, whole, block)]
+    sizes += [num_tokens - whole] if whole < num_tokens else []
     inputs = (query_features, key_features, log_scale, channels, *placed)
     sums = []
     # Split and not sliced: the gradients of slices would each be as long as the whole.
@@ -202,9 +201,8 @@ def _causal_block(
     own = torch.cat([state.total[:, :, None], weighted.transpose(-2, -1) @ value], dim=2)
 
     # Row c is what there is before chunk c, the last one after all; column 0 is the state.
-    ages = torch.arange(num_chunks + 1, device=value.device)[:, None] - torch.arange(
-        -1, num_chunks, device=value.device
-    )
+    numbers = torch.arange(num_chunks + 1, device=value.device)
+    ages = numbers[:, None] - (numbers - 1)
     peaks = torch.cat([first[..., None], own_peak], dim=-1)[:, :, None]
     if rate is not None:
         peaks = peaks - (rate * size)[:, None, None] * torch.cat([ages[:, :1] - 1, ages[:, 1:]], dim=1)

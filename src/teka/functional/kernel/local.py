@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import Function
 
-from teka._compat import has_numbers, is_plain_eager
+from teka._compat import has_numbers, is_plain_eager, is_rehearsed
 from teka.checks import POSITIVE, is_positive
 from teka.errors import wrong_value
 from teka.functional.kernel.base import FeatureKernel, mask_features
@@ -89,8 +89,10 @@ class LocalKernel(PointwiseKernel):
 
     def too_large(self, key: Keys) -> Bool[Tensor, "batch heads keys"] | None:
         """Which keys are of no size after all, as sums of their features might not be finite; None for none."""
+        if self.degree is None or is_rehearsed(key):
+            return None
         found = key.detach().abs().amax(dim=-1) > LARGEST_BESIDE_FIRST
-        return found if self.degree is not None and found.any() else None
+        return found if found.any() else None
 
     def query_unit(self, query: Vectors) -> Float[Tensor, "*batch 1"] | None:
         """A factor of every query that brings it into range, or None where it would not cancel."""
@@ -112,7 +114,7 @@ def _unit(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     peak = vectors.detach().abs().amax(dim=dims, keepdim=True)
     # In coarse steps, so that vectors of about one size share one factor, and no digit is lost between them.
     steps = torch.round(peak.clamp_min(torch.finfo(vectors.dtype).tiny).log2() / RANGE_BITS).clamp(-15.0, 15.0)
-    if steps.is_cpu and has_numbers(steps) and not steps.any():
+    if is_rehearsed(steps) or (steps.is_cpu and has_numbers(steps) and not steps.any()):
         return None
     return torch.exp2(-RANGE_BITS * steps)
 
