@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import teka
 from teka import Grid
+from teka.grid import present_grid
 
 SIZES = [(11,), (5, 7), (3, 5, 2), (2, 3, 1, 4)]
 SPACING = (0.5, 2.0, 1.25, 3.0)
@@ -161,3 +163,18 @@ def test_a_shift_that_is_not_one_whole_number_an_axis_is_refused(as_users_run_it
     for shift in [(1,), (1, 2, 3), (1.0, 2), 0.5, "ab", None]:
         with pytest.raises(ValueError, match="shift is"):
             Grid((3, 5)).roll(torch.zeros(1, 1, 3, 5), shift)
+
+
+def test_on_is_left_as_it_was_entered_also_by_an_error():
+    assert present_grid() == (None, 0)
+    with teka.on(Grid(3)):
+        with pytest.raises(ValueError, match="shift"), teka.on(Grid((2, 2)), 1):
+            Grid((2, 2)).check_shift((1, 2, 3))
+        assert present_grid() == (Grid(3), 0)
+    assert present_grid() == (None, 0)
+
+
+@pytest.mark.parametrize("options", [{"grid": (3, 4)}, {"grid": Grid(3), "num_prefix_tokens": -1}])
+def test_on_takes_a_grid_and_a_number_of_tokens(options: dict, as_users_run_it: None):
+    with pytest.raises(ValueError, match=f"{[*options][-1]} is"), teka.on(**options):
+        pass

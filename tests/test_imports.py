@@ -16,9 +16,10 @@ ORDER = (
     ("audit",),
     ("functional",),
     ("nn",),
-    ("convert",),
     ("models",),
     ("prediction",),
+    ("integrations",),
+    ("convert",),
     ("training",),
     ("experiments",),
     ("cli",),
@@ -43,6 +44,8 @@ NOT_IMPORTED = (
     "transformers",
     "onnxruntime",
     "timm",
+    "accelerate",
+    "huggingface_hub",
 )
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from teka import audit, convert, functional, models, nn
-    from teka.grid import Grid
+    from teka.grid import Grid, on
     from teka.nn.diagnosis import diagnose
     from teka.nn.explain import explain
 
 __version__ = "0.1.0"
 
-__all__ = ["Grid", "__version__", "audit", "convert", "diagnose", "explain", "functional", "models", "nn"]
+__all__ = ["Grid", "__version__", "audit", "convert", "diagnose", "explain", "functional", "models", "nn", "on"]
 
 # Where each name comes from; it is imported when it is first asked for, so that nobody waits for what they do not use.
-_SOURCES = {"Grid": "teka.grid", "diagnose": "teka.nn.diagnosis", "explain": "teka.nn.explain"}
+_SOURCES = {"Grid": "teka.grid", "on": "teka.grid", "diagnose": "teka.nn.diagnosis", "explain": "teka.nn.explain"}
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,8 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import SupportsIndex, TypeAlias
 
@@ -166,3 +167,39 @@ class Grid:
 
     def _check_channels(self, tensor: Tensor) -> None:
         check_tensor("tensor", tensor, "batch", "channels", *self.shape, dtypes=None)
+
+
+# What each `on` that is entered has said; a list, since torch.compile cannot read a ContextVar.
+_entered: list[tuple[Grid, int]] = []
+
+
+@contextmanager
+def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
+    """Say once where tokens are: within it, layers that are told no places take them to be the cells of this grid.
+
+    A model then needs no argument for the grid, so that layers stand in `nn.Sequential` and in models of others. What a
+    layer is given itself comes first. A grid that is none, or a number of tokens that does not fit it, is a ValueError.
+
+    >>> import torch, teka
+    >>> layers = torch.nn.Sequential(teka.nn.TransformerBlock(16, 2), teka.nn.TransformerBlock(16, 2))
+    >>> with teka.on(teka.Grid((3, 5))):
+    ...     layers(torch.zeros(1, 15, 16)).shape
+    torch.Size([1, 15, 16])
+
+    Args:
+        grid: The grid whose cells the tokens are, after the prefix.
+        num_prefix_tokens: Number of first tokens without a position, such as a class token.
+    """
+    if not isinstance(grid, Grid):
+        raise wrong_value("grid", grid, "a teka.Grid")
+    check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+    _entered.append((grid, num_prefix_tokens))
+    try:
+        yield
+    finally:
+        _entered.pop()
+
+
+def present_grid() -> tuple[Grid | None, int]:
+    """The grid of the innermost `on`, None outside of any, and its number of prefix tokens."""
+    return _entered[-1] if _entered else (None, 0)

@@ -56,6 +56,23 @@ def decode_all(
     return torch.cat(outputs, dim=2), states
 
 
+@pytest.mark.parametrize("relative", RELATIVES)
+def test_a_prompt_at_once_leaves_what_its_tokens_leave_and_dropped_ones_leave_nothing(relative: str | None):
+    for kernel in PARTNERS[relative][::3]:
+        pair: dict[str, Any] = dict(zip(("kernel", "relative"), build_pair(kernel, relative), strict=True))
+        inputs = draw_inputs(11)
+        keep = torch.arange(11) >= torch.tensor([[0], [3]])
+        expected = attention(*inputs, grid=Grid(11), is_causal=True, key_mask=keep, **pair)
+        state, outputs = None, []
+        for part in (slice(0, 6), slice(6, 7), slice(7, 11)):
+            query, key, value = (tensor[:, :, part] for tensor in inputs)
+            output, state = decode(query, key, value, state, key_mask=keep[:, part], **pair)
+            outputs.append(output)
+        assert state is not None
+        assert state.num_tokens == 11
+        assert relative_change(torch.cat(outputs, dim=2), expected) <= 1e-10, kernel
+
+
 def numbers(state: object) -> int:
     """Number of numbers that a state holds."""
     if isinstance(state, Tensor):
@@ -172,11 +189,11 @@ def test_what_cannot_be_decoded_is_an_error_that_names_it(arguments: dict[str, A
         decode(query, key, value, None, **options)
 
 
-@pytest.mark.parametrize(("place", "argument"), [(0, "query"), (1, "key"), (2, "value")])
+@pytest.mark.parametrize(("place", "argument"), [(0, "key"), (1, "key"), (2, "value")])
 def test_shapes_that_do_not_fit_are_errors(place: int, argument: str, as_users_run_it: None):
     inputs = draw_inputs(1)
     inputs[place] = torch.cat([inputs[place]] * 2, dim=2)
-    with pytest.raises(ValueError, match=f"{argument} has shape .*, expected .* 1, "):
+    with pytest.raises(ValueError, match=f"{argument} has shape .*, expected .* [12], "):
         decode(inputs[0], inputs[1], inputs[2], None, kernel="squared_relu")
 
 

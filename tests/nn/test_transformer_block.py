@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from teka import Grid
+from teka import Grid, on
 from teka.nn import Attention, RandomFeatures, TransformerBlock
 
 GRID = Grid((3, 5))
@@ -84,3 +84,16 @@ def test_its_defaults_are_those_of_its_attention():
     shared = block.keys() & layer.keys() - {"dim", "heads"}
     assert {"kernel", "relative", "causal", "gate"} < shared
     assert {name: block[name].default for name in shared} == {name: layer[name].default for name in shared}
+
+
+def test_blocks_in_a_row_find_the_grid_that_is_said_around_them():
+    torch.manual_seed(0)
+    blocks = nn.Sequential(TransformerBlock(8, 2, relative="fourier"), TransformerBlock(8, 2, value_convolution=3))
+    tokens = torch.randn(2, 13, 8)
+    with on(Grid((3, 4)), num_prefix_tokens=1):
+        found, elsewhere = blocks(tokens), blocks[0](tokens, Grid((4, 3)), None, 1)
+    first, second = blocks
+    assert torch.equal(found, second(first(tokens, Grid((3, 4)), None, 1), Grid((3, 4)), None, 1))
+    assert torch.equal(elsewhere, first(tokens, Grid((4, 3)), None, 1))
+    with pytest.raises(ValueError, match="grid"):
+        blocks(tokens)

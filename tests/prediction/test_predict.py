@@ -58,7 +58,8 @@ def test_pictures_taken_whole_are_as_a_folder_of_pictures_is_read(channels: int,
     dataset = load_data(str(tmp_path), image_size=(6, 8), validation_size=0)
     config = ModelConfig("resnet18", (6, 8), channels, 2, {"width": 4})
     pictures = [tmp_path / "test" / name / "0.png" for name in ("a", "b")]
-    assert torch.equal(read_images(pictures, config), dataset.test.images)
+    found = read_images(pictures, config.pictures, image_size=config.image_size, in_channels=channels)
+    assert torch.equal(found, dataset.test.images)
 
 
 def test_a_folders_model_and_class_names_are_used(put, tmp_path: Path):

@@ -22,11 +22,13 @@ _CHANNELS = {1: "L", 3: "RGB"}
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 
 
-def open_picture(path: str | Path) -> "Image":
-    """The pixels of a picture, upright as its camera noted it; of several frames the first."""
+def open_picture(path: "str | Path | Image") -> "Image":
+    """The pixels of a picture, a file or one that is open, upright as its camera noted it; of several the first."""
     require("PIL", "pictures need", "teka[train]")
     from PIL import Image, ImageOps
 
+    if isinstance(path, Image.Image):
+        return ImageOps.exif_transpose(path)
     if not Path(path).is_file():
         raise wrong_value("picture", str(path), "an existing file")
     try:
@@ -42,8 +44,10 @@ def open_picture(path: str | Path) -> "Image":
         raise ValueError(f"{path} is no picture that can be read: {error}") from error
 
 
-def read_picture(path: str | Path, *, in_channels: int = 1, ground: str = "auto") -> UInt8[Tensor, "channels h w"]:
-    """Levels 0 … 255 of a picture file of any kind, in grey (Pillow's luminance) or RGB; deeper levels are rounded.
+def read_picture(
+    path: "str | Path | Image", *, in_channels: int = 1, ground: str = "auto"
+) -> UInt8[Tensor, "channels h w"]:
+    """Levels 0 … 255 of a picture of any kind, in grey (Pillow's luminance) or RGB; deeper levels are rounded.
 
     What is transparent shows the ground: "dark", "light", or with "auto" the one that the rest is farther from.
     """
@@ -63,7 +67,7 @@ def read_picture(path: str | Path, *, in_channels: int = 1, ground: str = "auto"
     return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1).contiguous()
 
 
-def _to_bytes(levels: np.ndarray, path: str | Path) -> np.ndarray:
+def _to_bytes(levels: np.ndarray, path: object) -> np.ndarray:
     """Bytes of deeper levels: whole ones from 0 to 65,535, or floating point from 0 to 1 or to 255."""
     lowest, highest = float(levels.min()), float(levels.max())
     top = 65535.0 if levels.dtype.kind != "f" else 1.0 if highest <= 1 else 255.0

@@ -257,6 +257,21 @@ class Performer(nn.Module):
 
     def forward(self, images: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch classes *dense"]:
         """Logits of images; a ValueError if they have other channels or another size than the model was made for."""
+        tokens, levels = self.encode(images)
+        if self.pool is None:
+            return self.head(self.grids[-1].unflatten(tokens), levels)
+        if self.pool == "class":
+            pooled = tokens[:, 0]
+        elif self.attention_pool is not None:
+            pooled = self.attention_pool(tokens)[:, 0]
+        else:
+            pooled = tokens.mean(dim=1)
+        return self.head(pooled)
+
+    def encode(
+        self, images: Float[Tensor, "batch channels *sides"]
+    ) -> tuple[Float[Tensor, "batch tokens dim"], list[tuple[Tensor, Tensor]]]:
+        """Tokens after the last block and its norm, and of every halving the cells before it and what it chose."""
         kinds = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_map = next((one for one in self.stem.modules() if isinstance(one, kinds)), self.stem)
         check_tokens("images", images, "batch", self.in_channels, *self.image_size, first=first_map)
@@ -279,13 +294,4 @@ class Performer(nn.Module):
                 # Of the last block before a class token is read, nothing else is needed.
                 num_queries = 1 if self.pool == "class" and block is self.blocks[-1] else None
                 tokens = block(tokens, grid, None, first, num_queries)
-        tokens = self.norm(tokens)
-        if self.pool is None:
-            return self.head(self.grids[-1].unflatten(tokens), levels)
-        if self.pool == "class":
-            pooled = tokens[:, 0]
-        elif self.attention_pool is not None:
-            pooled = self.attention_pool(tokens)[:, 0]
-        else:
-            pooled = tokens.mean(dim=1)
-        return self.head(pooled)
+        return self.norm(tokens), levels

@@ -4,10 +4,12 @@ Sizes that do not fit, unknown names and numbers out of their range are a ValueE
 """
 
 from teka.nn.attention import Attention
+from teka.nn.attention_heads import AttentionHeads
 from teka.nn.distance import T5, Alibi, Decay, Kerple, Shaw, TransformerXL, Window
 from teka.nn.divide_tokens import divide_tokens
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.layer_warnings import CollapseWarning, LargeOutputWarning
+from teka.nn.multihead_attention import MultiheadAttention
 from teka.nn.options import AttentionOptions
 from teka.nn.polyphase import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
 from teka.nn.prune_heads import prune_heads
@@ -24,6 +26,7 @@ __all__ = [
     "Alibi",
     "Attention",
     "AttentionDownsample",
+    "AttentionHeads",
     "AttentionOptions",
     "AttentionPool",
     "AttentionUpsample",
@@ -38,6 +41,7 @@ __all__ = [
     "Kerple",
     "LargeOutputWarning",
     "LearnedFeatures",
+    "MultiheadAttention",
     "PolyphaseDownsample",
     "PolyphasePatchEmbedding",
     "PolyphaseUpsample",

@@ -11,13 +11,12 @@ from teka.errors import wrong_value
 from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.choice import choose_backend
 from teka.functional.shapes import Kept
-from teka.grid import Grid
+from teka.grid import Grid, present_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
 from teka.nn.features import RandomFeatures
-from teka.nn.heads import HeadGroup, count_position_heads, join_heads, make_content_kernel, project_heads
+from teka.nn.heads import HeadGroup, count_position_heads, join_heads, make_kernels, project_heads
 from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
-from teka.nn.relative import make_relative_module
 from teka.nn.tokens import AllKeys, AllQueries, AllValues, Context, Tokens, check_tokens, make_scene
 
 Token = Float[Tensor, "batch dim"]
@@ -61,17 +60,7 @@ class Attention(nn.Module):
         self.token_group: ProcessGroup | None = None  # over which tokens are divided; see `divide_tokens`
         self.position_heads = count_position_heads(chosen.position_heads, chosen.relative, heads)
         self.content_heads = heads - self.position_heads
-        self.kernel = make_content_kernel(chosen, self.content_heads, self.dim_head)
-        present, size = self._present_kernel(), self.dim_head
-        rotated = present.features if chosen.relative == "rotary" else None
-        num_features = size if rotated is None else rotated.num_features(size)
-        self.relative = make_relative_module(chosen, self.position_heads or self.heads, size, num_features)
-        if present.counts_keys and self.relative is not None and self.relative.rotates:
-            expected = f"one that does not rotate, or None, with kernel={present.name!r}, which counts keys by c"
-            raise wrong_value("relative", chosen.relative, expected)
-        if chosen.rotary_normalizer is not None and rotated is None:
-            expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
-            raise wrong_value("rotary_normalizer", chosen.rotary_normalizer, expected)
+        self.kernel, self.relative = make_kernels(chosen, heads, self.dim_head, self.position_heads)
         self._make_maps(chosen)
         self.dropout = nn.Dropout(chosen.dropout)
         self.gate = Gate(dim, heads, self.dim_value) if chosen.gate else None
@@ -162,7 +151,8 @@ class Attention(nn.Module):
 
         Args:
             tokens: Tokens that attend, shape (B, L, dim).
-            grid: The grid whose cells they are, after the prefix; with a relative kernel, this or `positions`.
+            grid: The grid whose cells they are, after the prefix; with a relative kernel, this, `positions` or, around
+                the call, `teka.on`.
             key_mask: True where a token may be attended to, shape (B, L), or of the context's length.
             num_prefix_tokens: Number of first tokens without a position, such as a class token.
             num_queries: Number of first tokens that attend, if not all; without relative kernel, context, causality.
@@ -177,6 +167,10 @@ class Attention(nn.Module):
             context_positions: Instead of a grid, positions of the context.
         """
         self._check(num_queries, positions, context, cu_seqlens)
+        needs_places = self.relative is not None or self.value_convolution is not None
+        if needs_places and grid is None and positions is None:
+            grid, more = present_grid()
+            num_prefix_tokens = num_prefix_tokens or more
         where = (positions, lengths, context, context_grid, context_positions)
         scene = make_scene(
             *(tokens, grid, key_mask, num_prefix_tokens, num_queries, *where),

@@ -19,7 +19,7 @@ from teka.functional.shapes import Keys, Outputs, Queries, Values
 from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.options import AttentionOptions
-from teka.nn.relative import ClippedFeatures, relative_class
+from teka.nn.relative import ClippedFeatures, make_relative_module, relative_class
 from teka.nn.tokens import AllKeys, AllQueries, AllValues, Scene, Tokens
 from teka.nn.waves import RelativeModule
 
@@ -155,6 +155,24 @@ def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) ->
     if kernel in LEARNED_KERNELS:
         return LearnedFeatures(kernel, dim_head, heads)
     return DETERMINISTIC_KERNELS[kernel]()
+
+
+def make_kernels(
+    options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
+) -> tuple[ContentKernel, RelativeModule | None]:
+    """The content kernel and the relative kernel of so many heads, with their parameters; of what fits each other."""
+    kernel = make_content_kernel(options, heads - position_heads, dim_head)
+    present = kernel if isinstance(kernel, Kernel) else kernel()
+    rotated = present.features if options.relative == "rotary" else None
+    num_features = dim_head if rotated is None else rotated.num_features(dim_head)
+    relative = make_relative_module(options, position_heads or heads, dim_head, num_features)
+    if present.counts_keys and relative is not None and relative.rotates:
+        expected = f"one that does not rotate, or None, with kernel={present.name!r}, which counts keys by c"
+        raise wrong_value("relative", options.relative, expected)
+    if options.rotary_normalizer is not None and rotated is None:
+        expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
+        raise wrong_value("rotary_normalizer", options.rotary_normalizer, expected)
+    return kernel, relative
 
 
 def project_heads(

@@ -17,30 +17,40 @@ VALUES = ("projected", "tokens")
 F = TypeVar("F", bound=Callable[..., None])
 
 
-class HeadKeywords(TypedDict, total=False):
-    """The keywords of `AttentionOptions` that a model passes on to the attention of its blocks."""
+class KernelKeywords(TypedDict, total=False):
+    """The keywords of `AttentionOptions` that say by which kernels heads attend, but for the relative one."""
 
-    dim_head: int | None
     kernel: str | ContentKernel
     num_features: int | None
     projection: str | None
-    qkv_bias: bool
-    dropout: float
     backend: str
-    position_heads: int | None
     num_waves: int | None
     rotary_normalizer: str | None
+
+
+class PlacedKeywords(KernelKeywords, total=False):
+    """Those of the relative kernel too: all that `AttentionHeads` takes."""
+
+    relative: str | RelativeModule | None
+    num_axes: int
+
+
+class HeadKeywords(KernelKeywords, total=False):
+    """Those that a model passes on to the attention of its blocks."""
+
+    dim_head: int | None
+    qkv_bias: bool
+    dropout: float
+    position_heads: int | None
     query_key: str
     gate: bool
     value_convolution: int | None
 
 
-class BlockKeywords(HeadKeywords, total=False):
+class BlockKeywords(HeadKeywords, PlacedKeywords, total=False):
     """Those that a block passes on to its attention."""
 
-    relative: str | RelativeModule | None
     causal: bool
-    num_axes: int
 
 
 class AttentionKeywords(BlockKeywords, total=False):

@@ -1,9 +1,10 @@
 """How picture files become the images that a model was trained on: whole, or their ink as MNIST's authors put it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from teka.codec import decode
 from teka.data import resize_bilinear
 from teka.data.pictures import GROUNDS, read_picture, to_intensities
 from teka.errors import wrong_value
-from teka.models import ModelConfig
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FITS = ("whole", "ink")
 # The width in pixels that about 95 of 100 training images of MNIST exceed.
@@ -79,22 +82,27 @@ def settings_for(data: str, image_size: tuple[int, int]) -> PictureSettings:
 
 
 def read_images(
-    pictures: Sequence[str | Path], config: ModelConfig, *, ground: str = "auto"
+    pictures: "Sequence[str | Path | Image]",
+    settings: Mapping[str, object] | None,
+    *,
+    image_size: tuple[int, ...],
+    in_channels: int,
+    ground: str = "auto",
 ) -> Float[Tensor, "pictures channels height width"]:
-    """Picture files as the images that a model was trained on, intensities in [0, 1], as `config.pictures` says."""
-    settings = decode(PictureSettings, config.pictures or {}, "pictures")
+    """Pictures as the images that a model was trained on, intensities in [0, 1], as its `pictures` settings say."""
+    how = decode(PictureSettings, settings or {}, "pictures")
     images = []
     for picture in pictures:
-        if settings.fit == "whole":
-            levels = read_picture(picture, in_channels=config.in_channels, ground=ground)
+        if how.fit == "whole":
+            levels = read_picture(picture, in_channels=in_channels, ground=ground)
         else:
             levels = read_picture(picture, ground=ground)[0]
             try:
-                canvas = fit_ink(levels, settings, ground=ground)
+                canvas = fit_ink(levels, how, ground=ground)
             except ValueError as error:
                 raise ValueError(f"{picture}: {error}") from error
-            levels = canvas.expand(config.in_channels, -1, -1)
-        images.append(resize_bilinear(levels[None], config.image_size))
+            levels = canvas.expand(in_channels, -1, -1)
+        images.append(resize_bilinear(levels[None], image_size))
     return to_intensities(torch.cat(images))
 
 

@@ -43,12 +43,14 @@ def predict(
         raise wrong_value("pictures", list(pictures), "at least one")
     config = read_config(model)
     loaded = load(model)
+    sizes = {"image_size": config.image_size, "in_channels": config.in_channels}
     names = config.class_names or tuple(map(str, range(config.num_classes)))
     predictions = []
     for start in range(0, len(pictures), batch_size):
         batch = pictures[start : start + batch_size]
         with torch.inference_mode():
-            probabilities = loaded(read_images(batch, config, ground=ground)).softmax(dim=1)
+            images = read_images(batch, config.pictures, **sizes, ground=ground)
+            probabilities = loaded(images).softmax(dim=1)
         for picture, highest, classes in zip(batch, *probabilities.sort(descending=True, stable=True), strict=True):
             ranked = tuple(names[label] for label in classes.tolist())
             predictions.append(Prediction(str(picture), ranked, tuple(highest.tolist())))

@@ -226,17 +226,20 @@ def _causal_block(
 def causal_step(
     query_features: Features,
     key_features: Features,
-    log_scale: Float[Tensor, "batch heads 1"] | None,
+    log_scale: Float[Tensor, "batch heads tokens"] | None,
     value: Channels,
     state: LinearState,
-    query_waves: Float[Tensor, "#batch heads 1 waves"] | None = None,
-    key_waves: Float[Tensor, "#batch heads 1 waves"] | None = None,
+    query_waves: Float[Tensor, "#batch heads tokens waves"] | None = None,
+    key_waves: Float[Tensor, "#batch heads tokens waves"] | None = None,
 ) -> tuple[Channels, LinearState]:
-    """The sums of one token, whose value has a 1 at its end, and the state after it: the recurrence itself."""
-    scale = torch.zeros_like(state.log_peak) if log_scale is None else log_scale[..., 0]
-    peak = torch.maximum(state.log_peak, scale)
-    key = product_features(key_features, key_waves) * torch.exp(scale - peak)[..., None, None]
-    total = torch.exp(state.log_peak - peak)[..., None, None] * state.total + key.transpose(-2, -1) * value
+    """The sums of one token, whose value has a 1 at its end, and the state after it: the recurrence itself.
+
+    Several tokens leave together what they leave one by one; each has the sums of all of them.
+    """
+    scale = torch.zeros_like(state.log_peak)[..., None] if log_scale is None else log_scale
+    peak = torch.maximum(state.log_peak, scale.amax(dim=-1))
+    key = product_features(key_features, key_waves) * torch.exp(scale - peak[..., None])[..., None]
+    total = torch.exp(state.log_peak - peak)[..., None, None] * state.total + key.transpose(-2, -1) @ value
     return product_features(query_features, query_waves) @ total, LinearState(total, peak)
 
 

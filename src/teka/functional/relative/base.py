@@ -36,6 +36,7 @@ class Relative(ABC):
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
     joins: ClassVar[bool] = False  # whether it lengthens queries and keys and is nothing more
     decodes: ClassVar[bool] = False  # whether it has a state of fixed size for decoding token by token
+    state_adds: ClassVar[bool] = False  # whether that of several tokens is the sum of what each leaves
     divides: ClassVar[bool] = False  # whether several processes may add their linear sums over keys
     follows_tokens: ClassVar[bool] = False  # whether the tokens are then at one distance from each other
 

@@ -27,6 +27,7 @@ class WaveRelative(StationaryRelative):
     """A stationary kernel of a few waves: c(x_i − x_j) = Σ_w a_w(x_i) b_w(x_j), a product of features of positions."""
 
     decodes: ClassVar[bool] = True
+    state_adds: ClassVar[bool] = True
     divides: ClassVar[bool] = True
 
     @property

@@ -64,6 +64,7 @@ class Rotary(Relative):
 
     name: ClassVar[str] = "rotary"
     decodes: ClassVar[bool] = True
+    state_adds: ClassVar[bool] = True
     divides: ClassVar[bool] = True
 
     frequency: Float[Tensor, "heads pairs axes"]

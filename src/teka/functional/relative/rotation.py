@@ -126,6 +126,7 @@ class RotationJoint(Rotation):
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "in expectation"
     joins: ClassVar[bool] = True
     decodes: ClassVar[bool] = True
+    state_adds: ClassVar[bool] = True
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         """Check that the weights fit, and that the kernel estimates softmax: only exp turns sums into products."""

@@ -1,0 +1,88 @@
+"""Attention by kernels learns the weights of the softmax that it has replaced: Hedgehog's loss."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from teka.checks import POSITIVE, is_positive
+from teka.errors import wrong_value
+from teka.functional import attention
+from teka.nn import AttentionHeads
+
+LEAST_WEIGHT = 1e-6  # of a key, where its logarithm is taken
+
+
+def distill_attention(model: nn.Module, batches: Iterable[Any], *, learning_rate: float = 0.01) -> list[float]:
+    """Teach the kernels of a model the softmax weights of the same queries and keys; gives the loss of every batch.
+
+        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),   w: the weights of the kernels,
+
+    its mean over queries, heads and layers. Only parameters of `AttentionHeads` are trained, by Adam, and every layer
+    sees what softmax makes of the layers before it, so that the model is its own teacher. Where queries and keys come
+    of training, a tenth of an epoch is often enough; then the whole model is trained on as usual. Weights are made of
+    every pair, at the cost of O(L²), and a mask of keys is heeded.
+
+    Source: Zhang et al. 2024 (Hedgehog), equation 4 and its recipe for models that are trained already.
+
+    Args:
+        model: A model after `replace_attention`, with a kernel that learns, such as "hedgehog".
+        batches: Inputs of the model: tensors, sequences of its arguments, or mappings of their names.
+        learning_rate: Step size of Adam.
+
+    Raises:
+        ValueError: A model whose `AttentionHeads` have no parameters, or a learning rate that is not above 0.
+    """
+    layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
+    learned = [parameter for layer in layers for parameter in layer.parameters()]
+    if not learned:
+        raise wrong_value("model", f"{len(layers)} AttentionHeads without parameters", "kernels that learn: 'hedgehog'")
+    if not is_positive(learning_rate):
+        raise wrong_value("learning_rate", learning_rate, POSITIVE)
+    optimizer = torch.optim.Adam(learned, lr=learning_rate)
+    losses: list[Tensor] = []
+    hooks = [layer.register_forward_hook(partial(_compare, losses=losses), with_kwargs=True) for layer in layers]
+    was_training, history = model.training, []
+    model.eval()
+    try:
+        for batch in batches:
+            losses.clear()
+            _call(model, batch)
+            loss = torch.stack(losses).mean()
+            optimizer.zero_grad()
+            loss.backward(inputs=learned)
+            optimizer.step()
+            history.append(float(loss))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    return history
+
+
+def _call(model: nn.Module, batch: object) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, Sequence):
+        model(*batch)
+    else:
+        model(batch)
+
+
+def _compare(
+    layer: AttentionHeads, given: tuple[Any, ...], named: dict[str, Any], _: Tensor, *, losses: list[Tensor]
+) -> Float[Tensor, "batch heads queries dim_value"]:
+    """Keep the loss of a layer, and give on what softmax makes of its values."""
+    query, key, value = (one.detach() for one in given[:3])
+    others = given[3:]
+    key_mask = others[1] if len(others) > 1 else named.get("key_mask")
+    each = torch.eye(key.shape[2], dtype=query.dtype, device=query.device).expand(*key.shape[:3], -1)
+    causal = named.get("is_causal", False) and query.shape[2] > 1
+    options = {"key_mask": key_mask, "is_causal": causal, "scale": named.get("scale")}
+    truth = attention(query, key, each, kernel="softmax", **options)
+    weights = layer.forward(query, key, each, *others, **named)
+    losses.append(-(truth * weights.clamp_min(LEAST_WEIGHT).log()).sum(dim=-1).mean())
+    return truth @ value

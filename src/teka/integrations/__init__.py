@@ -1,0 +1,1 @@
+"""What plugs teka into other libraries; each module needs the library that it is named after."""

@@ -1,0 +1,130 @@
+"""Kernels with their parameters, between queries, keys and values that others have projected."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from typing_extensions import Unpack
+
+from teka.checks import check_sizes, check_tensor
+from teka.errors import wrong_value
+from teka.functional import DecodingState, Kernel, attention, decode
+from teka.functional.relative.base import Relative
+from teka.grid import Grid, present_grid
+from teka.nn.heads import make_kernels, pair_name
+from teka.nn.options import AttentionOptions, PlacedKeywords, takes
+
+
+class AttentionHeads(nn.Module):
+    """`teka.functional.attention` with learned kernels: the heads of a layer whose linear maps are another's.
+
+    It is what makes attention that exists already attend by teka's kernels: `MultiheadAttention` and the layers that
+    `teka.convert.replace_attention` mends are their old linear maps around it. The relative kernel is in every head.
+
+    >>> import torch, teka
+    >>> heads = teka.nn.AttentionHeads(8, 2, grid=teka.Grid((3, 4)))
+    >>> query, key, value = torch.randn(3, 1, 2, 12, 8)
+    >>> heads(query, key, value).shape
+    torch.Size([1, 2, 12, 8])
+
+    Args:
+        dim_head: Size d of queries and keys.
+        heads: Number of heads.
+        grid: The grid that tokens are on where a call says nothing else and no `teka.on` is around it. With None they
+            stand in a row, one unit apart, if the kernel has one axis.
+        num_prefix_tokens: Number of first tokens without a position, such as a class token, of that grid.
+        options: Keywords of `AttentionOptions`: kernel, relative, num_features, projection, backend, num_axes (by
+            default the grid's, or 1), num_waves and rotary_normalizer.
+    """
+
+    @takes(PlacedKeywords)
+    def __init__(
+        self,
+        dim_head: int,
+        heads: int,
+        *,
+        grid: Grid | None = None,
+        num_prefix_tokens: int = 0,
+        **options: Unpack[PlacedKeywords],
+    ) -> None:
+        super().__init__()
+        check_sizes({"dim_head": dim_head, "heads": heads})
+        check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+        if grid is not None and not isinstance(grid, Grid):
+            raise wrong_value("grid", grid, "a teka.Grid, or None")
+        chosen = AttentionOptions(**{"num_axes": 1 if grid is None else grid.num_axes, **options})
+        self.dim_head, self.heads = dim_head, heads
+        self.grid, self.num_prefix_tokens, self.backend = grid, num_prefix_tokens, chosen.backend
+        self.num_axes = chosen.num_axes
+        self.kernel, self.relative = make_kernels(chosen, heads, dim_head)
+
+    def present(self) -> tuple[Kernel, Relative | None]:
+        """Both kernels with their present parameters."""
+        kernel = self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
+        return kernel, None if self.relative is None else self.relative()
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch heads queries dim"],
+        key: Float[Tensor, "batch heads keys dim"],
+        value: Float[Tensor, "batch heads keys dim_value"],
+        grid: Grid | None = None,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+        num_prefix_tokens: int = 0,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Float[Tensor, "batch heads queries dim_value"]:
+        """Attend; arguments and errors as in `teka.functional.attention`.
+
+        Where causal queries are fewer than the keys they are the last ones, as with keys kept from one call to the
+        next.
+        """
+        check_tensor("query", query, "batch", "heads", "tokens", self.dim_head)
+        check_tensor("key", key, *query.shape[:2], "tokens", self.dim_head)
+        kernel, relative = self.present()
+        num_queries, num_keys = query.shape[2], key.shape[2]
+        earlier = num_keys - num_queries if is_causal else 0
+        if earlier and num_queries > 1:  # outputs of the earlier tokens are not used
+            query = pad(query, (0, 0, earlier, 0))
+        places: dict[str, Any] = {}
+        if relative is not None:
+            grid, prefix = self._grid(grid, num_prefix_tokens, num_keys)
+            places = {"grid": grid, "num_prefix_tokens": prefix}
+            if earlier and num_queries == 1:
+                row = grid.positions(dtype=torch.float64, device=query.device)
+                places = {"positions": row[-1:], "key_positions": row}
+            elif query.shape[2] != num_keys:
+                places = {"grid": self._grid(None, 0, num_queries)[0], "key_grid": grid}
+        places |= {"is_causal": is_causal and query.shape[2] == num_keys, "scale": scale, "backend": self.backend}
+        attended = attention(query, key, value, kernel=kernel, relative=relative, key_mask=key_mask, **places)
+        return attended[:, :, -num_queries:]
+
+    def step(
+        self,
+        query: Float[Tensor, "batch heads tokens dim"],
+        key: Float[Tensor, "batch heads tokens dim"],
+        value: Float[Tensor, "batch heads tokens dim_value"],
+        state: DecodingState | None = None,
+        key_mask: Bool[Tensor, "batch tokens"] | None = None,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
+        """Attend causally from the next tokens in a row to those so far, and what they leave; see `decode`."""
+        kernel, relative = self.present()
+        return decode(query, key, value, state, kernel=kernel, relative=relative, key_mask=key_mask, scale=scale)
+
+    def _grid(self, grid: Grid | None, num_prefix_tokens: int, num_tokens: int) -> tuple[Grid, int]:
+        """The grid that was given, or that of `teka.on`, or the layer's own, or a row; with its prefix."""
+        for one, prefix in ((grid, num_prefix_tokens), present_grid(), (self.grid, self.num_prefix_tokens)):
+            if one is not None:
+                return one, prefix
+        if self.num_axes > 1:
+            raise wrong_value("grid", None, f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on")
+        return Grid(num_tokens), 0
+
+    def extra_repr(self) -> str:
+        kernel, relative = self.present()
+        return f"{pair_name(kernel, relative)!r}, dim_head={self.dim_head}, heads={self.heads}, grid={self.grid}"

@@ -1,0 +1,151 @@
+"""Attention with the signature and the parameters of `torch.nn.MultiheadAttention`."""
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from typing_extensions import Unpack
+
+from teka.errors import wrong_shape, wrong_value
+from teka.grid import Grid
+from teka.nn.attention_heads import AttentionHeads
+from teka.nn.options import PlacedKeywords, takes
+
+# Tokens as torch takes them: (L, B, E), with `batch_first` (B, L, E), or of one sample (L, E).
+Asking = Float[Tensor, "*query_tokens embed_dim"]
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` that attends by teka's kernels: the same arguments, parameters and state_dict.
+
+    It stands where torch's stands, as in `nn.TransformerEncoderLayer`, and has its linear maps; `heads`, an
+    `AttentionHeads`, is what differs. The defaults, squared relu × rotary, cost O(L). Tokens stand in a row, or are the
+    cells of a `grid`, the layer's or that of `teka.on`.
+
+    Dropout acts on the output, for there is no matrix of weights. An `attn_mask` is kept if it is causal. Weights are
+    given if they are asked for, which `need_weights` is not by default, and cost O(L²).
+
+    >>> import torch, teka
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    >>> layer.self_attn = teka.nn.MultiheadAttention(16, 2, batch_first=True)
+    >>> layer(torch.zeros(1, 7, 16)).shape
+    torch.Size([1, 7, 16])
+
+    Args:
+        embed_dim: Size E of a token.
+        num_heads: Number of heads, a divisor of embed_dim.
+        dropout: Probability of dropping a number of the output in training.
+        bias: Whether linear maps have a bias.
+        kdim: Size of the tokens that keys are made of, embed_dim by default.
+        vdim: Size of the tokens that values are made of, likewise.
+        batch_first: Whether tokens have shape (B, L, E), and not (L, B, E).
+        device: Where the parameters are.
+        dtype: Their type of numbers.
+        grid: The grid that tokens are on; see `AttentionHeads`.
+        num_prefix_tokens: Number of first tokens without a position, such as a class token.
+        options: Keywords of `AttentionOptions`, as `AttentionHeads` takes them.
+    """
+
+    @takes(PlacedKeywords)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        grid: Grid | None = None,
+        num_prefix_tokens: int = 0,
+        **options: Unpack[PlacedKeywords],
+    ) -> None:
+        sizes = {"kdim": kdim, "vdim": vdim, "batch_first": batch_first, "device": device, "dtype": dtype}
+        super().__init__(embed_dim, num_heads, dropout, bias, **sizes)
+        # Encoder layers look at this and, where it is true, compute softmax attention themselves.
+        self._qkv_same_embed_dim = False
+        heads = AttentionHeads(self.head_dim, num_heads, grid=grid, num_prefix_tokens=num_prefix_tokens, **options)
+        self.heads = heads.to(device=device, dtype=dtype)
+
+    def forward(
+        self,
+        query: Asking,
+        key: Float[Tensor, "*key_tokens kdim"],
+        value: Float[Tensor, "*key_tokens vdim"],
+        key_padding_mask: Shaped[Tensor, "*batch keys"] | None = None,
+        need_weights: bool = False,
+        attn_mask: Shaped[Tensor, "*matrices queries keys"] | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Asking, Float[Tensor, "*heads queries keys"] | None]:
+        """Attend; masks as torch has them, True or −∞ where a key is dropped. A ValueError for what cannot be kept.
+
+        Args:
+            query: Tokens that attend.
+            key: Tokens that keys are made of.
+            value: Tokens that values are made of, as many.
+            key_padding_mask: Which keys are dropped, shape (B, L_k), or (L_k,) of one sample.
+            need_weights: Whether to give the weights too, by a computation of their own.
+            attn_mask: None, or the causal mask, which drops every later key.
+            average_attn_weights: Whether these are the mean over heads, (B, L, L_k), and not (B, H, L, L_k).
+            is_causal: Whether no token sees a later one.
+        """
+        is_batch = query.ndim == 3
+        if is_batch and not self.batch_first:
+            query, key, value = (one.transpose(0, 1) for one in (query, key, value))
+        if not is_batch:
+            query, key, value = query[None], key[None], value[None]
+        keep = None if key_padding_mask is None else kept_keys("key_padding_mask", key_padding_mask)
+        keep = keep if keep is None or is_batch else keep[None]
+        options = {"key_mask": keep, "is_causal": is_causal or is_causal_mask(attn_mask)}
+        vectors = [
+            linear(tokens, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for tokens, (weight, bias) in zip((query, key, value), self._maps(), strict=True)
+        ]
+        attended = self.heads(*vectors, **options)
+        output = self.out_proj(attended.transpose(1, 2).flatten(2))
+        output = nn.functional.dropout(output, self.dropout, self.training)
+        weights = None
+        if need_weights:
+            each = torch.eye(key.shape[1], dtype=query.dtype, device=query.device).expand(*vectors[1].shape[:3], -1)
+            weights = self.heads(*vectors[:2], each, **options)
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+        if not is_batch:
+            return output[0], None if weights is None else weights[0]
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _maps(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight and bias of the linear maps to queries, keys and values."""
+        packed = self.in_proj_weight
+        apart = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        weights = apart if packed is None else packed.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return list(zip(weights, biases, strict=True))
+
+
+def kept_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+    """True where torch's mask, of flags or of 0 and −∞, keeps; a ValueError for other numbers."""
+    if mask.dtype == torch.bool:
+        return ~mask
+    keep = mask == 0
+    if not torch.compiler.is_compiling() and not bool((keep | (mask == -torch.inf)).all()):
+        raise wrong_value(
+            argument, mask.unique()[:3].tolist(), "flags, or 0 where a key is kept and −∞ where it is dropped"
+        )
+    return keep
+
+
+def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> bool:
+    """Whether there is a mask; a ValueError for one that is not causal."""
+    if mask is None:
+        return False
+    if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
+        raise wrong_shape("attn_mask", mask.shape, "None, or a causal mask, as many queries as keys")
+    keep = kept_keys("attn_mask", mask)
+    if not torch.compiler.is_compiling() and not bool((keep == torch.ones_like(keep).tril()).all()):
+        came = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
+        raise wrong_value("attn_mask", came, "the causal mask, of later keys and nothing else: no sum keeps another")
+    return True

@@ -1,0 +1,97 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from teka import Grid
+from teka.convert import distill_attention, replace_attention
+from teka.nn import AttentionHeads, MultiheadAttention
+
+PADDING = torch.arange(12) >= torch.tensor([[12], [8]])
+
+
+def encoder() -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dtype=torch.float64), 2)
+
+
+def tokens() -> torch.Tensor:
+    return torch.randn(2, 12, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_with_the_softmax_a_model_stays_as_it_was_even_where_torch_takes_a_path_of_its_own():
+    model = encoder().eval()
+    with torch.no_grad():
+        before = model(tokens(), src_key_padding_mask=PADDING)
+        replace_attention(model, kernel="softmax", relative=None)
+        after = model(tokens(), src_key_padding_mask=PADDING)
+    torch.testing.assert_close(after[~PADDING], before[~PADDING], rtol=1e-12, atol=1e-12)
+
+
+def test_every_parameter_is_kept_and_the_kernels_are_on_the_grid():
+    model = encoder()
+    before = dict(model.named_parameters())
+    report = replace_attention(model, grid=Grid((3, 4)))
+    after = dict(model.named_parameters())
+    assert all(after[name] is parameter for name, parameter in before.items())
+    assert report.num_new == sum(one.numel() for name, one in after.items() if name not in before) == 2 * 2 * 4 * 2
+    assert list(report.replaced) == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert "2 layers attend by squared_relu × rotary now" in str(report)
+    loss = model(tokens()).square().sum()
+    assert all(one is not None for one in torch.autograd.grad(loss, list(after.values()), allow_unused=True))
+
+
+def test_a_decoder_keeps_the_attention_that_looks_at_other_tokens():
+    model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+    report = replace_attention(model)
+    assert isinstance(model.decoder.layers[0].self_attn, MultiheadAttention)
+    assert type(model.decoder.layers[0].multihead_attn) is nn.MultiheadAttention
+    assert report.left == {"decoder.layers.0.multihead_attn": "it attends to other tokens than its own"}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (nn.Linear(2, 2), {}, "model is 'Linear', expected a model with attention that can be replaced"),
+        (encoder(), {"kernel": "square"}, "kernel is 'square', expected one of"),
+    ],
+)
+def test_what_cannot_be_replaced_stays_as_it_is(model: nn.Module, options: dict, message: str):
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        replace_attention(model, **options)
+    assert model.state_dict().keys() == before.keys()
+
+
+def test_distillation_brings_weights_nearer_to_those_of_the_softmax_and_changes_nothing_else():
+    model = encoder()
+    softmax = copy.deepcopy(model)
+    replace_attention(model, kernel="hedgehog", relative=None)
+    new = {name for name, module in model.named_modules() if isinstance(module, AttentionHeads)}
+    before = copy.deepcopy(model.state_dict())
+    batches = [
+        torch.randn(8, 12, 16, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in range(30)
+    ]
+    losses = distill_attention(model, batches)
+    assert len(losses) == 30
+    assert losses[-1] < losses[0]
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed
+    assert all(any(name.startswith(heads) for heads in new) for name in changed)
+    for one in (model, softmax):
+        one.eval()
+    errors = []
+    for state in (before, model.state_dict()):
+        model.load_state_dict(state)
+        with torch.no_grad():
+            errors.append(float((model(tokens()) - softmax(tokens())).norm()))
+    assert errors[1] < errors[0]
+
+
+def test_distillation_of_kernels_that_learn_nothing_is_an_error():
+    model = encoder()
+    replace_attention(model, relative=None)
+    with pytest.raises(ValueError, match="2 AttentionHeads without parameters, expected kernels that learn"):
+        distill_attention(model, [tokens()])

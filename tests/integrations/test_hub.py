@@ -1,0 +1,24 @@
+from pathlib import Path
+
+import torch
+
+from teka.integrations.hub import HubModel
+
+
+def test_a_model_comes_back_from_a_folder_with_a_card_that_says_how_good_it_is(tmp_path: Path):
+    model = HubModel.of("digits")
+    for _ in range(2):  # into a new folder, and over what is there
+        model.save_pretrained(tmp_path / "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    loaded = HubModel.from_pretrained(tmp_path / "model")
+    images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded(images), model(images))
+    assert loaded.made_with == model.made_with
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    accuracy = model.made_with.facts["evaluation"]["accuracy"]  # pyright: ignore[reportIndexIssue]
+    assert f"| accuracy | {accuracy} |" in card
+    assert card.startswith("---\nlibrary_name: teka\n")

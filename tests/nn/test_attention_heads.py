@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from teka import Grid, on
+from teka.functional import attention
+from teka.nn import AttentionHeads
+
+DIM, HEADS = 8, 2
+KINDS = [("squared_relu", "rotary"), ("softmax", None), ("positive", "alibi"), ("relu", "fourier"), ("softmax", "t5")]
+
+
+def draw(num_tokens: int, batch: int = 2) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(num_tokens)
+    return torch.randn(3, batch, HEADS, num_tokens, DIM, generator=generator, dtype=torch.float64).unbind()
+
+
+def make_heads(kernel: str, relative: str | None, **options) -> AttentionHeads:
+    torch.manual_seed(0)
+    return AttentionHeads(DIM, HEADS, kernel=kernel, relative=relative, **options).double()
+
+
+@pytest.mark.parametrize(("kernel", "relative"), KINDS)
+def test_heads_are_attention_with_their_kernels(kernel: str, relative: str | None):
+    heads = make_heads(kernel, relative)
+    keep = torch.arange(11) < torch.tensor([[11], [7]])
+    kernels = dict(zip(("kernel", "relative"), heads.present(), strict=True))
+    expected = attention(*draw(11), grid=Grid(11), key_mask=keep, scale=0.2, **kernels)
+    assert torch.equal(heads(*draw(11), key_mask=keep, scale=0.2), expected)
+
+
+@pytest.mark.parametrize(("kernel", "relative"), KINDS)
+@pytest.mark.parametrize("last", [1, 4])
+def test_causal_queries_that_are_fewer_than_the_keys_are_the_last(kernel: str, relative: str | None, last: int):
+    heads, (query, key, value) = make_heads(kernel, relative), draw(11)
+    whole = heads(query, key, value, is_causal=True)
+    found = heads(query[:, :, -last:], key, value, is_causal=True)
+    torch.testing.assert_close(found, whole[:, :, -last:], rtol=1e-10, atol=1e-10)
+
+
+def test_a_call_comes_before_the_context_and_the_context_before_the_layers_own_grid():
+    grids = [Grid((3, 4)), Grid((4, 3)), Grid((2, 6))]
+    heads = make_heads("squared_relu", "rotary", grid=grids[0])
+    outputs = [heads(*draw(12))]
+    with on(grids[1]):
+        outputs += [heads(*draw(12)), heads(*draw(12), grids[2])]
+        with on(Grid((3, 3)), num_prefix_tokens=3):
+            prefixed = heads(*draw(12))
+    for grid, output in zip(grids, outputs, strict=True):
+        assert torch.equal(output, heads(*draw(12), grid))
+    assert torch.equal(prefixed, heads(*draw(12), Grid((3, 3)), num_prefix_tokens=3))
+    assert torch.equal(heads(*draw(12)), outputs[0])
+
+
+def test_heads_of_two_axes_without_a_grid_say_so():
+    with pytest.raises(ValueError, match=r"grid is None, expected a teka.Grid of 2 axes"):
+        make_heads("squared_relu", "rotary", num_axes=2)(*draw(12))

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch import nn
+
+from teka import Grid
+from teka.nn import MultiheadAttention
+
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64)
+PADDING = torch.arange(7) >= torch.tensor([[7], [4], [5]])
+SIZES = {"dtype": torch.float64, "batch_first": True}
+
+
+def both(**sizes) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
+    """torch's layer, and teka's with its parameters and the softmax."""
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(12, 3, **(SIZES | sizes))
+    ours = MultiheadAttention(12, 3, kernel="softmax", relative=None, **(SIZES | sizes))
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
+    return torch.randn(3, num_tokens, dim, generator=torch.Generator().manual_seed(dim), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"key_padding_mask": PADDING},
+        {"key_padding_mask": torch.zeros(3, 7, dtype=torch.float64).masked_fill(PADDING, -torch.inf)},
+        {"attn_mask": CAUSAL},
+        {"attn_mask": CAUSAL < 0, "is_causal": True, "average_attn_weights": False},
+    ],
+    ids=["without masks", "padding as flags", "padding as numbers", "causal as numbers", "causal as flags"],
+)
+def test_with_the_softmax_it_is_torchs_layer(options: dict):
+    theirs, ours = both()
+    found, expected = (layer(*[tokens()] * 3, need_weights=True, **options) for layer in (ours, theirs))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_keys_and_values_may_be_of_others_in_other_sizes(batch_first: bool):
+    theirs, ours = both(kdim=5, vdim=4, batch_first=batch_first, bias=False)
+    given = [tokens(), tokens(9, 5), tokens(9, 4)]
+    given = given if batch_first else [one.transpose(0, 1) for one in given]
+    torch.testing.assert_close(ours(*given)[0], theirs(*given)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_one_sample_needs_no_batch():
+    theirs, ours = both()
+    given = [tokens()[1]] * 3
+    expected = theirs(*given, key_padding_mask=PADDING[1])[0]
+    torch.testing.assert_close(ours(*given, key_padding_mask=PADDING[1])[0], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_encoder_layer_attends_by_it_and_not_by_softmax_of_its_own(training: bool):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 2, 24, dropout=0.0, **SIZES)
+    layer.self_attn = MultiheadAttention(12, 2, **SIZES, grid=Grid((1, 7)))
+    layer.train(training)
+    with torch.no_grad():
+        found = layer(tokens(), src_key_padding_mask=PADDING)
+        attended = layer.norm1(tokens() + layer.self_attn(*[tokens()] * 3, key_padding_mask=PADDING)[0])
+        expected = layer.norm2(attended + layer.linear2(layer.linear1(attended).relu()))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_linear_layer_drops_keys_as_if_they_were_not_there():
+    layer = MultiheadAttention(12, 2, **SIZES)
+    found = layer(*[tokens()] * 3, key_padding_mask=PADDING)[0][1, :4]
+    torch.testing.assert_close(found, layer(*[tokens()[1:2, :4]] * 3)[0][0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"attn_mask": ~torch.eye(7, dtype=torch.bool)},
+            "attn_mask is '42 of 49 pairs dropped', expected the causal mask",
+        ),
+        ({"attn_mask": torch.zeros(7, 5)}, r"attn_mask has shape \(7, 5\)"),
+        ({"key_padding_mask": torch.full((3, 7), -1.0)}, r"key_padding_mask is \[-1.0\], expected flags"),
+    ],
+)
+def test_a_mask_that_no_sum_over_keys_keeps_is_an_error(options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        MultiheadAttention(12, 2, **SIZES)(*[tokens()] * 3, **options)
