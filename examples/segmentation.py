@@ -37,7 +37,7 @@ def draw_pictures(count: int, generator: torch.Generator, digits: Tensor, classe
 def main() -> None:
     """Train, and report."""
     given = arguments(__doc__, steps=800, inputs=200)
-    torch.manual_seed(0)
+    torch.manual_seed(given.seed)
     split = load("digits", image_size=DIGIT).train
     digits, classes = split.images[:, 0].float(), split.labels
     digits = digits / digits.amax()

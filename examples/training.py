@@ -19,6 +19,7 @@ def arguments(about: str | None, *, steps: int, inputs: int) -> argparse.Namespa
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=steps, help="training steps (default: %(default)s)")
     parser.add_argument("--inputs", type=int, default=inputs, help="inputs of the test (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and steps (default: %(default)s)")
     return parser.parse_args()
 
 

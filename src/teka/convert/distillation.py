@@ -55,7 +55,7 @@ def distill_attention(model: nn.Module, batches: Iterable[Any], *, learning_rate
             optimizer.zero_grad()
             loss.backward(inputs=learned)
             optimizer.step()
-            history.append(float(loss))
+            history.append(float(loss.detach()))
     finally:
         for hook in hooks:
             hook.remove()
