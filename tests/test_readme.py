@@ -3,7 +3,6 @@ from pathlib import Path
 
 import teka
 from teka.cli import COMMANDS
-from teka.functional import KERNELS, RELATIVES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,10 +19,8 @@ def test_the_code_in_the_readme_runs_from_top_to_bottom(capsys):
     assert "the output changes by" in printed[1]
 
 
-def test_the_readme_names_every_kernel_and_command():
+def test_the_readme_names_every_command():
     assert BLOCKS
-    for name in (*KERNELS, *RELATIVES):
-        assert f"`{name}`" in README
     for command in COMMANDS:
         assert f"teka {command}" in README
 
