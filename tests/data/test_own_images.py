@@ -15,6 +15,7 @@ GENERATOR = np.random.default_rng(0)
 BYTES = GENERATOR.integers(0, 256, (23, 3, 5, 7), dtype=np.uint8)  # N, C, H, W
 LABELS = np.arange(23) % 4
 TEST_BYTES, TEST_LABELS = BYTES[:6][:, :, ::-1], np.arange(6) % 5
+TEST = {"test_images": TEST_BYTES, "test_labels": TEST_LABELS}
 OF_AXES = {"NCHW": BYTES, "NHWC": BYTES.transpose(0, 2, 3, 1), "NHW": BYTES[:, 0]}
 HEIGHT, WIDTH = 5, 7
 
@@ -159,6 +160,36 @@ def test_a_file_holds_the_arguments(tmp_path: Path):
             assert torch.equal(part.labels, expected_part.labels)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("x_train", "y_train", "x_test", "y_test"),
+        ("X_train", "y_train", "X_test", "y_test"),
+        ("train_images", "train_labels", "test_images", "test_labels"),
+        ("x", "y", "x_test", "y_test"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_may_use_the_names_of_others(tmp_path: Path, names: tuple[str, ...]):
+    arrays = (BYTES, LABELS[:, None], TEST_BYTES, TEST_LABELS)
+    np.savez(tmp_path / "arrays.npz", **dict(zip(names, arrays, strict=True)))
+    for part, expected in zip(read_npz(tmp_path / "arrays.npz"), read(**TEST), strict=True):
+        if isinstance(part, int):
+            assert part == expected
+        else:
+            assert torch.equal(part.images, expected.images)
+            assert torch.equal(part.labels, expected.labels)
+
+
+def test_validation_images_of_a_file_are_the_last_for_training(tmp_path: Path):
+    path = tmp_path / "arrays.npz"
+    np.savez(path, train_images=BYTES[:4], train_labels=LABELS[:4], val_images=BYTES[4:], val_labels=LABELS[4:],
+             test_images=TEST_BYTES, test_labels=TEST_LABELS)  # fmt: skip
+    found, expected = read_npz(path)[0], read(**TEST)[0]
+    assert torch.equal(found.images, expected.images)
+    assert torch.equal(found.labels, expected.labels)
+
+
 def test_a_file_is_loaded_by_its_path(tmp_path: Path):
     np.savez(tmp_path / "arrays.npz", images=BYTES, labels=LABELS)
     dataset = load(str(tmp_path / "arrays.npz"), validation_size=3)
@@ -189,7 +220,8 @@ class Dangerous:
         pytest.param(lambda path: path.write_text("no arrays"), id="text"),
         pytest.param(write_single, id="single array"),
         pytest.param(lambda path: np.savez(path, images=BYTES), id="no labels"),
-        pytest.param(lambda path: np.savez(path, images=BYTES, labels=LABELS, x_test=BYTES), id="unknown key"),
+        pytest.param(lambda path: np.savez(path, images=BYTES, labels=LABELS, weights=BYTES), id="unknown key"),
+        pytest.param(lambda path: np.savez(path, images=BYTES, x=BYTES, labels=LABELS), id="images twice"),
         pytest.param(lambda path: np.savez(path, images=BYTES, labels=LABELS[:3]), id="wrong shape"),
     ],
 )

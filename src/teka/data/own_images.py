@@ -17,7 +17,16 @@ from teka.memory import check_memory
 Array = np.ndarray | Tensor
 PARTS = ("train", "test")
 AXES = ("NHW", "NHWC", "NCHW")
-KEYS = ("images", "labels", "test_images", "test_labels", "axes")
+# What an .npz file may call its arrays: our names first, then those of Keras, MedMNIST and scikit-learn.
+KEYS = {
+    "images": ("images", "train_images", "x_train", "X_train", "x", "X", "data"),
+    "labels": ("labels", "train_labels", "y_train", "y", "target"),
+    "test_images": ("test_images", "x_test", "X_test"),
+    "test_labels": ("test_labels", "y_test"),
+    "validation_images": ("validation_images", "val_images", "x_val"),
+    "validation_labels": ("validation_labels", "val_labels", "y_val"),
+    "axes": ("axes",),
+}
 GREY = ("1", "L", "LA")
 _BYTES = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
 
@@ -125,18 +134,28 @@ def read_arrays(
 
 
 def read_npz(path: Path) -> Parts:
-    """Training and test images from an .npz file with the arguments of `read_arrays` as its keys; never unpickled."""
+    """Training and test images from an .npz file with names of `KEYS`; never unpickled.
+
+    Validation images, if it has any, are the last of those for training. Labels may be of shape (N, 1).
+    """
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array")
         with loaded as file:
+            arrays: dict[str, np.ndarray] = {}
             for key in file.files:
-                check_name("its key", key, KEYS)
-            arrays = {key: file[key] for key in file.files}
-        for key in KEYS[:2]:
+                check_name("its key", key, [name for names in KEYS.values() for name in names])
+                argument = next(argument for argument, names in KEYS.items() if key in names)
+                if argument in arrays:
+                    raise ValueError(f"it has {argument} twice, the second time as {key}")
+                given = file[key]
+                arrays[argument] = given[:, 0] if "labels" in argument and given.shape[1:] == (1,) else given
+        for key in ("images", "labels"):
             if key not in arrays:
                 raise ValueError(f"it has no {key}, only {', '.join(arrays) or 'nothing'}")
+            if (more := arrays.pop(f"validation_{key}", None)) is not None:
+                arrays[key] = np.concatenate([arrays[key], more])
         axes = arrays.pop("axes", None)
         return read_arrays(**arrays, axes=None if axes is None else str(axes))
     except Exception as error:  # what a damaged or made-up header raises depends on where it is wrong
