@@ -85,7 +85,7 @@ def documented(kind: type, name: str) -> bool:
 
 
 def test_every_public_method_has_a_docstring_or_overrides_one_that_has_or_is_what_its_class_says():
-    names = [one.name for one in pkgutil.walk_packages(teka.__path__, "teka.")]
+    names = [one.name for one in pkgutil.walk_packages(teka.__path__, "teka.") if one.name != "teka.__main__"]
     # timm does not import beside the newest torch without torchvision; tests/vision has an environment for it.
     modules = [import_module(name) for name in names if name != "teka.integrations.timm"]
     classes = {kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)}

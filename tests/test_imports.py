@@ -23,6 +23,7 @@ ORDER = (
     ("training",),
     ("experiments",),
     ("cli",),
+    ("__main__",),
 )
 LEVELS = {part: level for level, parts in enumerate(ORDER) for part in parts}
 # What the extras bring, and what only tests need.

@@ -1,4 +1,6 @@
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -20,6 +22,27 @@ def test_the_version_is_printed(capsys):
 
 def test_an_unknown_command_is_an_error_that_names_the_nearest(fails):
     assert "did you mean 'train'" in fails("trian")
+
+
+def test_an_unknown_option_is_an_error_that_names_the_nearest_and_no_option_is_cut_short(fails):
+    assert fails("train", "--learning-rat", "0.1").endswith(
+        "teka train: error: --learning-rat is no option of this command; did you mean '--learning-rate'?\n"
+    )
+
+
+def test_help_says_what_an_option_is_for_and_no_types(capsys):
+    with pytest.raises(SystemExit):
+        main(["shift", "--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: teka shift runs [runs ...] [options]\n")
+    assert "(default: 4)" in shown
+    assert "type:" not in shown
+    assert "null" not in shown
+
+
+def test_python_runs_the_package_as_the_command():
+    run = subprocess.run([sys.executable, "-m", "teka", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout == f"teka {__version__}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

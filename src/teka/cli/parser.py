@@ -5,11 +5,13 @@ import contextlib
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jsonargparse
+
+from teka.errors import nearest
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -17,7 +19,8 @@ class Parser(jsonargparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str, examples: str = "") -> None:
         epilog = f"examples:\n{examples}" if examples else None
-        super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=_Formatter)
+        options = {"formatter_class": _Formatter, "allow_abbrev": False}
+        super().__init__(prog=prog, description=description, epilog=epilog, **options)
 
     def parse_args(self, *arguments: Any, **options: Any) -> Any:
         """Read the command line, in which --data-dir is the field data_dir, and an empty word is no value."""
@@ -29,6 +32,9 @@ class Parser(jsonargparse.ArgumentParser):
         return super().parse_args(words, *arguments[1:], **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if unknown := re.match(r"unrecognized arguments: (--\w+)", message, flags=re.IGNORECASE):
+            hint = nearest(unknown[1], self._option_string_actions) or f"; {self.prog} --help lists them"
+            message = f"{unknown[1]} is no option of this command{hint}".replace("_", "-")
         sys.stderr.write(f"{self.prog}: error: {' '.join(message.split())}\n")
         sys.exit(2)
 
@@ -38,7 +44,16 @@ class Parser(jsonargparse.ArgumentParser):
 
 
 class _Formatter(jsonargparse.DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the examples."""
+    """Keeps the line breaks of examples, and says of an option what it is for and its default, if that says more."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        says_more = action.option_strings and action.default not in (None, False, [], argparse.SUPPRESS)
+        return f"{text} (default: %(default)s)" if says_more and "default" not in text else text
+
+    def _format_usage(self, usage: str | None, actions: Iterable[argparse.Action], *others: Any, **more: Any) -> str:
+        places = " ".join(self._format_args(one, one.dest) for one in actions if not one.option_strings)
+        return f"usage: {self._prog}{' ' if places else ''}{places} [options]\n\n"
 
 
 class Option:
