@@ -7,9 +7,9 @@ and then written with token by token from a state that does not grow. The text, 
 """
 
 import math
+from pydoc_data.topics import topics
 
 import torch
-from pydoc_data.topics import topics
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -42,6 +42,7 @@ class Writer(nn.Module):
         """Logits (batch, 128) after one more letter (batch,), and what the letters so far have left."""
         token, after = self.letters(letter), []
         for block, state in zip(self.blocks, states, strict=True):
+            assert isinstance(block, TransformerBlock)
             attended, state = block.attention.step(block.attention_norm(token), state)
             token = token + attended
             token = token + block.mlp(block.mlp_norm(token))

@@ -9,13 +9,13 @@ transformers and scikit-learn.
 """
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import ViTConfig, ViTForImageClassification
 
-import teka
 from teka.convert import distill_attention, replace_attention
 from teka.data import load
 from training import arguments
@@ -52,8 +52,14 @@ def main() -> None:
             return f"{int((model(test).logits.argmax(dim=1) == truth).sum())} of {len(truth)} right"
 
     torch.manual_seed(given.seed)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
-    config = ViTConfig(image_size=16, patch_size=2, num_channels=1, num_labels=10, hidden_dropout_prob=0.0, **sizes)
+    sizes: dict[str, Any] = {
+        "num_labels": 10,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    }
+    config = ViTConfig(image_size=16, patch_size=2, num_channels=1, hidden_dropout_prob=0.0, **sizes)
     model = ViTForImageClassification(config)
     train(model, images, labels, given.steps, 2e-3)
     print(f"softmax: {right(model)}")

@@ -36,7 +36,7 @@ def main() -> None:
         nodes = len(onnx.load(path).graph.node)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
-        found, one = (session.run(None, {name: part.numpy()})[0] for part in (images, images[:1]))
+        found, one = (np.asarray(session.run(None, {name: part.numpy()})[0]) for part in (images, images[:1]))
         began = time.perf_counter()
         for _ in range(given.steps):
             session.run(None, {name: images.numpy()})

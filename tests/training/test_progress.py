@@ -230,3 +230,12 @@ def test_the_peak_of_a_known_gpu_is_its_makers(gpu):
 def test_the_peak_of_another_gpu_is_measured(gpu, name, recwarn):
     assert peak(gpu(name), torch.bfloat16).source == MEASURED
     assert not recwarn.list
+
+
+def test_nothing_is_faster_than_its_peak_which_other_work_may_have_hidden(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("teka.training.progress.peak", lambda device, dtype: Peak(1.0, "measured beside other work"))
+    result = train(run, tmp_path / "run")
+    shares = column(tmp_path / "run", "flop_utilisation")
+    assert max(shares) <= 1
+    assert shares[0] == 1
+    assert result["peak_tflops"] == pytest.approx(max(column(tmp_path / "run", "tflops_per_second")), rel=1e-3)
