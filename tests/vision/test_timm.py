@@ -1,0 +1,66 @@
+"""teka within timm."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from timm.data import resolve_model_data_config
+
+from teka import Grid
+from teka.convert import replace_attention
+from teka.integrations.timm import register
+
+register()
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def make(name: str, **options) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(name, img_size=64, depth=2, **options).eval()
+
+
+def test_timm_lists_our_models_once_however_often_they_are_registered(recwarn: pytest.WarningsRecorder):
+    register()
+    assert len(timm.list_models("teka_*")) == 6
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("name", ["teka_tiny_patch16_224", "teka_tiny_polyphase16_224"])
+def test_a_model_of_ours_does_what_timm_asks_of_models(name: str):
+    model = make(name, num_classes=7)
+    assert model(IMAGES).shape == (2, 7)
+    assert torch.equal(model.forward_head(model.forward_features(IMAGES)), model(IMAGES))
+    model.reset_classifier(0)
+    assert model(IMAGES).shape == (2, model.num_features) == (2, 192)
+    assert resolve_model_data_config(model)["mean"] == (0.485, 0.456, 0.406)
+    features = make(name, features_only=True, in_chans=1, out_indices=(0, 1))
+    assert [one.shape for one in features(IMAGES[:, :1])] == [(2, 192, 4, 4)] * 2
+    assert features.feature_info.channels() == [192, 192]
+
+
+def test_polyphase_is_exact_under_every_whole_shift():
+    model = make("teka_tiny_polyphase16_224").double()
+    images = IMAGES.double()
+    change = model(images.roll((3, 5), (2, 3))) - model(images)
+    assert change.abs().max() <= 1e-10 * model(images).abs().max()
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_with_the_softmax_a_model_of_timm_stays_as_it_was(name: str):
+    model = make(name).double()
+    before, images = copy.deepcopy(model), IMAGES.double()
+    report = replace_attention(model, kernel="softmax", relative=None)
+    assert list(report.replaced) == ["blocks.0.attn", "blocks.1.attn"]
+    torch.testing.assert_close(model(images), before(images), rtol=1e-10, atol=1e-10)
+    learns = copy.deepcopy(before)
+    replace_attention(learns)
+    heads = learns.blocks[0].attn.heads
+    assert (heads.grid, heads.num_prefix_tokens) == (Grid((4, 4)), model.num_prefix_tokens)
+    learns(images).sum().backward()
+    assert all(one.grad is not None for one in learns.parameters())
+
+
+def test_attention_that_rotates_by_itself_is_left_alone():
+    with pytest.raises(ValueError, match="model is 'Eva', expected a model with attention that can be replaced"):
+        replace_attention(timm.create_model("vit_small_patch16_dinov3", depth=1))
