@@ -9,8 +9,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
+BUILD_VENV := .venv-build
+BUILD_READY := $(BUILD_VENV)/.ready
+MAKE_VENV = $(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	{ echo "$(PYTHON) is not Python 3.10 or newer with its module venv: install these (Debian: apt install python3-venv), or name another, make PYTHON=…" >&2; exit 1; }; \
+	$(PYTHON) -m venv
 
-.PHONY: demo test test-exhaustive browser lint types docs clean
+.PHONY: demo test test-exhaustive test-oldest test-newest wheel browser lint types docs clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
@@ -21,6 +26,20 @@ test: $(READY)
 # Every kernel with every relative kernel, backend and second factor, where `test` meets a choice of them.
 test-exhaustive: $(READY)
 	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist loadgroup
+
+# The oldest and the newest versions that are promised, in environments of their own.
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest PYTHON=$(or $(OLDEST),python3.10) CONSTRAINTS=constraints-oldest.txt
+
+test-newest:
+	$(MAKE) test VENV=.venv-newest PYTHON=$(or $(NEWEST),python3.14) CONSTRAINTS=
+
+# The source archive and the wheel, in dist, checked to be what an index takes and to hold the package alone.
+wheel: $(BUILD_READY)
+	rm -rf dist
+	$(BUILD_VENV)/bin/python -m build --outdir dist
+	$(BUILD_VENV)/bin/twine check --strict dist/*
+	$(BUILD_VENV)/bin/check-wheel-contents dist/*.whl
 
 # The pages of the audit in a headless Chromium, which must be installed.
 browser: $(READY)
@@ -38,16 +57,21 @@ docs: $(DOCS_READY)
 	$(DOCS_VENV)/bin/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) runs/demo build dist .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS_VENV) $(BUILD_VENV) .venv-oldest .venv-newest runs/demo build dist .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml $(CONSTRAINTS)
-	$(PYTHON) -m venv $(VENV)
+	@$(MAKE_VENV) $(VENV)
 	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
 	touch $@
 
 $(DOCS_READY): pyproject.toml
-	$(PYTHON) -m venv $(DOCS_VENV)
+	@$(MAKE_VENV) $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS_VENV)/requirements.txt
 	$(DOCS_VENV)/bin/python -m pip install --quiet -r $(DOCS_VENV)/requirements.txt
+	touch $@
+
+$(BUILD_READY): Makefile
+	@$(MAKE_VENV) $(BUILD_VENV)
+	$(BUILD_VENV)/bin/python -m pip install --quiet build twine check-wheel-contents
 	touch $@
