@@ -37,8 +37,8 @@ MNIST = IdxDataset(
         "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
-    # The authors' own server often refuses, so that the copy that PyTorch keeps comes first.
-    addresses=("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+    # Copies that PyTorch keeps: the authors' own server often refuses, and has no https.
+    addresses=("https://ossci-datasets.s3.amazonaws.com/mnist/",),
 )
 # The same four files and sizes.
 FASHION_MNIST = IdxDataset(
@@ -48,14 +48,15 @@ FASHION_MNIST = IdxDataset(
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
     remedy="By hand: run `apt-get install dataset-fashion-mnist` on Debian or Ubuntu, or download the four files from "
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/ into a folder and pass it as data_dir.",
+    "https://github.com/zalandoresearch/fashion-mnist/tree/master/data/fashion into a folder and pass it as data_dir.",
     hashes={
         "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
-    addresses=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    # The authors' repository: their server has no https.
+    addresses=("https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",),
     system_folder=Path("/usr/share/datasets/fashion-mnist"),
 )
 # 50,000 training and 10,000 test photographs, in the published "binary version": pickles are never read. Its authors
