@@ -47,6 +47,7 @@ NOT_IMPORTED = (
     "timm",
     "accelerate",
     "huggingface_hub",
+    "triton",
 )
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 

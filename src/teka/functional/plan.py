@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from teka._compat import ProcessGroup, has_numbers, is_plain_eager_on_cpu, is_rehearsed, without_autocast
+from teka._compat import (
+    ProcessGroup,
+    has_numbers,
+    is_plain_eager_on_cpu,
+    is_rehearsed,
+    is_transformed,
+    without_autocast,
+)
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Featured, Sums, add_prefix
@@ -15,6 +23,7 @@ from teka.functional.backend.dense import fused_softmax, matrix_attention
 from teka.functional.backend.fused.causal import LEAST_TOKENS, fused_causal
 from teka.functional.backend.fused.position_maps import PositionMap, PrefixMap
 from teka.functional.backend.fused.two_sided import fused_linear
+from teka.functional.backend.gpu import triton_fits
 from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.choice import Workload, chosen
 from teka.functional.kernel import make_kernel
@@ -123,7 +132,9 @@ class Plan:
     def evaluate(self, query: Queries, key: Keys, value: Values, *, key_mask: Kept, query_mask: Asked) -> Outputs:
         """The attention of these tokens, in float32 at least and returned in their own dtype."""
         dtype = query.dtype
-        if dtype in (torch.float16, torch.bfloat16):
+        with without_autocast(query.device.type):
+            placed = self._triton_map(query, key, value)
+        if dtype in (torch.float16, torch.bfloat16) and placed is None:
             query, key, value = query.float(), key.float(), value.float()
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
         query, broken = mask_features(query, query_mask), None
@@ -139,10 +150,30 @@ class Plan:
                 fitted = features.fitted(query, key, scale=plan.scale, query_mask=counted, key_mask=key_mask)
                 plan = plan if fitted is features else replace(plan, kernel=fitted)
             attend = {"dense": dense, "windows": windowed}.get(plan.backend, fast)
+            if placed is not None:
+                attend = partial(by_triton, positions=placed)
             output = attend(plan, query, key, value, key_mask=key_mask)
         if broken is not None:
             output = output.masked_fill(broken[..., None], torch.nan)
         return mask_features(output, query_mask).to(dtype)
+
+    def _triton_map(self, query: Queries, key: Keys, value: Values) -> PositionMap | None:
+        """What positions make of features, for Triton's kernels, which widen numbers themselves; None without them."""
+        kernel = self.kernel.features
+        if self.backend != "linear" or kernel is None or not kernel.nonnegative or kernel.counts_keys:
+            return None
+        if self.relative is not None and self.relative.joins:
+            return None
+        num_features = kernel.num_features(query.shape[-1])
+        if not triton_fits(query, value, num_features) or self.group is not None or self.is_causal:
+            return None
+        if not torch.compiler.is_compiling() and is_transformed(query, key, value):
+            return None
+        if self.relative is None:
+            return PositionMap()
+        if self.positions.num_prefix_tokens:
+            return None
+        return self.relative.position_map(self.positions, query.new_empty((), dtype=torch.float32), num_features)
 
 
 def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
@@ -161,6 +192,17 @@ def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: 
     assert plan.relative is not None
     pairs = Pairwise(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
     return plan.relative.windowed(pairs, plan.positions)
+
+
+def by_triton(
+    plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept, positions: PositionMap
+) -> Outputs:
+    """A plan by Triton's kernels, which are imported when they are first needed."""
+    from teka.functional.backend.gpu.operators import triton_linear
+
+    kernel = plan.kernel.features
+    assert kernel is not None
+    return triton_linear(query, key, value, kernel=kernel, positions=positions, scale=plan.scale, key_mask=key_mask)
 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:

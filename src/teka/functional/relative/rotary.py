@@ -164,19 +164,19 @@ class Rotary(Relative):
         def plain(tokens: Featured, frequency: Tensor) -> Sums:
             return replace(self, frequency=frequency).sums("linear", tokens, positions)
 
-        return RotationMap((self.frequency,), positions, like.dtype, share, plain)
+        return RotationMap((self.frequency,), positions=positions, dtype=like.dtype, length_share=share, plain=plain)
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
         """The numerator from rotated features, the denominator from what no rotation changes or from the same."""
-        return self._sums_of(tokens, *self._phasors(positions, tokens.value))
+        return self.sums_at(tokens, *self._phasors(positions, tokens.value))
 
     def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
-        return self._sums_of(Featured(query_features, query_features, key_features, value), None, None)
+        return self.sums_at(Featured(query_features, query_features, key_features, value), None, None)
 
-    def _sums_of(self, tokens: Featured, phasor: Phasor | None, key_phasor: Phasor | None) -> Sums:
+    def sums_at(self, tokens: Featured, phasor: Phasor | None, key_phasor: Phasor | None) -> Sums:
         """Σ_j w_ij v_j from the vectors of the weights, and D_i from its own, where these are others."""
         left, right = self.weighing(tokens.query_features, phasor), self.weighing(tokens.key_features, key_phasor)
         sums = plain_sums(replace(tokens, query_features=left, key_features=right))

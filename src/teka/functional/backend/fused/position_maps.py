@@ -47,6 +47,8 @@ class PositionMap:
     """
 
     tensors: tuple[Tensor, ...] = ()
+    form: ClassVar[str] = "none"  # its name to kernels of a GPU
+    length_share: ClassVar[float] = 0.0  # λ, the weight of lengths in the denominator
     first: ClassVar[int] = 0  # how many tokens go before those that are somewhere
     least_tokens: ClassVar[int] = 0  # of all samples, from which sums over all keys are faster so on one thread
 
@@ -62,6 +64,10 @@ class PositionMap:
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
         """The same with other tensors."""
         return replace(self, tensors=tuple(tensors))
+
+    def places(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What kernels of a GPU read for every query and key, (#batch, heads, tokens, angles or waves)."""
+        return None, None
 
     def new_gradients(self, batch: int) -> list[Tensor]:
         """Zeros, to which pulling back adds the gradients of the tensors."""
@@ -83,6 +89,12 @@ class PositionMap:
 @dataclass(frozen=True)
 class WaveMap(PositionMap):
     """Features times W waves of queries and of keys, the `tensors`, each (#batch, heads, tokens, W), tokens last."""
+
+    form: ClassVar[str] = "fourier"
+
+    def places(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        query_waves, key_waves = self.tensors
+        return query_waves, key_waves
 
     @property
     def num_parts(self) -> int:
@@ -130,15 +142,21 @@ class RotationMap(PositionMap):
         plain: The sums by torch's operations, with ω.
     """
 
+    form: ClassVar[str] = "rotary"
     least_tokens: ClassVar[int] = 1024
 
     positions: Positions = field(default_factory=Positions)
     dtype: torch.dtype = torch.float32
-    length_share: float = 0.0
+    length_share: float = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
     plain: Callable[[Featured, Tensor], Sums] | None = None
 
     def sums(self, num_features: int) -> dict[int, list[float]]:
         return {num_features: [1 - self.length_share], num_features // 2: [self.length_share]}
+
+    def places(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        angles = self.positions.angles(self.tensors[0], like)
+        query_angle, key_angle = (one if one.ndim == 4 else one[None] for one in angles)
+        return query_angle, key_angle
 
     def new_gradients(self, batch: int) -> list[Tensor]:
         return [torch.zeros_like(self.tensors[0])]

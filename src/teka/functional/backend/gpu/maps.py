@@ -1,0 +1,151 @@
+"""What every Triton kernel does to a block of tokens in registers: features, their rotation, and the way back."""
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+from teka.functional.kernel.base import LOWEST_EXPONENT
+from teka.functional.kernel.local import LEAST_FEATURE, RANGE_BITS
+
+TINY = tl.constexpr(2.0**-126)  # the smallest normal float32
+# In place of an exponent where there is no key: below every other, and finite, so that differences are no NaN.
+NO_KEY = tl.constexpr(-1e30)
+LEAST = tl.constexpr(LEAST_FEATURE)
+LEAST_ROOT = tl.constexpr(LEAST_FEATURE**0.5)
+BITS = tl.constexpr(RANGE_BITS)
+LOWEST = tl.constexpr(LOWEST_EXPONENT)
+
+
+@triton.jit
+def load_tokens(pointer, tokens, columns, token_stride, kept, inside):
+    """A block of (tokens, columns) in float32, 0 for what is not kept or not inside."""
+    places = pointer + tokens[:, None] * token_stride + columns[None, :]
+    return tl.load(places, mask=kept[:, None] & inside[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_tokens(pointer, block, tokens, columns, token_stride, kept, inside):
+    """A block of (tokens, columns) to where it belongs, in the type that is kept there."""
+    places = pointer + tokens[:, None] * token_stride + columns[None, :]
+    tl.store(places, block.to(pointer.dtype.element_ty), mask=kept[:, None] & inside[None, :])
+
+
+@triton.jit
+def kept_tokens(key_mask, sample, tokens, num_tokens, masked: tl.constexpr):
+    """Which tokens are there and count."""
+    kept = tokens < num_tokens
+    if masked:
+        kept = kept & (tl.load(key_mask + sample * num_tokens + tokens, mask=kept, other=0) != 0)
+    return kept
+
+
+@triton.jit
+def _rectified(vectors, floor_share, kernel: tl.constexpr):
+    """u·x, its floor and whether that grows with x, and k with u = 2^(−8k), which brings a row into range."""
+    peak = tl.max(tl.abs(vectors), axis=1)
+    steps = tl.floor(tl.log2(tl.maximum(peak, TINY)) / BITS + 0.5)
+    steps = tl.minimum(tl.maximum(steps, -15.0), 15.0)
+    scaled = vectors * tl.exp2(steps * -BITS)[:, None]
+    floor = tl.sqrt(tl.maximum(tl.sum(scaled * scaled, axis=1), TINY)) * floor_share
+    least = LEAST_ROOT if kernel == "squared_relu" else LEAST
+    return scaled, tl.maximum(floor, least), floor > least, steps
+
+
+@triton.jit
+def _focused_parts(rectified):
+    """The largest entry, u = r over it, ‖u‖ and ‖u³‖ of every row; see `Focused`."""
+    peak = tl.max(rectified, axis=1)
+    unit = rectified / peak[:, None]
+    square = unit * unit
+    length, cube_length = tl.sqrt(tl.sum(square, axis=1)), tl.sqrt(tl.sum(square * square * square, axis=1))
+    return peak, unit, length, cube_length
+
+
+@triton.jit
+def feature_map(vectors, inside, factor, floor_share, kernel: tl.constexpr):
+    """φ(x) · 2^(−e), 0 in columns that are not inside, and e, a whole number, of every row.
+
+    e is what bringing a row into range takes out of features that are powers of x. With "identity" x are features.
+    """
+    exponent = tl.zeros_like(tl.sum(vectors, axis=1))
+    if kernel == "identity":
+        features = vectors
+    elif kernel == "elu":
+        scaled = vectors * factor
+        features = tl.where(scaled > 0, 1 + scaled, tl.exp(tl.minimum(tl.maximum(scaled, LOWEST), 0.0)))
+    else:
+        scaled, floor, _, steps = _rectified(vectors, floor_share, kernel)
+        features = tl.where(inside[None, :], tl.maximum(scaled, floor[:, None]), 0.0)
+        exponent = steps * BITS
+        if kernel == "squared_relu":
+            features, exponent = features * features, 2 * exponent
+        elif kernel == "focused":
+            peak, unit, length, cube_length = _focused_parts(features)
+            features = unit * unit * unit * (peak * length / cube_length)[:, None]
+    return tl.where(inside[None, :], features, 0.0), exponent
+
+
+@triton.jit
+def feature_map_gradient(vectors, gradient, inside, factor, floor_share, kernel: tl.constexpr):
+    """The gradient of x from that of φ(x) · 2^(−e), with e taken as fixed."""
+    gradient = tl.where(inside[None, :], gradient, 0.0)
+    if kernel == "identity":
+        of_vectors = gradient
+    elif kernel == "elu":
+        scaled = vectors * factor
+        slope = tl.where(scaled > 0, 1.0, tl.where(scaled < LOWEST, 0.0, tl.exp(tl.minimum(scaled, 0.0))))
+        of_vectors = gradient * slope * factor
+    else:
+        scaled, floor, grows, steps = _rectified(vectors, floor_share, kernel)
+        rectified = tl.where(inside[None, :], tl.maximum(scaled, floor[:, None]), 0.0)
+        if kernel == "squared_relu":
+            gradient = 2 * rectified * gradient
+        elif kernel == "focused":
+            _, unit, length, cube_length = _focused_parts(rectified)
+            square = unit * unit
+            inner = tl.sum(gradient * square * unit, axis=1)
+            cubic = 3 * length * inner / (cube_length * cube_length * cube_length)
+            along = (inner / (length * cube_length))[:, None] - cubic[:, None] * square * square
+            gradient = gradient * square * (3 * length / cube_length)[:, None] + unit * along
+        above = scaled >= floor[:, None]
+        below = tl.where(grows, tl.sum(tl.where(above, 0.0, gradient), axis=1), 0.0)
+        # The floor's gradient is ε² x / (d · floor).
+        through_floor = scaled * (below / floor * floor_share * floor_share)[:, None]
+        of_vectors = (tl.where(above, gradient, 0.0) + through_floor) * tl.exp2(steps * -BITS)[:, None]
+    return of_vectors
+
+
+@triton.jit
+def _split_pairs(features, size: tl.constexpr):
+    """Features 2p, and features 2p + 1."""
+    return tl.split(tl.reshape(features, (features.shape[0], size // 2, 2)))
+
+
+@triton.jit
+def rotated(features, cosine, sine, size: tl.constexpr):
+    """Features 2p and 2p + 1 rotated together by angle p; by its opposite with −sine."""
+    first, second = _split_pairs(features, size)
+    both = tl.join(first * cosine - second * sine, first * sine + second * cosine)
+    return tl.reshape(both, (features.shape[0], size))
+
+
+@triton.jit
+def pair_lengths(features, size: tl.constexpr):
+    """ψ: √(φ_2p² + φ_2p+1²) of every pair."""
+    first, second = _split_pairs(features, size)
+    return tl.sqrt(first * first + second * second)
+
+
+@triton.jit
+def pair_lengths_gradient(features, gradient, size: tl.constexpr):
+    """The gradient of features from that of ψ: ∂ψ/∂φ = φ/ψ, 0 where ψ is."""
+    lengths = pair_lengths(features, size)
+    ratio = tl.where(lengths > 0, gradient / tl.maximum(lengths, TINY), 0.0)
+    return features * tl.reshape(tl.join(ratio, ratio), (features.shape[0], size))
+
+
+@triton.jit
+def angles_gradient(turned, of_turned, size: tl.constexpr):
+    """∂θ_p = t₁g₂ − t₂g₁ of turned pairs t with gradients g."""
+    first, second = _split_pairs(turned, size)
+    of_first, of_second = _split_pairs(of_turned, size)
+    return first * of_second - second * of_first

@@ -1,0 +1,147 @@
+"""Run the kernels of a GPU in Triton's interpreter against every pair of tokens, and tell by how much they differ.
+
+Run in a process of its own: Triton reads TRITON_INTERPRET while it is imported, and cannot run functions on which the
+checks of annotations are that the tests switch on.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from tests.contracts.cases import build_relative, draw_inputs, draw_mask, relative_change, with_leaves
+from torch import Tensor, nn
+from torch.autograd import grad
+from torch.library import opcheck
+
+from teka import Grid
+from teka.functional import Fourier, Relative, Rotary, attention
+from teka.functional.backend.gpu import launch, operators
+from teka.nn import Attention
+
+BANDS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+# Queries and keys of other places, of which blocks and segments are not whole numbers.
+ACROSS = {"grid": Grid((5, 7)), "key_grid": Grid((3, 11), spacing=0.5)}
+POINTS = {"positions": torch.rand(2, 35, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 9}
+
+
+def change(found: list[Tensor], truth: list[Tensor]) -> float:
+    """The `relative_change` of the tensor for which that is most; NaN if there is one."""
+    return float(torch.tensor([relative_change(one, other) for one, other in zip(found, truth, strict=True)]).max())
+
+
+def difference(
+    kernel: str,
+    relative: str | Relative | None,
+    places: dict[str, Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    dim: int = 6,
+    sizes: tuple[float, ...] = (1.0,),
+    is_causal: bool = False,
+) -> float:
+    """How far the output and every gradient are from those of every pair in float64, over what is allowed.
+
+    Args:
+        kernel: The content kernel.
+        relative: The relative kernel.
+        places: Where queries and keys are.
+        dtype: Of queries, keys and values.
+        dim: Size of queries and keys.
+        sizes: Factors of the keys, one after another.
+        is_causal: Whether queries see no later keys.
+    """
+    num_keys = places["key_grid"].num_tokens if "key_grid" in places else 35
+    query, key, value = (one.transpose(1, 2).contiguous().transpose(1, 2) for one in draw_inputs(35, heads=2, dim=dim))
+    key = key * torch.tensor(sizes).repeat(35)[:35, None]
+    leaves = [one.to(dtype).double().requires_grad_() for one in (query, key[:, :, :num_keys], value[:, :, :num_keys])]
+    axes = places["grid"].num_axes if "grid" in places else 2
+    made = build_relative(relative, heads=2, dim=dim, num_axes=axes) if isinstance(relative, str) else relative
+    options: dict[str, Any] = {"kernel": kernel, "key_mask": draw_mask(2, num_keys), "is_causal": is_causal}
+    if made is not None:
+        made, parameters = with_leaves(made)
+        leaves += parameters.values()
+        options |= {"relative": made, **places}
+    results = []
+    for backend, kind in (("linear", dtype), ("dense", torch.float64)):
+        output = attention(*(one.to(kind) for one in leaves[:3]), backend=backend, **options)
+        cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
+        results.append([output, *grad((output * cotangent).sum(), leaves)])
+    return change(*results) / BANDS[dtype]
+
+
+def second_difference(relative: str | None, *, is_causal: bool) -> float:
+    """The same of gradients of gradients, which the plain evaluation gives."""
+    leaves = [one.float().requires_grad_() for one in draw_inputs(9, heads=2, dim=4)]
+
+    def second(backend: str) -> list[Tensor]:
+        placed = {} if relative is None else {"relative": relative, "grid": Grid(9)}
+        output = attention(*leaves, kernel="squared_relu", backend=backend, is_causal=is_causal, **placed)
+        first = grad(output.square().sum(), leaves, create_graph=True)
+        return [*grad(torch.stack([one.square().sum() for one in first]).sum(), leaves)]
+
+    return change(second("linear"), second("dense")) / BANDS[torch.float32]
+
+
+class Placed(nn.Module):
+    """A layer on a grid, as compilers and exports take it."""
+
+    def __init__(self, relative: str, *, causal: bool) -> None:
+        super().__init__()
+        self.layer = Attention(8, 2, relative=relative, causal=causal, num_axes=1, backend="linear")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(tokens, Grid(9))
+
+
+def recorded_difference(relative: str, *, causal: bool) -> float:
+    """The same of a compiled and of an exported layer; infinite unless the export has exactly one node of ours."""
+    torch.manual_seed(0)
+    model, tokens = Placed(relative, causal=causal), torch.randn(2, 9, 8, requires_grad=True)
+    program = torch.export.export(model.eval(), (tokens,), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},))
+    if sum("teka" in str(node.target) for node in program.graph.nodes) != 1:
+        return float("inf")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    outputs = [one(tokens) for one in (compiled, model)]
+    found, truth = ([one, *grad(one.square().sum(), [tokens, *model.parameters()])] for one in outputs)
+    return max(change(found, truth), change([program.module()(tokens[:1])], [model(tokens[:1])])) / BANDS[torch.float32]
+
+
+def check_operator(*, is_causal: bool) -> float:
+    """0 if torch finds nothing wrong with how the operator is registered; it raises otherwise."""
+    query, key, value = (one.float().requires_grad_() for one in draw_inputs(5, heads=2, dim=4))
+    angles = torch.rand(1, 2, 5, 2, requires_grad=True)
+    opcheck(operators.feature_attention, (query, key, value, None, angles, angles, "relu", "rotary", 1.0, 1e-6, 0.3))
+    return 0.0
+
+
+def cases() -> Iterator[tuple[str, Callable[[], float]]]:
+    """Names of all that is compared, and how."""
+    frequency = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wave = Fourier(torch.tensor([0.3, 0.1]), torch.tensor([[0.7], [0.2]]), frequency[:, :1], torch.ones(2, 1))
+    yield "squared relu across grids", lambda: difference("squared_relu", None, ACROSS)
+    yield "keys of very different sizes", lambda: difference("squared_relu", None, {}, sizes=(1.0, 1e4, 1e-3, 0.0))
+    yield "keys of size 0", lambda: difference("relu", None, {}, sizes=(0.0,))
+    yield "features made before", lambda: difference("hedgehog", None, ACROSS)
+    yield "rotary across grids", lambda: difference("squared_relu", "rotary", ACROSS)
+    yield "rotary, lengths", lambda: difference("elu", Rotary(frequency, "lengths"), POINTS)
+    yield "rotary, features", lambda: difference("relu", Rotary(frequency, "features"), POINTS, dtype=torch.float16)
+    yield "rotary, bfloat16", lambda: difference("focused", "rotary", ACROSS, dtype=torch.bfloat16)
+    yield "focused fourier", lambda: difference("focused", wave, ACROSS, dim=5)
+    yield "second derivatives", lambda: second_difference("rotary", is_causal=False)
+    yield "compiled and exported", lambda: recorded_difference("rotary", causal=False)
+    yield "registration", lambda: check_operator(is_causal=False)
+
+
+def main() -> None:
+    """Print as JSON, by name, what each difference is of what is allowed."""
+    torch.set_num_threads(1)
+    launch.SEGMENT_TOKENS = 32
+    print(json.dumps({name: measure() for name, measure in cases()}))
+
+
+if __name__ == "__main__":
+    main()
