@@ -165,7 +165,7 @@ class Plan:
         if self.relative is not None and self.relative.joins:
             return None
         num_features = kernel.num_features(query.shape[-1])
-        if not triton_fits(query, value, num_features) or self.group is not None or self.is_causal:
+        if not triton_fits(query, value, num_features) or self.group is not None:
             return None
         if not torch.compiler.is_compiling() and is_transformed(query, key, value):
             return None
@@ -202,7 +202,8 @@ def by_triton(
 
     kernel = plan.kernel.features
     assert kernel is not None
-    return triton_linear(query, key, value, kernel=kernel, positions=positions, scale=plan.scale, key_mask=key_mask)
+    options = {"scale": plan.scale, "key_mask": key_mask, "is_causal": plan.is_causal}
+    return triton_linear(query, key, value, kernel=kernel, positions=positions, **options)
 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:

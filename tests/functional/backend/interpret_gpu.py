@@ -7,6 +7,7 @@ checks of annotations are that the tests switch on.
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -25,6 +26,7 @@ from teka.nn import Attention
 BANDS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 # Queries and keys of other places, of which blocks and segments are not whole numbers.
 ACROSS = {"grid": Grid((5, 7)), "key_grid": Grid((3, 11), spacing=0.5)}
+LINE = {"grid": Grid(35)}
 POINTS = {"positions": torch.rand(2, 35, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 9}
 
 
@@ -73,13 +75,13 @@ def difference(
     return change(*results) / BANDS[dtype]
 
 
-def second_difference(relative: str | None, *, is_causal: bool) -> float:
+def second_difference() -> float:
     """The same of gradients of gradients, which the plain evaluation gives."""
     leaves = [one.float().requires_grad_() for one in draw_inputs(9, heads=2, dim=4)]
 
     def second(backend: str) -> list[Tensor]:
-        placed = {} if relative is None else {"relative": relative, "grid": Grid(9)}
-        output = attention(*leaves, kernel="squared_relu", backend=backend, is_causal=is_causal, **placed)
+        options = {"kernel": "squared_relu", "relative": "rotary", "grid": Grid(9), "is_causal": True}
+        output = attention(*leaves, **options, backend=backend)
         first = grad(output.square().sum(), leaves, create_graph=True)
         return [*grad(torch.stack([one.square().sum() for one in first]).sum(), leaves)]
 
@@ -87,20 +89,20 @@ def second_difference(relative: str | None, *, is_causal: bool) -> float:
 
 
 class Placed(nn.Module):
-    """A layer on a grid, as compilers and exports take it."""
+    """A causal layer on a line, as compilers and exports take it."""
 
-    def __init__(self, relative: str, *, causal: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer = Attention(8, 2, relative=relative, causal=causal, num_axes=1, backend="linear")
+        self.layer = Attention(8, 2, causal=True, num_axes=1, backend="linear")
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.layer(tokens, Grid(9))
 
 
-def recorded_difference(relative: str, *, causal: bool) -> float:
+def recorded_difference() -> float:
     """The same of a compiled and of an exported layer; infinite unless the export has exactly one node of ours."""
     torch.manual_seed(0)
-    model, tokens = Placed(relative, causal=causal), torch.randn(2, 9, 8, requires_grad=True)
+    model, tokens = Placed(), torch.randn(2, 9, 8, requires_grad=True)
     program = torch.export.export(model.eval(), (tokens,), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},))
     if sum("teka" in str(node.target) for node in program.graph.nodes) != 1:
         return float("inf")
@@ -110,11 +112,23 @@ def recorded_difference(relative: str, *, causal: bool) -> float:
     return max(change(found, truth), change([program.module()(tokens[:1])], [model(tokens[:1])])) / BANDS[torch.float32]
 
 
-def check_operator(*, is_causal: bool) -> float:
+def change_before(place: int) -> float:
+    """1 for every number of a causal output that a key after it changed."""
+    query, key, value = (one.float() for one in draw_inputs(35, heads=2, dim=4))
+    options: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary", **LINE, "is_causal": True}
+    before = attention(query, key, value, backend="linear", **options)
+    key[:, :, place:] *= 1e9
+    after = attention(query, key, value, backend="linear", **options)
+    assert not torch.equal(after, before)
+    return float((after != before)[:, :, :place].sum())
+
+
+def check_operator() -> float:
     """0 if torch finds nothing wrong with how the operator is registered; it raises otherwise."""
     query, key, value = (one.float().requires_grad_() for one in draw_inputs(5, heads=2, dim=4))
     angles = torch.rand(1, 2, 5, 2, requires_grad=True)
-    opcheck(operators.feature_attention, (query, key, value, None, angles, angles, "relu", "rotary", 1.0, 1e-6, 0.3))
+    given = query, key, value, None, None, angles, angles, "relu", "rotary", 1.0, 1e-6, 0.3, False
+    opcheck(operators.feature_attention, given)
     return 0.0
 
 
@@ -128,12 +142,19 @@ def cases() -> Iterator[tuple[str, Callable[[], float]]]:
     yield "features made before", lambda: difference("hedgehog", None, ACROSS)
     yield "rotary across grids", lambda: difference("squared_relu", "rotary", ACROSS)
     yield "rotary, lengths", lambda: difference("elu", Rotary(frequency, "lengths"), POINTS)
-    yield "rotary, features", lambda: difference("relu", Rotary(frequency, "features"), POINTS, dtype=torch.float16)
-    yield "rotary, bfloat16", lambda: difference("focused", "rotary", ACROSS, dtype=torch.bfloat16)
+    yield "rotary, features", lambda: difference("relu", Rotary(frequency, "features"), ACROSS, dtype=torch.bfloat16)
     yield "focused fourier", lambda: difference("focused", wave, ACROSS, dim=5)
-    yield "second derivatives", lambda: second_difference("rotary", is_causal=False)
-    yield "compiled and exported", lambda: recorded_difference("rotary", causal=False)
-    yield "registration", lambda: check_operator(is_causal=False)
+    causal = partial(difference, is_causal=True)
+    yield "causal", lambda: causal("focused", None, {}, dtype=torch.float16)
+    yield "causal, keys of very different sizes", lambda: causal("squared_relu", None, {}, sizes=(1e-3, 1.0, 0.0, 1e4))
+    yield "causal, features made before", lambda: causal("positive", None, {})
+    yield "causal, rotary", lambda: causal("squared_relu", "rotary", LINE)
+    yield "causal, rotary, lengths", lambda: causal("elu", Rotary(frequency, "lengths"), POINTS, dtype=torch.bfloat16)
+    yield "causal, fourier", lambda: causal("relu", wave, POINTS)
+    yield "causal, nothing sees what is later", lambda: change_before(20)
+    yield "second derivatives", second_difference
+    yield "compiled and exported", recorded_difference
+    yield "registration", check_operator
 
 
 def main() -> None:

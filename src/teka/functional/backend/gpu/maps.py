@@ -16,6 +16,12 @@ LOWEST = tl.constexpr(LOWEST_EXPONENT)
 
 
 @triton.jit
+def row_of(pointer, row, heads, batch_stride, head_stride):
+    """Where the tokens of one head of one sample begin."""
+    return pointer + row // heads * batch_stride + row % heads * head_stride
+
+
+@triton.jit
 def load_tokens(pointer, tokens, columns, token_stride, kept, inside):
     """A block of (tokens, columns) in float32, 0 for what is not kept or not inside."""
     places = pointer + tokens[:, None] * token_stride + columns[None, :]
@@ -36,6 +42,14 @@ def kept_tokens(key_mask, sample, tokens, num_tokens, masked: tl.constexpr):
     if masked:
         kept = kept & (tl.load(key_mask + sample * num_tokens + tokens, mask=kept, other=0) != 0)
     return kept
+
+
+@triton.jit
+def known_exponents(exponents, row, tokens, num_tokens, kept, exponent, kernel: tl.constexpr):
+    """The exponents of features that were made before, or those that came of making them here."""
+    if kernel == "identity":
+        exponent = tl.load(exponents + row * num_tokens + tokens, mask=kept, other=0.0)
+    return exponent
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """The Triton kernels as operators of torch, which compilers and exports see as one node, with their gradients."""
 
-from dataclasses import astuple
+import math
+from dataclasses import astuple, replace
 from typing import Any, ClassVar
 
 import torch
@@ -8,7 +9,11 @@ from torch import Tensor
 from torch.library import custom_op
 
 from teka.functional.backend.fused.position_maps import PositionMap
-from teka.functional.backend.gpu.launch import Heads, Map, new_output, two_sided, two_sided_gradients
+from teka.functional.backend.gpu.causal import causal
+from teka.functional.backend.gpu.causal_gradients import causal_gradients
+from teka.functional.backend.gpu.launch import Heads, Map, new_output
+from teka.functional.backend.gpu.two_sided import two_sided, two_sided_gradients
+from teka.functional.backend.linear import LOWEST_LOG_SCALE
 from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.kernel.base import FeatureKernel
 from teka.functional.kernel.features import Elu
@@ -44,6 +49,7 @@ def triton_linear(
     positions: PositionMap,
     scale: float,
     key_mask: Kept,
+    is_causal: bool,
 ) -> Outputs:
     """The weighted means that `linear` gives the sums of, in the dtype of the inputs, with sums in float32.
 
@@ -54,13 +60,16 @@ def triton_linear(
 
     Source: Katharopoulos et al. 2020, equation 5; the denominator is this library's (`Rotary`).
     """
-    name, epsilon = kernel.name, kernel.epsilon if isinstance(kernel, FlooredRelu) else 0.0
+    exponents, name, epsilon = None, kernel.name, kernel.epsilon if isinstance(kernel, FlooredRelu) else 0.0
     if type(kernel) not in MADE_WITHIN:
         name, query, key, value = Identity.name, query.float(), key.float(), value.float()
-        query, key, _ = kernel.feature_maps(query, key, scale=scale, key_mask=key_mask, is_causal=False)
-    options = Map(name, positions.form, scale, epsilon, positions.length_share)
+        query, key, log_scale = kernel.feature_maps(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+        exponents = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale.detach() / math.log(2)
+        if log_scale is not None and log_scale.requires_grad:
+            key = key * torch.exp(log_scale - log_scale.detach())[..., None]  # 1, with the gradient that exp(s) has
+    options = Map(name, positions.form, scale, epsilon, positions.length_share, is_causal)
     places = positions.places(query.new_empty((), dtype=torch.float32))
-    return feature_attention(query, key, value, key_mask, *places, *astuple(options))[0]
+    return feature_attention(query, key, value, key_mask, exponents, *places, *astuple(options))[0]
 
 
 @custom_op("teka::feature_attention", mutates_args=())
@@ -69,6 +78,7 @@ def feature_attention(
     key: Tensor,
     value: Tensor,
     key_mask: Tensor | None,
+    exponents: Tensor | None,
     query_places: Tensor | None,
     key_places: Tensor | None,
     kernel: str,
@@ -76,30 +86,37 @@ def feature_attention(
     scale: float,
     epsilon: float,
     share: float,
+    is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs and what their gradients need; the numbers after the tensors are those of a `Map`."""
-    options = Map(kernel, form, scale, epsilon, share)
-    return two_sided(Heads(query, key, value, key_mask, query_places, key_places, options))
+    options = Map(kernel, form, scale, epsilon, share, is_causal)
+    heads = Heads(query, key, value, key_mask, exponents, query_places, key_places, options)
+    return causal(heads) if is_causal else two_sided(heads)
 
 
 @feature_attention.register_fake
-def _(query, key, value, key_mask, query_places, key_places, *options):
-    heads = Heads(query, key, value, key_mask, query_places, key_places, Map(*options))
-    output = new_output(heads.query, heads.value)
-    return output, heads.empty(query.shape[2]), heads.empty(heads.num_waves, heads.length), heads.empty()
+def _(query, key, value, key_mask, exponents, query_places, key_places, *options):
+    heads = Heads(query, key, value, key_mask, exponents, query_places, key_places, Map(*options))
+    output, num_tokens = new_output(heads.query, heads.value), query.shape[2]
+    if not heads.map.is_causal:
+        return output, heads.empty(num_tokens), heads.empty(heads.num_waves, heads.length), heads.empty()
+    segments, blocks = (-(-num_tokens // size) for size in (heads.segment, heads.block))
+    sums = heads.empty(heads.num_waves, segments, heads.length)
+    return output, heads.empty(num_tokens)[None].repeat(2, 1, 1), sums, heads.empty(blocks)
 
 
 @custom_op("teka::feature_attention_gradients", mutates_args=())
 def feature_attention_gradients(
     gradient: Tensor,
     output: Tensor,
-    inverse: Tensor,
+    factors: Tensor,
     sums: Tensor,
-    peak: Tensor,
+    peaks: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     key_mask: Tensor | None,
+    exponents: Tensor | None,
     query_places: Tensor | None,
     key_places: Tensor | None,
     kernel: str,
@@ -107,21 +124,26 @@ def feature_attention_gradients(
     scale: float,
     epsilon: float,
     share: float,
+    is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, values, and of the places of queries and keys in every sample."""
-    heads = Heads(query, key, value, key_mask, query_places, key_places, Map(kernel, form, scale, epsilon, share))
-    return two_sided_gradients(heads, gradient, output, inverse, sums, peak)
+    options = Map(kernel, form, scale, epsilon, share, is_causal)
+    heads = Heads(query, key, value, key_mask, exponents, query_places, key_places, options)
+    compute = causal_gradients if is_causal else two_sided_gradients
+    return compute(heads, gradient, output, factors, sums, peaks)
 
 
 @feature_attention_gradients.register_fake
-def _(gradient, output, inverse, sums, peak, query, key, value, key_mask, query_places, key_places, *options):
-    heads = Heads(query, key, value, key_mask, query_places, key_places, Map(*options))
+def _(
+    gradient, output, factors, sums, peaks, query, key, value, key_mask, exponents, query_places, key_places, *options
+):
+    heads = Heads(query, key, value, key_mask, exponents, query_places, key_places, Map(*options))
     return *(torch.empty_like(one) for one in (heads.query, heads.key, heads.value)), *heads.new_place_gradients()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*output, *inputs[:6])
-    ctx.options = inputs[6:]
+    ctx.save_for_backward(*output, *inputs[:7])
+    ctx.options = inputs[7:]
 
 
 def _gradients(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -132,12 +154,12 @@ def _gradients(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | 
         return *_differentiable_gradients(gradient, tensors, Map(*ctx.options)), *nothing
     of_query, of_key, of_value, *of_places = feature_attention_gradients(gradient, *saved, *tensors, *ctx.options)
     found: list[Tensor | None] = []
-    for one, of_one in zip(tensors[4:], of_places, strict=True):
+    for one, of_one in zip(tensors[5:], of_places, strict=True):
         if one is None:
             found.append(None)
         else:
             found.append((of_one if one.shape[0] > 1 else of_one.sum(dim=0, keepdim=True)).to(one.dtype))
-    return of_query, of_key, of_value, None, *found, *nothing
+    return of_query, of_key, of_value, None, None, *found, *nothing
 
 
 feature_attention.register_autograd(_gradients, setup_context=_save)
@@ -153,11 +175,16 @@ def _differentiable_gradients(gradient: Tensor, tensors: Any, options: Map) -> l
 
 def _plain(tensors: Any, options: Map) -> Tensor:
     """The same by torch's operations, which can be differentiated twice."""
-    query, key, value, key_mask, query_places, key_places = tensors
+    query, key, value, key_mask, exponents, query_places, key_places = tensors
     kernels = {Elu.name: Elu(), Identity.name: Identity()}
     kernel = FLOORED[options.kernel](options.epsilon) if options.kernel in FLOORED else kernels[options.kernel]
     wide = (one.float() for one in (query, key, value))
-    tokens = featured(kernel, *wide, scale=options.scale, key_mask=key_mask, is_causal=False)
+    tokens = featured(kernel, *wide, scale=options.scale, key_mask=key_mask, is_causal=options.is_causal)
+    if exponents is not None and options.is_causal:
+        log_scale = exponents * math.log(2)
+        if key_mask is not None:
+            log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
+        tokens = replace(tokens, log_scale=log_scale)
     if options.form == "rotary":
         unused = query_places.new_empty(query.shape[1], query_places.shape[-1], 1)
         rotary = Rotary(unused, "mixed", options.share) if options.share else Rotary(unused, "features")

@@ -1,19 +1,25 @@
 """Triton kernels of sums over all keys: sums of segments of keys, what queries make of them, and the gradients."""
 
+import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
 
+from teka.functional.backend.gpu.launch import Heads, new_output, place_steps, steps
 from teka.functional.backend.gpu.maps import (
     NO_KEY,
     TINY,
     feature_map,
     feature_map_gradient,
     kept_tokens,
+    known_exponents,
     load_tokens,
+    row_of,
     store_tokens,
 )
 from teka.functional.backend.gpu.products import (
     add_block,
+    add_keys,
     load_places,
     meet_sums,
     meet_sums_gradient,
@@ -23,14 +29,8 @@ from teka.functional.backend.gpu.products import (
 
 
 @triton.jit
-def row_of(pointer, row, heads, batch_stride, head_stride):
-    """Where the tokens of one head of one sample begin."""
-    return pointer + row // heads * batch_stride + row % heads * head_stride
-
-
-@triton.jit
 def sum_over_keys(
-    key, value, key_mask, places, sums, peaks,
+    key, value, key_mask, exponents, places, sums, peaks,
     key_batch, key_head, key_token, value_batch, value_head, value_token, places_batch, places_head,
     heads, num_tokens, dim, dim_value, num_places, num_waves, factor, floor_share, segment,
     kernel: tl.constexpr, form: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr, block: tl.constexpr,
@@ -51,17 +51,14 @@ def sum_over_keys(
         vectors = load_tokens(key, tokens, columns, key_token, kept, inside)
         values = load_tokens(value, tokens, value_columns, value_token, kept, value_inside)
         features, exponent = feature_map(vectors, inside, factor, floor_share, kernel)
-        largest = tl.maximum(tl.max(tl.where(kept, exponent, NO_KEY), axis=0), peak)
-        features *= tl.where(kept, tl.exp2(tl.minimum(exponent - largest, 0.0)), 0.0)[:, None]
+        exponent = known_exponents(exponents, row, tokens, num_tokens, kept, exponent, kernel)
         cosine, sine = load_places(places, tokens, kept, num_places, form, width)
-        of_wave = tl.zeros((block,), tl.float32) + 1
+        of_wave = tl.full((block,), 1.0, tl.float32)
         if form == "fourier":
             of_wave = tl.load(places + tokens * num_places + wave, mask=kept, other=0.0)
-        counts, keep = tl.zeros((block,), tl.float32) + 1, tl.exp2(peak - largest)
-        state, total, lengths = add_block(
-            state, total, lengths, features, cosine, sine, of_wave, values, counts, keep, form, precision, size
+        state, total, lengths, peak = add_keys(
+            state, total, lengths, peak, features, exponent, kept, cosine, sine, of_wave, values, form, precision, size
         )
-        peak = largest
     segments = tl.num_programs(1)
     sums += ((row * num_waves + wave) * segments + number) * length
     store_sums(sums, state, total, lengths, form, size, channels)
@@ -92,7 +89,7 @@ def weighted_means(
         features, cosine, sine, places, tokens, there, sums + row * num_waves * length, length, num_places, share,
         form, precision, size, channels,
     )  # fmt: skip
-    over = 1 / tl.maximum(below, TINY)
+    over = tl.where(below < TINY, 0.0, 1 / tl.maximum(below, TINY))
     store_tokens(output, above * over[:, None], tokens, value_columns, output_token, there, value_inside)
     tl.store(inverse + row * num_tokens + tokens, over, mask=there)
 
@@ -131,7 +128,7 @@ def query_gradients(
             load_tokens(output, tokens, value_columns, output_token, there, value_inside),
             tl.load(inverse + row * num_tokens + tokens, mask=there, other=0.0),
         )
-        of_wave = tl.zeros((block,), tl.float32) + 1
+        of_wave = tl.full((block,), 1.0, tl.float32)
         if form == "fourier":
             of_wave = tl.load(places + tokens * num_places + wave, mask=there, other=0.0)
         state, total, lengths = add_block(
@@ -183,7 +180,7 @@ def key_gradients(
         form, precision, size, channels,
     )  # fmt: skip
     of_features, of_block = meet_sums_gradient(
-        features, cosine, sine, places, tokens, kept, values, tl.zeros((block,), tl.float32) + 1, sums, length,
+        features, cosine, sine, places, tokens, kept, values, tl.full((block,), 1.0, tl.float32), sums, length,
         num_places, share, form, precision, size, channels, width,
     )  # fmt: skip
     of_vectors = feature_map_gradient(vectors, of_features * weight[:, None], inside, factor, floor_share, kernel)
@@ -191,3 +188,50 @@ def key_gradients(
     store_tokens(of_value, of_values, tokens, value_columns, value_token, there, value_inside)
     if form != "none":
         store_tokens(of_places, of_block, tokens, place_columns, num_places, there, place_columns < num_places)
+
+
+def key_sums(heads: Heads) -> tuple[Tensor, Tensor]:
+    """Sums of every segment of keys, (rows, waves, segments, length), and their exponents."""
+    key, value, places = heads.key, heads.value, heads.key_places
+    grid = heads.grid(key, heads.segment, heads.num_waves)
+    sums, peaks = heads.empty(heads.num_waves, grid[1], heads.length), heads.empty(grid[1])
+    tensors = key, value, heads.key_mask, heads.exponents, places, sums, peaks
+    strides = *steps(key), *steps(value), *place_steps(places)
+    heads.launch(sum_over_keys, grid, *tensors, *strides, *heads.numbers(key), heads.segment, masked=heads.masked)
+    return sums, peaks
+
+
+def two_sided(heads: Heads) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Outputs, 1/D_i, the sums over all keys, (rows, waves, length), over 2^peak, and the peaks."""
+    query, places = heads.query, heads.query_places
+    sums, peaks = key_sums(heads)
+    peak = peaks.amax(dim=-1)
+    sums = (torch.exp2(peaks - peak[:, None])[:, None, None] @ sums)[:, :, 0]
+    output, inverse = new_output(query, heads.value), heads.empty(query.shape[2])
+    tensors = query, places, sums, output, inverse
+    strides = *steps(query), *steps(output), *place_steps(places)
+    grid = heads.grid(query, heads.block)
+    heads.launch(weighted_means, grid, *tensors, *strides, *heads.numbers(query), heads.map.share)
+    return output, inverse, sums, peak
+
+
+def two_sided_gradients(
+    heads: Heads, gradient: Tensor, output: Tensor, inverse: Tensor, sums: Tensor, peak: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys, values and the places of queries and of keys, from that of outputs."""
+    query, key, value, places = heads.query, heads.key, heads.value, heads.query_places
+    if gradient.stride() != output.stride():
+        gradient = torch.empty_like(output).copy_(gradient)
+    of_query, of_key, of_value = (torch.empty_like(one) for one in (query, key, value))
+    of_places, of_key_places = heads.new_place_gradients()
+    grid = heads.grid(query, heads.segment, heads.num_waves)
+    of_sums = heads.empty(heads.num_waves, grid[1], heads.length)
+    tensors = query, places, sums, output, inverse, gradient, of_query, of_places, of_sums
+    strides = *steps(query), *steps(output), *place_steps(places)
+    heads.launch(query_gradients, grid, *tensors, *strides, *heads.numbers(query), heads.segment, heads.map.share)
+    of_sums, places = of_sums.sum(dim=2), heads.key_places
+    tensors = key, value, heads.key_mask, places, of_sums, peak, of_key, of_value, of_key_places
+    strides = *steps(key), *steps(value), *place_steps(places)
+    numbers, grid = heads.numbers(key), heads.grid(key, heads.block)
+    heads.launch(key_gradients, grid, *tensors, *strides, *numbers, heads.map.share, masked=heads.masked)
+    return of_query, of_key, of_value, of_places, of_key_places
