@@ -11,8 +11,10 @@ from teka._compat import without_autocast
 from teka.checks import BOOLEAN, check_kind, check_tensor
 from teka.errors import wrong_shape, wrong_type, wrong_value
 from teka.functional.backend import Featured
+from teka.functional.backend.fused.position_maps import PositionMap
+from teka.functional.backend.gpu import MADE_WITHIN
 from teka.functional.backend.linear import DecodingState
-from teka.functional.kernel.base import Kernel, mask_features
+from teka.functional.kernel.base import FeatureKernel, Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions
 from teka.functional.relative import RELATIVES
@@ -126,6 +128,12 @@ def _advance(
     key, value = mask_features(key, key_mask), mask_features(value, key_mask)
     with without_autocast(query.device.type):
         plan, query, key = plan.joined(query, key)
+        placed = None if key_mask is not None else _triton_map(plan, features, query, key, value, state)
+        if placed is not None:
+            from teka.functional.backend.gpu.step import triton_step
+
+            output, after = triton_step(query, key, value, state, kernel=features, positions=placed, scale=plan.scale)
+            return output.to(dtype), after
         maps = features.feature_maps(query, key, scale=plan.scale, key_mask=key_mask, is_causal=True)
         key_features = mask_features(maps[1], key_mask)
         tokens = Featured(query, maps[0], key_features, value, maps[2], None, plan.scale, is_causal=True)
@@ -139,3 +147,16 @@ def _advance(
             sums, after = sums.over(count), replace(after, count=left)
         output = sums.divide(nonnegative=features.nonnegative or features.counts_keys)
     return output.to(dtype), after
+
+
+def _triton_map(
+    plan: Plan, features: FeatureKernel, query: Queries, key: Keys, value: Values, state: DecodingState | None
+) -> PositionMap | None:
+    """What the position makes of features, for Triton's kernel of one token; None else, or where there are gradients."""
+    if query.shape[2] > 1:
+        return None
+    placed = replace(plan, backend="linear").triton_map(query, key, value) if type(features) in MADE_WITHIN else None
+    if placed is None or not torch.is_grad_enabled():
+        return placed
+    learned = query, key, value, *placed.tensors, *(() if state is None else (state.total.total,))
+    return None if any(one.requires_grad for one in learned) else placed

@@ -23,7 +23,7 @@ from teka.functional.backend.dense import fused_softmax, matrix_attention
 from teka.functional.backend.fused.causal import LEAST_TOKENS, fused_causal
 from teka.functional.backend.fused.position_maps import PositionMap, PrefixMap
 from teka.functional.backend.fused.two_sided import fused_linear
-from teka.functional.backend.gpu import triton_fits
+from teka.functional.backend.gpu import LARGEST_SIZE, triton_fits
 from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.choice import Workload, chosen
 from teka.functional.kernel import make_kernel
@@ -133,7 +133,7 @@ class Plan:
         """The attention of these tokens, in float32 at least and returned in their own dtype."""
         dtype = query.dtype
         with without_autocast(query.device.type):
-            placed = self._triton_map(query, key, value)
+            placed = self.triton_map(query, key, value)
         if dtype in (torch.float16, torch.bfloat16) and placed is None:
             query, key, value = query.float(), key.float(), value.float()
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
@@ -157,7 +157,7 @@ class Plan:
             output = output.masked_fill(broken[..., None], torch.nan)
         return mask_features(output, query_mask).to(dtype)
 
-    def _triton_map(self, query: Queries, key: Keys, value: Values) -> PositionMap | None:
+    def triton_map(self, query: Queries, key: Keys, value: Values) -> PositionMap | None:
         """What positions make of features, for Triton's kernels, which widen numbers themselves; None without them."""
         kernel = self.kernel.features
         if self.backend != "linear" or kernel is None or not kernel.nonnegative or kernel.counts_keys:
@@ -173,7 +173,9 @@ class Plan:
             return PositionMap()
         if self.positions.num_prefix_tokens:
             return None
-        return self.relative.position_map(self.positions, query.new_empty((), dtype=torch.float32), num_features)
+        like = query.new_empty((), dtype=torch.float32)
+        placed = self.relative.position_map(self.positions, like, num_features)
+        return None if placed is None or placed.num_parts > LARGEST_SIZE else placed
 
 
 def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:

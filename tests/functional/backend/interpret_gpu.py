@@ -12,6 +12,7 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import pytest
 import torch
 from tests.contracts.cases import build_relative, draw_inputs, draw_mask, relative_change, with_leaves
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from torch.autograd import grad
 from torch.library import opcheck
 
 from teka import Grid
-from teka.functional import Fourier, Relative, Rotary, attention
-from teka.functional.backend.gpu import launch, operators
+from teka.functional import Fourier, Relative, Rotary, attention, decode
+from teka.functional.backend.gpu import causal, launch, operators, step
 from teka.nn import Attention
 
 BANDS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -57,7 +58,8 @@ def difference(
         is_causal: Whether queries see no later keys.
     """
     num_keys = places["key_grid"].num_tokens if "key_grid" in places else 35
-    query, key, value = (one.transpose(1, 2).contiguous().transpose(1, 2) for one in draw_inputs(35, heads=2, dim=dim))
+    inputs = draw_inputs(35, heads=1 if relative is None else 2, dim=dim)
+    query, key, value = (one.transpose(1, 2).contiguous().transpose(1, 2) for one in inputs)
     key = key * torch.tensor(sizes).repeat(35)[:35, None]
     leaves = [one.to(dtype).double().requires_grad_() for one in (query, key[:, :, :num_keys], value[:, :, :num_keys])]
     axes = places["grid"].num_axes if "grid" in places else 2
@@ -123,12 +125,29 @@ def change_before(place: int) -> float:
     return float((after != before)[:, :, :place].sum())
 
 
+def stepwise_difference(relative: Relative | None) -> float:
+    """The same of outputs token by token, of keys of very different sizes."""
+    query, key, value = (one.float() for one in draw_inputs(9, heads=2, dim=6))
+    key *= torch.tensor([1e-3, 1.0, 1e4]).repeat(3)[:, None]
+    placed = {} if relative is None else {"relative": relative, "positions": POINTS["positions"][:, :9]}
+    options: dict[str, Any] = {"kernel": "squared_relu", "is_causal": True, "backend": "dense", **placed}
+    truth, outputs, state = attention(query.double(), key.double(), value.double(), **options), [], None
+    for token in range(9):
+        place = None if relative is None else POINTS["positions"][:, token]
+        here = slice(token, token + 1)
+        those = query[:, :, here], key[:, :, here], value[:, :, here]
+        output, state = decode(*those, state, kernel="squared_relu", relative=relative, position=place)
+        outputs.append(output)
+    return change([torch.cat(outputs, dim=2)], [truth]) / BANDS[torch.float32]
+
+
 def check_operator() -> float:
     """0 if torch finds nothing wrong with how the operator is registered; it raises otherwise."""
     query, key, value = (one.float().requires_grad_() for one in draw_inputs(5, heads=2, dim=4))
     angles = torch.rand(1, 2, 5, 2, requires_grad=True)
     given = query, key, value, None, None, angles, angles, "relu", "rotary", 1.0, 1e-6, 0.3, False
-    opcheck(operators.feature_attention, given)
+    utilities = "test_schema", "test_autograd_registration", "test_faketensor"
+    opcheck(operators.feature_attention, given, test_utils=utilities)
     return 0.0
 
 
@@ -144,24 +163,40 @@ def cases() -> Iterator[tuple[str, Callable[[], float]]]:
     yield "rotary, lengths", lambda: difference("elu", Rotary(frequency, "lengths"), POINTS)
     yield "rotary, features", lambda: difference("relu", Rotary(frequency, "features"), ACROSS, dtype=torch.bfloat16)
     yield "focused fourier", lambda: difference("focused", wave, ACROSS, dim=5)
-    causal = partial(difference, is_causal=True)
-    yield "causal", lambda: causal("focused", None, {}, dtype=torch.float16)
-    yield "causal, keys of very different sizes", lambda: causal("squared_relu", None, {}, sizes=(1e-3, 1.0, 0.0, 1e4))
-    yield "causal, features made before", lambda: causal("positive", None, {})
-    yield "causal, rotary", lambda: causal("squared_relu", "rotary", LINE)
-    yield "causal, rotary, lengths", lambda: causal("elu", Rotary(frequency, "lengths"), POINTS, dtype=torch.bfloat16)
-    yield "causal, fourier", lambda: causal("relu", wave, POINTS)
+    later = partial(difference, is_causal=True)
+    yield "causal", lambda: later("focused", None, {}, dtype=torch.float16)
+    yield "causal, keys of very different sizes", lambda: later("squared_relu", None, {}, sizes=(1e-3, 1.0, 0.0, 1e4))
+    yield "causal, features made before", lambda: later("positive", None, {})
+    yield "causal, rotary", lambda: later("squared_relu", "rotary", LINE)
+    yield "causal, rotary, lengths", lambda: later("elu", Rotary(frequency, "lengths"), POINTS, dtype=torch.bfloat16)
+    yield "causal, fourier", lambda: later("relu", wave, POINTS)
     yield "causal, nothing sees what is later", lambda: change_before(20)
+    yield "token by token", lambda: stepwise_difference(None)
+    yield "token by token, rotary", lambda: stepwise_difference(Rotary(frequency))
+    yield "token by token, fourier", lambda: stepwise_difference(wave)
     yield "second derivatives", second_difference
     yield "compiled and exported", recorded_difference
     yield "registration", check_operator
 
 
 def main() -> None:
-    """Print as JSON, by name, what each difference is of what is allowed."""
+    """Print as JSON, by name, what each difference is of what is allowed, and how many kernels were run."""
     torch.set_num_threads(1)
-    launch.SEGMENT_TOKENS = 32
-    print(json.dumps({name: measure() for name, measure in cases()}))
+    kernels: list[object] = []
+
+    def noted(compute: object, *given: Any, run: Callable[..., None] = launch.run, **compiled: Any) -> None:
+        kernels.append(compute)
+        run(compute, *given, **compiled)
+
+    found: dict[str, tuple[float, int]] = {}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(launch, "SEGMENT_TOKENS", 32)
+        for module in (launch, causal, step):
+            patched.setattr(module, "run", noted)
+        for name, measure in cases():
+            kernels.clear()
+            found[name] = measure(), len(kernels)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

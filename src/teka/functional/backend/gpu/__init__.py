@@ -6,11 +6,16 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from teka.functional.kernel.features import Elu
+from teka.functional.kernel.local import Focused, Relu, SquaredRelu
+
 HAS_TRITON = find_spec("triton") is not None
 # Triton's own switch: kernels then run on a CPU, slowly, by Python.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Most features and most channels of a head, which lie in registers.
 LARGEST_SIZE = 128
+# Kernels whose features are made in registers; those of all others are made before.
+MADE_WITHIN = (SquaredRelu, Relu, Focused, Elu)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from teka.functional.backend.fused.position_maps import PositionMap
+from teka.functional.backend.gpu import MADE_WITHIN
 from teka.functional.backend.gpu.causal import causal
 from teka.functional.backend.gpu.causal_gradients import causal_gradients
 from teka.functional.backend.gpu.launch import Heads, Map, new_output
@@ -17,7 +18,7 @@ from teka.functional.backend.linear import LOWEST_LOG_SCALE
 from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.kernel.base import FeatureKernel
 from teka.functional.kernel.features import Elu
-from teka.functional.kernel.local import FlooredRelu, Focused, PointwiseKernel, Relu, SquaredRelu
+from teka.functional.kernel.local import FlooredRelu, PointwiseKernel
 from teka.functional.relative.rotary import Rotary, phasor_of
 from teka.functional.shapes import Kept, Keys, MapFeatures, Outputs, Queries, Values, Vectors
 
@@ -35,9 +36,7 @@ class Identity(PointwiseKernel):
         return vectors
 
 
-# What is made in registers; features of all other kernels are made before.
-FLOORED: dict[str, type[FlooredRelu]] = {kind.name: kind for kind in (SquaredRelu, Relu, Focused)}
-MADE_WITHIN = (*FLOORED.values(), Elu)
+FLOORED: dict[str, type[FlooredRelu]] = {kind.name: kind for kind in MADE_WITHIN if issubclass(kind, FlooredRelu)}
 
 
 def triton_linear(
