@@ -162,10 +162,10 @@ class Plan:
         kernel = self.kernel.features
         if self.backend != "linear" or kernel is None or not kernel.nonnegative or kernel.counts_keys:
             return None
-        if self.relative is not None and self.relative.joins:
+        if self.group is not None or (self.relative is not None and self.relative.joins):
             return None
         num_features = kernel.num_features(query.shape[-1])
-        if not triton_fits(query, value, num_features) or self.group is not None:
+        if not triton_fits(query, value, num_features):
             return None
         if not torch.compiler.is_compiling() and is_transformed(query, key, value):
             return None
