@@ -1,13 +1,28 @@
 import sys
 import warnings
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from teka import Grid
-from teka.experiments.bench.layers import BASELINE, LAYERS, FusedSoftmax, PerformerPytorch, Settings, Step, layer_names
+from teka.experiments.bench.layers import (
+    ALL_LAYERS,
+    BASELINE,
+    FLASH,
+    FLASH_TWO_SIDED,
+    LAYERS,
+    FourGemms,
+    FusedSoftmax,
+    PerformerPytorch,
+    Settings,
+    Step,
+    layer_names,
+)
 from teka.nn import Attention
+
+DECOUPLED = "flash_bla.ops.linear_attn.decoupled"
 
 
 def test_every_layer_has_a_name_and_backend_of_its_own_and_the_baseline_is_first():
@@ -68,6 +83,27 @@ def test_the_fused_peer_computes_what_the_softmax_layer_does():
     plain.load_state_dict({name: value for name, value in fused.state_dict().items() if name != "key.bias"})
     tokens = torch.randn(2, 35, 12, dtype=torch.float64)
     assert torch.allclose(fused(tokens, Grid((35,))), plain(tokens), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [FLASH, FLASH_TWO_SIDED])
+def test_a_peer_of_a_gpu_gets_its_heads_and_gives_them_to_the_output(name: str, monkeypatch: pytest.MonkeyPatch):
+    """With others in place of the kernels, which give the values back: no GPU is needed for what is around them."""
+    shapes: list[tuple[int, ...]] = []
+
+    def kernels(*tensors: torch.Tensor) -> Any:
+        shapes.extend(tuple(one.shape) for one in tensors)
+        return (tensors[-1], None) if name == FLASH else tensors[-1]
+
+    for package, attribute in (("fla.ops.linear_attn", "chunk_linear_attn"), (DECOUPLED, "decoupled_la")):
+        module = ModuleType(package)
+        setattr(module, attribute, kernels)
+        monkeypatch.setitem(sys.modules, package, module)
+    (layer,) = (layer for layer in ALL_LAYERS if layer.name == name)
+    made, tokens = layer.make(12, 2), torch.randn(3, 16, 12)
+    assert isinstance(made, FourGemms)
+    assert torch.allclose(made(tokens, layer.grid(16)), made.output(made.value(tokens)))
+    assert set(shapes) == {(3, 16, 2, 6) if name == FLASH else (3, 2, 16, 6)}
+    assert layer not in Settings(**GOOD).chosen_layers()
 
 
 def test_importing_the_performer_peer_warns_of_nothing(monkeypatch):

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from teka.checks import check_name, check_sizes, is_whole
 from teka.errors import require, wrong_value
+from teka.functional import Rotary
 from teka.grid import Grid
 from teka.nn import Attention
 
@@ -24,6 +26,7 @@ Tokens = Float[Tensor, "batch tokens dim"]
 BASELINE = "four_gemms"
 SDPA = "scaled_dot_product_attention"
 PEER = "performer_pytorch"
+FLASH, FLASH_TWO_SIDED = "flash_linear_attention", "flash_bidirectional_linear_attention"
 FORWARD_BACKWARD = "forward_backward"
 DIRECTIONS = (FORWARD_BACKWARD, "forward")
 DEVICES = ("cpu", "cuda")
@@ -43,6 +46,11 @@ class FourGemms(nn.Module):
         self.heads = heads
         self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
 
+    @property
+    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+        """Those of queries, keys and values."""
+        return self.query, self.key, self.value
+
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         return self.output(self.value(self.key(self.query(tokens))))
 
@@ -52,8 +60,7 @@ class FusedSoftmax(FourGemms):
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         query, key, value = (
-            projection(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for projection in (self.query, self.key, self.value)
+            projection(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for projection in self.projections
         )
         return self.output(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
 
@@ -73,14 +80,53 @@ class PerformerPytorch(nn.Module):
         return self.attention(tokens)
 
 
+class FlashLinear(FourGemms):
+    """Causal `fla.ops.linear_attn.chunk_linear_attn` of squared relus between the four projections, on a GPU."""
+
+    def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
+        operators = require("fla.ops.linear_attn", f"the layer {FLASH!r} needs", "flash-linear-attention")
+        query, key, value = (linear(tokens).unflatten(-1, (self.heads, -1)) for linear in self.projections)
+        mixed, _ = operators.chunk_linear_attn(query.relu().square(), key.relu().square(), value)
+        return self.output(mixed.flatten(2))
+
+
+class FlashBidirectional(FourGemms):
+    """Two-sided `flash_bla.ops.linear_attn.decoupled.decoupled_la` of squared relus and rotated copies, on a GPU."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(dim, heads)
+        pairs = dim // heads // 2
+        self.rotary = Rotary(torch.randn(heads, pairs, 2, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
+        name = "flash_bla.ops.linear_attn.decoupled"
+        operators = require(name, f"the layer {FLASH_TWO_SIDED!r} needs", "flash-bidirectional-linear-attention")
+        heads = (linear(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for linear in self.projections)
+        query, key, value = heads
+        query, key = query.relu().square(), key.relu().square()
+        places = grid.positions(device=tokens.device)
+        rotated = (self.rotary.rotate(one, places) for one in (query, key))
+        mixed = operators.decoupled_la(query, key, *rotated, value)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
 @dataclass(frozen=True)
 class Layer:
-    """A layer, "kernel-relative" if teka's, what computes it, how it is made of (dim, heads), and its grid's axes."""
+    """A layer, "kernel-relative" if teka's, what computes it, how it is made of (dim, heads), and its grid's axes.
+
+    One that runs on a GPU alone names the package that it needs, and is known where both are.
+    """
 
     name: str
     backend: str
     make: Callable[[int, int], nn.Module]
     num_axes: int = 2
+    gpu_package: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it runs here, if it needs a GPU."""
+        return self.gpu_package is None or (torch.cuda.is_available() and find_spec(self.gpu_package) is not None)
 
     def grid(self, num_tokens: int) -> Grid:
         """The grid of this many tokens, a square number."""
@@ -94,7 +140,7 @@ def _attention(kernel: str, relative: str | None, backend: str, *, causal: bool 
     return Layer(name, backend, functools.partial(Attention, **options, num_axes=num_axes), num_axes)
 
 
-LAYERS: tuple[Layer, ...] = (
+ALL_LAYERS: tuple[Layer, ...] = (
     Layer(BASELINE, "torch", FourGemms),
     _attention("squared_relu", None, "linear"),
     _attention("squared_relu", None, "linear", causal=True),
@@ -114,7 +160,10 @@ LAYERS: tuple[Layer, ...] = (
     _attention("positive", "clipped_features", "rings"),  # strategy 2 in the paper's form
     Layer(SDPA, "torch", FusedSoftmax),
     Layer(PEER, PEER, PerformerPytorch),
+    Layer(FLASH, "fla", FlashLinear, 1, gpu_package="fla"),
+    Layer(FLASH_TWO_SIDED, "flash_bla", FlashBidirectional, gpu_package="flash_bla"),
 )
+LAYERS = tuple(layer for layer in ALL_LAYERS if layer.is_known)
 
 
 def layer_names() -> tuple[str, ...]:
@@ -193,7 +242,8 @@ class Settings:
 
     def chosen_layers(self) -> tuple[Layer, ...]:
         """The layers to time, in a fixed order; the baseline is always one of them."""
-        return tuple(layer for layer in LAYERS if layer.name in (self.layers or ()))
+        here = (layer for layer in LAYERS if layer.gpu_package is None or self.device == "cuda")
+        return tuple(layer for layer in here if layer.name in (self.layers or ()))
 
 
 def _checked_lengths(lengths: object) -> tuple[int, ...]:

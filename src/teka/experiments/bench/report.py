@@ -10,7 +10,7 @@ import numpy as np
 from teka.audit.page.charts import add_legend, draw_line, dress_panel, make_figure, tick_decades
 from teka.audit.page.style import BLACK, INK, PALE, LineStyle
 from teka.audit.page.tables import Table
-from teka.experiments.bench.layers import BASELINE, PEER, SDPA
+from teka.experiments.bench.layers import BASELINE, FLASH, FLASH_TWO_SIDED, PEER, SDPA
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -30,7 +30,7 @@ COLOURS |= {"clipped": "#009E73", "clipped_features": "#009E73", "fourier": "#CC
 COLOURS |= {"quadratic": "#E69F00", "generalized_quadratic": "#7A4B00", "causal": "#3B2F8F"}
 COLOURS |= {"rotary-causal": "#6A5FC1"}
 MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "taylor2": "P", "constant": "h"}
-MARKERS |= {SDPA: "D", PEER: "v", BASELINE: "X"}
+MARKERS |= {SDPA: "D", PEER: "v", BASELINE: "X", FLASH: "<", FLASH_TWO_SIDED: ">"}
 QUADRATIC = ("softmax", SDPA)
 Row = Mapping[str, Any]
 
@@ -195,5 +195,5 @@ def draw_bench(result: Row) -> "matplotlib.figure.Figure":
 def line_style(layer: str, backend: str) -> LineStyle:
     """Colour by position, marker by content kernel, dashed where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
-    colour = {SDPA: BLACK, PEER: BLACK, BASELINE: PALE}.get(kernel, COLOURS.get(relative, BLACK))
+    colour = PALE if kernel == BASELINE else COLOURS.get(relative, BLACK)
     return LineStyle(colour, MARKERS[kernel], (4, 2) if backend == "dense" or kernel in QUADRATIC else ())
