@@ -1,6 +1,8 @@
 """teka within timm."""
 
+# pyright: reportMissingImports=false
 import copy
+from typing import Any
 
 import pytest
 import timm
@@ -15,7 +17,7 @@ register()
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
-def make(name: str, **options) -> torch.nn.Module:
+def make(name: str, **options: Any) -> Any:
     torch.manual_seed(0)
     return timm.create_model(name, img_size=64, depth=2, **options).eval()
 

@@ -152,7 +152,7 @@ def _advance(
 def _triton_map(
     plan: Plan, features: FeatureKernel, query: Queries, key: Keys, value: Values, state: DecodingState | None
 ) -> PositionMap | None:
-    """What the position makes of features, for Triton's kernel of one token; None else, or where there are gradients."""
+    """What the position makes of features, for Triton's kernel of one token; None else, and where gradients are."""
     if query.shape[2] > 1:
         return None
     placed = replace(plan, backend="linear").triton_map(query, key, value) if type(features) in MADE_WITHIN else None

@@ -4,8 +4,8 @@ A query's weights are over 2^m_i with m_i the largest exponent of the keys up to
 """
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from teka.functional.backend.gpu.launch import Heads, new_output, place_steps, run, steps

@@ -1,8 +1,8 @@
 """Triton kernels of the gradients of causal attention: what queries ask of sums, and both ways through the blocks."""
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from teka.functional.backend.gpu.causal import given_tensors, pair_steps, sums_before

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
+import triton
 from torch import Tensor
 
 # Tokens that a program sums up before it writes its sums: of heads of 64 these are then an eighth of what is read.

@@ -1,7 +1,7 @@
 """What every Triton kernel does to a block of tokens in registers: features, their rotation, and the way back."""
 
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 
 from teka.functional.kernel.base import LOWEST_EXPONENT
 from teka.functional.kernel.local import LEAST_FEATURE, RANGE_BITS

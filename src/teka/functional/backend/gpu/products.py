@@ -4,8 +4,8 @@ With "rotary" the numerator is of rotated features, and the denominator of featu
 weights 1 − λ and λ; with "fourier" both are of features times a wave, one wave after another; else of features.
 """
 
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 
 from teka.functional.backend.gpu.maps import (
     NO_KEY,

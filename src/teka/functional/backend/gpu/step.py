@@ -4,8 +4,8 @@ import math
 from dataclasses import astuple
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 

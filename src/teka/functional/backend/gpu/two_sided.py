@@ -1,8 +1,8 @@
 """Triton kernels of sums over all keys: sums of segments of keys, what queries make of them, and the gradients."""
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from teka.functional.backend.gpu.launch import Heads, new_output, place_steps, steps
