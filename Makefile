@@ -11,11 +11,13 @@ DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 BUILD_VENV := .venv-build
 BUILD_READY := $(BUILD_VENV)/.ready
+VISION_VENV := .venv-vision
+VISION_READY := $(VISION_VENV)/.ready
 MAKE_VENV = $(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
 	{ echo "$(PYTHON) is not Python 3.10 or newer with its module venv: install these (Debian: apt install python3-venv), or name another, make PYTHON=…" >&2; exit 1; }; \
 	$(PYTHON) -m venv
 
-.PHONY: demo test test-exhaustive test-oldest test-newest wheel browser lint types docs clean
+.PHONY: demo test test-exhaustive test-oldest test-newest test-vision vision wheel browser lint types docs clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
@@ -41,6 +43,12 @@ wheel: $(BUILD_READY)
 	$(BUILD_VENV)/bin/twine check --strict dist/*
 	$(BUILD_VENV)/bin/check-wheel-contents dist/*.whl
 
+# What is done beside timm and torchvision, in an environment that has them.
+test-vision: $(VISION_READY)
+	$(VISION_VENV)/bin/python -m pytest tests/vision
+
+vision: $(VISION_READY)
+
 # The pages of the audit in a headless Chromium, which must be installed.
 browser: $(READY)
 	$(BIN)/python -m pytest tests/browser
@@ -57,7 +65,7 @@ docs: $(DOCS_READY)
 	$(DOCS_VENV)/bin/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) $(BUILD_VENV) .venv-oldest .venv-newest runs/demo build dist .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS_VENV) $(BUILD_VENV) $(VISION_VENV) .venv-oldest .venv-newest runs/demo build dist .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml $(CONSTRAINTS)
@@ -74,4 +82,10 @@ $(DOCS_READY): pyproject.toml
 $(BUILD_READY): Makefile
 	@$(MAKE_VENV) $(BUILD_VENV)
 	$(BUILD_VENV)/bin/python -m pip install --quiet build twine check-wheel-contents
+	touch $@
+
+$(VISION_READY): pyproject.toml constraints-vision.txt
+	@$(MAKE_VENV) $(VISION_VENV)
+	$(VISION_VENV)/bin/python -m pip install --quiet -c constraints-vision.txt -e '.[audit,transformers]' \
+		timm torchvision beartype hypothesis 'pytest<9.2' pytest-timeout
 	touch $@

@@ -75,12 +75,12 @@ def test_labels_are_the_models_or_left_out(arrays):
 
 
 @pytest.mark.parametrize(
-    ("mode", "placed", "field"), [("crop", (18, 20), "crop_size"), ("canvas", (14, 12), "canvas_size")]
+    ("mode", "placed", "field"), [("crop", (20, 20), "crop_size"), ("canvas", (14, 12), "canvas_size")]
 )
 def test_windows_and_canvases_are_what_the_model_sees(mode, placed, field):
     settings = dataclasses.replace(SETTINGS, modes=(mode,))
     transform, changed = place_for_modes(model_of(Preprocessing(1, (16, 16)), (16, 16)), settings)
-    # Shifts reach 1 along dy and 2 along dx.
+    # Shifts reach 1 along dy and 2 along dx; the room for them around a window is even.
     assert transform.resized_size((33, 40)) == placed
     assert getattr(changed, field) == (16, 16)
     movement = changed.movement(mode, placed)
@@ -214,7 +214,7 @@ def test_each_picture_is_resized_from_its_own_size(tmp_path):
     images, size = read_pictures(sorted(tmp_path.rglob("*.png")), transform)
     assert tuple(images.shape[1:]) == (3, 5, 5)
     assert size is None
-    wide = torch.from_numpy(np.array(Image.open(tmp_path / "a" / "1.png"))).permute(2, 0, 1)[None].float() / 255
+    wide = torch.from_numpy(np.array(Image.open(tmp_path / "a" / "1.png"))).permute(2, 0, 1)[None]
     torch.testing.assert_close(images[1:2], transform.place(wide))
 
 

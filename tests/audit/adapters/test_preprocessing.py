@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from teka.audit.adapters import Preprocessing
-from teka.audit.adapters.preprocessing import RESAMPLINGS, crop_center, resample, with_channels
+from teka.audit.adapters.preprocessing import LIBRARIES, RESAMPLINGS, crop_center, resample, with_channels
 from teka.data import Normalize, resize_bilinear
 
 
@@ -29,24 +29,38 @@ def test_resize_then_crop_gives_the_crop():
     assert Preprocessing(1, (5, 7)).describe((5, 7)) == ""
 
 
-def test_the_middle_begins_at_half_the_difference_rounded_down():
-    images = torch.arange(7 * 6.0).reshape(1, 1, 7, 6)
-    torch.testing.assert_close(crop_center(images, (4, 3)), images[:, :, 1:5, 1:4])
+def test_the_middle_begins_where_its_library_rounds_half_of_what_is_over():
+    starts = {name: [library.start(over / 2) for over in (11, 13, -11, -13)] for name, library in LIBRARIES.items()}
+    assert starts["transformers"] == [5, 6, -6, -7]
+    assert starts["transformers with torchvision"] == [5, 6, -5, -6]
+    assert starts["torchvision"] == [6, 6, -5, -6]
 
 
-def test_a_window_larger_than_the_image_is_surrounded_with_0():
-    images = random_images(1, 2, 3, 5) + 1
-    out = crop_center(images, (6, 4))
-    torch.testing.assert_close(out[:, :, 2:5], images[..., 0:4])
-    assert out[:, :, :2].eq(0).all()
-    assert out[:, :, 5:].eq(0).all()
+def test_the_window_lies_where_it_is_said_to_start_and_what_is_missing_is_0():
+    images = torch.arange(7 * 6.0).reshape(1, 1, 7, 6) + 1
+    torch.testing.assert_close(crop_center(images, (4, 3), math.floor), images[:, :, 1:5, 1:4])
+    out = crop_center(images, (4, 9), math.floor)
+    torch.testing.assert_close(out[..., 2:8], images[:, :, 1:5])
+    assert out[..., :2].eq(0).all()
+    assert out[..., 8:].eq(0).all()
+
+
+@pytest.mark.parametrize("resampling", RESAMPLINGS)
+def test_whole_levels_are_what_pillow_makes_of_them(resampling):
+    levels = torch.from_numpy(np.random.default_rng(3).integers(0, 256, (2, 3, 29, 19), dtype=np.uint8))
+    placed = Preprocessing(3, (11, 23), resampling).place(levels)
+    picture = Image.fromarray(levels[1].permute(1, 2, 0).numpy())
+    expected = np.array(picture.resize((23, 11), Image.Resampling[resampling.upper()]))
+    assert np.array_equal((255 * placed[1]).round().permute(1, 2, 0).numpy(), expected)
+    grey = Preprocessing(1).place(levels)[1, 0]
+    assert np.array_equal((255 * grey).round().numpy(), np.array(picture.convert("L")))
 
 
 def test_grey_becomes_colour_and_colour_grey_by_luminance():
     grey = random_images(2, 1, 3, 5)
     torch.testing.assert_close(with_channels(with_channels(grey, 3), 1), grey)
     primary = torch.eye(3)[:, :, None, None]
-    assert with_channels(primary, 1).flatten().tolist() == pytest.approx([0.299, 0.587, 0.114])
+    assert with_channels(primary, 1).flatten().tolist() == pytest.approx([0.299, 0.587, 0.114], abs=1e-5)
     with pytest.raises(ValueError, match="channels of the images is 2"):
         with_channels(random_images(1, 2, 3, 3), 3)
 
@@ -61,11 +75,12 @@ def test_normalising_follows_the_order_of_the_channels():
 
 
 @pytest.mark.parametrize(
-    "options", [{"resize": 0}, {"resize": (3, -1)}, {"crop": (0, 2)}, {"resampling": "cubic"}, {"in_channels": 0}]
+    ("field", "value"),
+    [("resize", 0), ("resize", (3, -1)), ("crop", (0, 2)), ("resampling", "cubic"), ("in_channels", 0), ("library", 0)],
 )
-def test_impossible_settings_are_refused(options, as_users_run_it):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        Preprocessing(**options)
+def test_impossible_settings_are_refused(field, value, as_users_run_it):
+    with pytest.raises(ValueError, match=field):
+        Preprocessing(**{field: value})
 
 
 @pytest.mark.parametrize("resampling", RESAMPLINGS)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Size, Subject, read_as, subject_of_module
@@ -34,7 +36,9 @@ def load_timm(name: str, *, input_size: Size = None, device: torch.device | str 
     with tensors_only(f"timm:{name}", "a model of timm"):
         module = library.create_model(name, pretrained=True).eval()
     config = library.data.resolve_model_data_config(module)
-    transform, size = read_data_config(config).resized_to(input_size)
+    own = _of_levels(library.data.create_transform(**config))
+    read = match_library(own, read_data_config(config), f"timm:{name}", "its transform")
+    transform, size = read.resized_to(input_size)
     return subject_of_module(module, name, "timm", transform, size, device, num_classes=module.num_classes)
 
 
@@ -44,10 +48,19 @@ def load_torchvision(name: str, *, input_size: Size = None, device: torch.device
     with tensors_only(f"torchvision:{name}", "a classifier of torchvision"):
         weights = models.get_model_weights(name).DEFAULT
         module = models.get_model(name, weights=weights).eval()
-    transform, size = read_preset(weights.transforms()).resized_to(input_size)
+    preset = weights.transforms()
+    read = match_library(_of_levels(preset), read_preset(preset), f"torchvision:{name}", "its preset")
+    transform, size = read.resized_to(input_size)
     classes, name = tuple(weights.meta["categories"]), f"{name} ({weights.name})"
     known = {"class_names": classes, "num_classes": len(classes)}
     return subject_of_module(module, name, "torchvision", transform, size, device, **known)
+
+
+def _of_levels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
+    """A transform of Pillow's pictures as one of their levels (H, W, C)."""
+    from PIL import Image
+
+    return lambda levels: transform(Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels))
 
 
 @contextmanager
@@ -75,7 +88,8 @@ def read_data_config(config: dict[str, Any]) -> Preprocessing:
         raise wrong_value("crop_mode", f"{mode}, {height} × {width}", "'squash', or 'center' of a square")
     resize = enlarged[0] if mode == "center" else enlarged
     normalization = _normalization(config["mean"], config["std"])
-    return Preprocessing(channels, resize, config["interpolation"], (height, width), normalization)
+    crop = (height, width)
+    return Preprocessing(channels, resize, config["interpolation"], crop, normalization, library="torchvision")
 
 
 def read_preset(preset: Any) -> Preprocessing:
@@ -84,8 +98,8 @@ def read_preset(preset: Any) -> Preprocessing:
     if missing:
         raise wrong_value("model", type(preset).__name__, f"a classifier's preset; it has no {', '.join(missing)}")
     (shorter,), (side,) = preset.resize_size, preset.crop_size
-    normalization = _normalization(preset.mean, preset.std)
-    return Preprocessing(len(preset.mean), shorter, preset.interpolation.value, (side, side), normalization)
+    normalization, kernel = _normalization(preset.mean, preset.std), preset.interpolation.value
+    return Preprocessing(len(preset.mean), shorter, kernel, (side, side), normalization, library="torchvision")
 
 
 def _normalization(mean: Any, deviation: Any) -> Normalize:

@@ -20,7 +20,7 @@ from teka.data import load, resize_bilinear
 from teka.data.dataset import hold_out_test
 from teka.data.load import NAMES, class_names, find_path
 from teka.data.own_images import GREY, find_pictures
-from teka.data.pictures import read_picture
+from teka.data.pictures import read_picture, to_intensities
 from teka.errors import wrong_value
 
 _IMAGES_AT_ONCE = 256
@@ -59,7 +59,10 @@ def load_images(
         return AuditImages(data, images, labels, len(names), tuple(names), size, len(found))
     dataset = load(data, data_dir=data_dir, image_size=image_size)
     split = dataset.test.take(torch.tensor(_choose(len(dataset.test), num_images, seed)))
-    placed = torch.cat([transform.place(part) for part in split.images.to(torch.float32).split(_IMAGES_AT_ONCE)])
+    images = split.images.to(torch.float32)
+    levels = (255 * images).round().to(torch.uint8)
+    images = levels if torch.equal(to_intensities(levels), images) else images
+    placed = torch.cat([transform.place(part) for part in images.split(_IMAGES_AT_ONCE)])
     names = class_names(data, data_dir=data_dir)
     return AuditImages(data, placed, split.labels, dataset.num_classes, names, dataset.image_size, len(dataset.test))
 
@@ -83,7 +86,7 @@ def read_pictures(
         levels = read_picture(path, in_channels=1 if grey else 3)[None]
         levels = levels if image_size is None else resize_bilinear(levels, image_size)
         sizes.add((levels.shape[2], levels.shape[3]))
-        images.append(transform.place(levels.to(torch.float32) / 255))
+        images.append(transform.place(levels))
         if images[-1].shape != images[0].shape:
             came, first = (tuple(image.shape[2:]) for image in (images[-1], images[0]))
             raise wrong_value(f"the size of {path}", came, f"{first}, that of {files[0]}, or image_size, or input_size")
@@ -186,8 +189,9 @@ def place_for_modes(
         return dataclasses.replace(transform, resize=placed, crop=None), settings
     is_crop, reach = wide == ["crop"], settings.reach(seen)
     if placed is None:
-        room = 2 if is_crop else -2
-        placed = (seen[0] + room * reach[0], seen[1] + room * reach[1])
+        # By an even number on each side, so that where the middle begins is rounded as without it.
+        room = [2 * (step + step % 2) if is_crop else -2 * step for step in reach]
+        placed = (seen[0] + room[0], seen[1] + room[1])
     if min(placed) < 1:
         raise wrong_value("max_shift", max(reach), f"less than half of {seen}, the canvas that the model sees")
     resize, crop = placed, None

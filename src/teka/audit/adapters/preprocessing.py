@@ -1,18 +1,23 @@
 """From images as data have them to what a model takes: channels, size, crop and normalisation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
 from teka.checks import check_name, check_sizes, check_tensor, height_and_width
 from teka.data import Normalize
-from teka.errors import wrong_shape, wrong_value
+from teka.data.pictures import to_intensities
+from teka.errors import require, wrong_shape, wrong_value
 
-LUMINANCE = (0.299, 0.587, 0.114)  # luminance of ITU-R BT.601, as Pillow and torchvision make grey of colour
+LUMINANCE = (19595, 38470, 7471)  # of ITU-R BT.601 in 65,536ths, as Pillow makes grey of colour
+Levels = UInt8[Tensor, "n c h w"]
+ResizedLevels = UInt8[Tensor, "n c height width"]
 
 
 def _cubic(place: Tensor) -> Tensor:
@@ -32,12 +37,47 @@ KERNELS = {
 RESAMPLINGS = ("nearest", *KERNELS)
 
 
+def _resize_by_pillow(levels: Levels, size: tuple[int, int], resampling: str) -> ResizedLevels:
+    require("PIL", "resizing needs", "teka[audit]")
+    from PIL import Image
+
+    kernel, (height, width) = Image.Resampling[resampling.upper()], size
+    planes = [Image.fromarray(one).resize((width, height), kernel) for one in levels.flatten(0, 1).cpu().numpy()]
+    resized = torch.from_numpy(np.stack([np.asarray(one) for one in planes]))
+    return resized.to(levels.device).unflatten(0, levels.shape[:2])
+
+
+def _resize_by_torchvision(levels: Levels, size: tuple[int, int], resampling: str) -> ResizedLevels:
+    functional: Any = require("torchvision.transforms.v2.functional", "this image processor needs", "torchvision")
+    # Its other "nearest" is not Pillow's, nor what transformers takes.
+    mode = functional.InterpolationMode("nearest-exact" if resampling == "nearest" else resampling)
+    return functional.resize(levels, size, mode, antialias=True)
+
+
+class Library(NamedTuple):
+    """How a library rounds: resized pixels to whole levels, and the start of a crop of the middle to whole pixels."""
+
+    resize: Callable[[Levels, tuple[int, int], str], ResizedLevels]
+    start: Callable[[float], int]  # of half of what the crop leaves over, which is negative where it adds a margin
+
+
+LIBRARIES = {
+    "transformers": Library(_resize_by_pillow, math.floor),
+    "transformers with torchvision": Library(_resize_by_torchvision, math.trunc),
+    # timm's too; round goes to the even one of two equally near.
+    "torchvision": Library(_resize_by_pillow, lambda half: round(half) if half > 0 else math.trunc(half)),
+}
+
+
 @dataclass(frozen=True)
 class Preprocessing:
-    """What is done to images of intensities in [0, 1] before a model sees them, in two steps.
+    """What is done to images before a model sees them, in two steps.
 
     `place` makes the channels and the size: what an audit moves, unless it is told to move before. `normalize` makes
     the numbers that the model was trained on, and belongs to the model.
+
+    Images are whole levels 0 … 255 in uint8, which are resized to whole levels by the library itself; or intensities in
+    [0, 1], which nothing rounds, and which keep their gradients.
     """
 
     in_channels: int | None = None  # grey becomes colour by equal channels, colour grey by luminance; None leaves them
@@ -46,9 +86,11 @@ class Preprocessing:
     crop: tuple[int, int] | None = None  # of the middle after that, height and width; what is missing is 0
     normalization: Normalize | None = None  # by mean and deviation of intensities
     blue_first: bool = False  # whether the model takes blue, green, red
+    library: str = "transformers"  # one of `LIBRARIES`, as which levels and the places of crops are rounded
 
     def __post_init__(self) -> None:
         check_name("resampling", self.resampling, RESAMPLINGS)
+        check_name("library", self.library, LIBRARIES)
         for argument, size in (("resize", self.resize), ("crop", self.crop)):
             if size is not None:
                 height_and_width(argument, size)
@@ -70,13 +112,16 @@ class Preprocessing:
         longer = int(self.resize * max(image_size) / min(image_size))
         return (longer, self.resize) if image_size[0] > image_size[1] else (self.resize, longer)
 
-    def place(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n channels height width"]:
-        """The images with the model's channels and size, intensities in [0, 1]."""
-        placed = with_channels(images, self.in_channels)
+    def place(self, images: Shaped[Tensor, "n c h w"]) -> Float[Tensor, "n channels height width"]:
+        """The images, levels or intensities, with the model's channels and size, as intensities in [0, 1]."""
+        placed, library = with_channels(images, self.in_channels), LIBRARIES[self.library]
+        is_levels = placed.dtype == torch.uint8
         size = self.resized_size((images.shape[2], images.shape[3]))
         if size != tuple(images.shape[2:]):
-            placed = resample(placed, size, self.resampling)
-        return placed if self.crop is None else crop_center(placed, self.crop)
+            placed = (library.resize if is_levels else resample)(placed, size, self.resampling)
+        if self.crop is not None:
+            placed = crop_center(placed, self.crop, library.start)
+        return to_intensities(placed) if is_levels else placed
 
     def normalize(self, placed: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         """The numbers that the model takes of placed images."""
@@ -96,7 +141,7 @@ class Preprocessing:
         return ", ".join(parts)
 
 
-def with_channels(images: Float[Tensor, "n c h w"], in_channels: int | None) -> Float[Tensor, "n channels h w"]:
+def with_channels(images: Shaped[Tensor, "n c h w"], in_channels: int | None) -> Shaped[Tensor, "n channels h w"]:
     """The images with a number of channels: grey with any number, colour as grey; None leaves them."""
     came = images.shape[1]
     if in_channels is None or came == in_channels:
@@ -104,16 +149,22 @@ def with_channels(images: Float[Tensor, "n c h w"], in_channels: int | None) -> 
     if came == 1:
         return images.expand(-1, in_channels, -1, -1)
     if came == 3 and in_channels == 1:
-        return (images * images.new_tensor(LUMINANCE)[:, None, None]).sum(dim=1, keepdim=True)
+        weights = torch.tensor(LUMINANCE, device=images.device)[:, None, None] / 65536
+        grey = (images * weights.to(torch.promote_types(images.dtype, torch.float32))).sum(dim=1, keepdim=True)
+        return grey if images.is_floating_point() else (grey + 0.5).floor().to(images.dtype)
     raise wrong_value("the channels of the images", came, f"{in_channels}, which the model takes, or 1, or 3 for 1")
 
 
-def crop_center(images: Float[Tensor, "n c h w"], size: tuple[int, int]) -> Float[Tensor, "n c height width"]:
-    """The middle of the images, from row (H − height) // 2 and column (W − width) // 2; what is missing is 0."""
-    # What is to be cut off is a negative margin.
-    lacking = [wanted - came for wanted, came in zip(size, images.shape[2:], strict=True)]
-    (above, below), (before, after) = ((math.ceil(lack / 2), lack // 2) for lack in lacking)
-    return torch.nn.functional.pad(images, (before, after, above, below))
+def crop_center(
+    images: Shaped[Tensor, "n c h w"], size: tuple[int, int], start: Callable[[float], int]
+) -> Shaped[Tensor, "n c height width"]:
+    """The middle of the images, from row start((H − height) / 2) and column start((W − width) / 2); missing is 0."""
+    margins = []
+    for wanted, came in zip(reversed(size), reversed(images.shape[2:]), strict=True):
+        before = start((came - wanted) / 2)
+        # What is to be cut off is a negative margin.
+        margins += [-before, wanted - came + before]
+    return torch.nn.functional.pad(images, margins)
 
 
 def resample(
