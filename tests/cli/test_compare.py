@@ -24,6 +24,10 @@ def right():
 def wrong():
     return Quarters(-1).eval()
 
+def half():
+    swapped = Quarters(1).eval()
+    return lambda images: swapped(images)[:, [0, 1, 3, 2]]
+
 def last_pixel():
     return lambda images: images[:, 0, :4, -1] * torch.arange(4.0)
 """
@@ -57,15 +61,28 @@ def test_one_that_is_right_and_one_that_is_wrong_differ_everywhere(here, capsys)
     assert "+100.0 points" in out
 
 
-def test_every_model_answers_to_the_images_on_which_another_is_worst(here):
+def test_the_page_names_the_winner_and_shows_what_the_models_disagree_on(here):
+    models = ["models.py:half", "models.py:right", "models.py:last_pixel"]
+    assert main(["compare", *models, *OPTIONS, "--html", "out.html", "--json", "out.json"]) == 0
+    page = (here / "out.html").read_text()
+    assert "by the share answered correctly at every shift, models:right wins." in page
+    assert "Left out is models:last_pixel, whose numbers do not hold" in page
+    assert "p &lt; 0.001" in page
+    written = json.loads((here / "out.json").read_text())
+    pairs = [(one["first"], one["second"]) for one in written["comparisons"]]
+    names = ["models:half", "models:right", "models:last_pixel"]
+    assert pairs == [(names[0], names[1]), (names[0], names[2]), (names[1], names[2])]
+
+
+def test_every_model_answers_to_the_images_on_which_they_disagree(here):
     assert main(["compare", "models.py:right", "models.py:last_pixel", *OPTIONS, "--json", "out.json"]) == 0
     first, second = json.loads((here / "out.json").read_text())["reports"]
     indices = [example["index"] for example in first["examples"]]
     assert indices == [example["index"] for example in second["examples"]]
-    assert len(set(indices)) == len(indices) > 8
-    assert [example["predictions"] for example in first["examples"]] != [
-        example["predictions"] for example in second["examples"]
-    ]
+    assert len(set(indices)) == len(indices) == 8
+    for one, other in zip(first["examples"], second["examples"], strict=True):
+        right = [[answer == example["label"] for answer in example["predictions"]] for example in (one, other)]
+        assert right[0] != right[1]
 
 
 def test_bad_input_is_one_line(here, fails):

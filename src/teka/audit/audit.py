@@ -160,9 +160,8 @@ def _share(estimate: Estimate) -> str:
 
 
 def _headline(report: AuditReport) -> str:
-    invalid = [caveat.name for caveat in report.caveats if caveat.severity == "invalidates"]
-    if invalid:
-        return f"These numbers do not mean what they seem to: {', '.join(invalid)}."
+    if report.invalid:
+        return f"These numbers do not mean what they seem to: {', '.join(report.invalid)}."
     moved = [one for one in report.metrics if len(one.shifts) > 1]
     if not moved:
         return "No image was moved: time was up before."

@@ -124,6 +124,11 @@ class AuditReport:
     provenance: dict[str, object]  # command, date, hardware, versions, seconds
     responses: tuple[PackedResponses, ...] = ()  # for each entry of `metrics`; none in reports of older versions
 
+    @property
+    def invalid(self) -> list[str]:
+        """The caveats that make the numbers void, by their names."""
+        return [caveat.name for caveat in self.caveats if caveat.severity == "invalidates"]
+
     def number(self, name: str) -> float:
         """The lowest value over the modes of one of `metrics.NUMBERS`, as a gate wants it; else ValueError."""
         found = [one.numbers[name].value for one in self.metrics if name in one.numbers]

@@ -23,6 +23,7 @@ from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.shifts import axis_shifts, square_shifts
 from teka.audit.statistics.metrics import NUMBERS
+from teka.audit.statistics.ranking import Pair
 from teka.checks import check_name
 from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.errors import require, wrong_value
@@ -148,9 +149,8 @@ def audit(options: Namespace, command: str) -> int:
 def passes(report: AuditReport, metric: str, least: float) -> bool:
     """Whether a share of `METRICS` is reached in every mode, and nothing makes the numbers void; says so."""
     value = report.number(metric)
-    void = [caveat.name for caveat in report.caveats if caveat.severity == "invalidates"]
-    if void:
-        print(f"not passed: the numbers do not mean what they say ({', '.join(void)})")
+    if report.invalid:
+        print(f"not passed: the numbers do not mean what they say ({', '.join(report.invalid)})")
         return False
     verdict = "passed" if value >= least else "not passed"
     print(f"{verdict}: {metric} is {100 * value:.2f} %, and {100 * least:.2f} % is asked for")
@@ -211,12 +211,18 @@ def check_files(options: Namespace) -> Path | None:
     return None if options.resume is None else make_directory("resume", options.resume)
 
 
-def write_results(reports: Sequence[AuditReport], content: Mapping[str, object], options: Namespace, text: str) -> None:
+def write_results(
+    reports: Sequence[AuditReport],
+    content: Mapping[str, object],
+    options: Namespace,
+    text: str,
+    pairs: Sequence[Pair] = (),
+) -> None:
     """Write the page and the JSON that were asked for, print text and tracebacks; what fails costs only itself."""
     with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
         results.callback(print, text)
         if options.html is not None:
-            results.callback(lambda: print(f"written: {write_audit_page(reports, options.html)}"))
+            results.callback(lambda: print(f"written: {write_audit_page(reports, options.html, pairs)}"))
         if options.json is not None:
             results.callback(lambda: print(f"written: {write_json(Path(options.json), content)}"))
         for failure in (failure for report in reports for failure in report.failures if options.debug):

@@ -4,12 +4,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from teka.audit.adapters.case import AuditCase
 from teka.audit.measure.responses import Responses
 from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport, make_examples
 from teka.audit.settings import PARTS
-from teka.audit.statistics.comparison import compare_responses
+from teka.audit.statistics.ranking import compare_every_two, disagreement
 from teka.cli.audit import MODEL_HELP, OPTIONS, audit_case, check_files, make_settings, read_case, write_results
 from teka.cli.parser import Option, command
 from teka.codec import encode
@@ -27,9 +29,9 @@ from teka.files import make_directory
     ),
 )
 def compare(options: Namespace, command: str) -> None:
-    """Audit models with the same images and shifts, and compare the first with each of the others image by image.
+    """Audit models with the same images and shifts, and compare every two of them image by image.
 
-    Differences have intervals and p-values.
+    It says who wins, as far as that can be told; differences have intervals and p-values.
     """
     if len(options.models) < 2 or len(set(options.models)) < len(options.models):
         raise wrong_value("models", options.models, "two or more models, each once")
@@ -46,17 +48,16 @@ def compare(options: Namespace, command: str) -> None:
         if len(report.metrics) < len(settings.modes):
             raise ValueError(f"{report.name}: {'; '.join(failure.message for failure in report.failures)}")
         reports.append(report)
-    answers = [[packed.unpack() for packed in report.responses] for report in reports]
-    reports = share_examples(cases, reports, answers)
-    text = [audit_text(reports)]
-    comparisons: list[dict[str, object]] = []
-    for report, others in zip(reports[1:], answers[1:], strict=True):
-        for first, second in zip(answers[0], others, strict=True):
-            found = compare_responses(first, second, **settings.intervals)
-            text += ["", comparison_text(found, reports[0].name, report.name)]
-            comparisons.append({"first": reports[0].name, "second": report.name, **encode(found)})
+    answers = list(zip(*([packed.unpack() for packed in report.responses] for report in reports), strict=True))
+    reports, names = share_examples(cases, reports, answers), [report.name for report in reports]
+    of_modes = [compare_every_two(of_mode, **settings.intervals) for of_mode in answers]
+    pairs = [pair for of_mode in of_modes for pair in of_mode]
+    comparisons = [
+        {"first": names[pair.first], "second": names[pair.second], **encode(pair.comparison)} for pair in pairs
+    ]
     content = {"reports": [report.to_dict() for report in reports], "comparisons": comparisons}
-    write_results(reports, content, options, "\n".join(text))
+    text = [audit_text(reports), *(comparison_text(of_mode, reports) for of_mode in of_modes)]
+    write_results(reports, content, options, "\n\n".join(text), pairs)
 
 
 def check_same_sizes(cases: Sequence[AuditCase]) -> None:
@@ -71,13 +72,24 @@ def check_same_sizes(cases: Sequence[AuditCase]) -> None:
 def share_examples(
     cases: Sequence[AuditCase], reports: Sequence[AuditReport], answers: Sequence[Sequence[Responses]]
 ) -> list[AuditReport]:
-    """The reports with the same images as examples, so that every model's answers to each of them can be shown."""
-    shared = dict.fromkeys((example.mode, example.index) for report in reports for example in report.examples)
+    """The reports with the same examples in each mode, to which every model's answers can be shown.
+
+    They are the images on which the models disagree at most shifts; then, to as many as asked for, those that any model
+    had as its own.
+    """
+    chosen: list[list[int]] = []
+    for of_mode in answers:
+        apart, number = torch.zeros(0), cases[0].settings.num_examples
+        if all(one.predictions is not None for one in of_mode):
+            apart = disagreement(of_mode).sum(dim=0)
+        order = [image for image in apart.argsort(descending=True, stable=True).tolist() if apart[image] > 0]
+        mode = of_mode[0].movement.mode
+        own = [example.index for report in reports for example in report.examples if example.mode == mode]
+        chosen.append(list(dict.fromkeys([*order, *own]))[:number])
     changed = []
-    for case, report, of_model in zip(cases, reports, answers, strict=True):
+    for at, (case, report) in enumerate(zip(cases, reports, strict=True)):
         examples = []
-        for one in of_model:
-            indices = [index for mode, index in shared if mode == one.movement.mode]
-            examples += make_examples(case.function, case.images, one, indices, case.settings)
+        for of_mode, indices in zip(answers, chosen, strict=True):
+            examples += make_examples(case.function, case.images, of_mode[at], indices, case.settings)
         changed.append(replace(report, examples=tuple(examples)))
     return changed

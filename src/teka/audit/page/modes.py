@@ -6,11 +6,12 @@ from functools import cached_property
 from typing import Any
 
 from teka.audit.movement import MODES, Movement
-from teka.audit.page.curves import curve_figure
-from teka.audit.page.notation import is_share, listed, write_number, write_shift, write_step
+from teka.audit.page.curves import MOST_BANDS, curve_figure, quantity_of
+from teka.audit.page.notation import is_share, listed, missing_intervals, write_number, write_shift, write_step
 from teka.audit.page.style import HEAT_LEVELS, INK, chosen_ticks, heat_colour, ink_on
 from teka.audit.page.svg import Scale, drawing, element, label, share_scale
 from teka.audit.report import AuditReport
+from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
 from teka.audit.statistics.phase import PhaseTable
 
@@ -140,20 +141,30 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
             modes.setdefault(metrics.movement.mode, {})[model] = metrics
     names, sections = [report.name for report in reports], []
     for mode, chosen in modes.items():
-        figures = {curve: curve_figure(names, chosen, curve, metric.label) for curve, metric in CURVES.items()}
+        figures = {
+            curve: curve_figure(
+                names,
+                {at: (one.shifts, one.curves.get(curve)) for at, one in chosen.items()},
+                quantity_of(curve),
+                metric.label,
+            )
+            for curve, metric in CURVES.items()
+        }
         drawn = {curve: figure for curve, figure in figures.items() if figure}
         first = [curve for curve in FIRST_CURVES if curve in drawn] or list(drawn)[:1]
         darker = f"The darker band is the {confidences(chosen.values())} interval of each shift alone"
         paler = f"{darker}, the paler one holds at all shifts together."
         # What follows a semicolon says how wide the band is.
-        curves = (curve for metrics in chosen.values() for curve in metrics.curves.values())
-        methods = dict.fromkeys(curve.method.split(";")[0].replace("wilson", "Wilson") for curve in curves)
+        found = {curve.method for metrics in chosen.values() for curve in metrics.curves.values()}
+        methods = sorted({one.split(";")[0].replace("wilson", "Wilson") for one in found if has_interval(one)})
+        if len(chosen) > MOST_BANDS:
+            paler = f"Bands of more than {MOST_BANDS} models would hide each other: point at a mark for its interval."
         section = {
             "mode": mode,
             "words": list(dict.fromkeys(mode_words(metrics.movement) for metrics in chosen.values())),
             "curves": [drawn[curve] for curve in first],
             "more_curves": [figure for curve, figure in drawn.items() if curve not in first],
-            "bands": f"{paler} Intervals: {listed(list(methods))}.",
+            "bands": f"{paler} Intervals: {listed(methods) or 'none'}. {missing_intervals(found)}".strip(),
             "maps": _map_figures(reports, chosen, mode),
         }
         sections.append(section)

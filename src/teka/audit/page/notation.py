@@ -1,9 +1,12 @@
 """How numbers are written for people: shares, sizes, shifts, lists."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import CURVES, NUMBERS
+
+MISSING = "–"
 
 
 def percent(share: float, decimals: int = 1) -> str:
@@ -36,6 +39,29 @@ def is_share(name: str) -> bool:
 def write_number(name: str, value: float) -> str:
     """A number or a point of a curve of an audit: a share in percent, anything else to three digits."""
     return write_share(value) if is_share(name) else write_size(value)
+
+
+def write_difference(name: str, value: float) -> str:
+    """A difference of a number of an audit with its sign, a true minus; shares in points of percent."""
+    written = f"{100 * abs(value):.1f}" if is_share(name) else write_size(abs(value))
+    sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"
+    return f"{sign}{written}"
+
+
+def write_p_value(p_value: float) -> str:
+    """A p-value to three decimals: "p = 0.012", "p < 0.001"."""
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+
+
+def write_interval(name: str, lower: float, upper: float, method: str) -> str:
+    """The ends of an interval of a number of an audit, "–" where its method says that there is none."""
+    return f"{write_number(name, lower)}–{write_number(name, upper)}" if has_interval(method) else MISSING
+
+
+def missing_intervals(methods: Iterable[str]) -> str:
+    """What "–" stands for in place of intervals of some methods, a sentence; "" if none is missing."""
+    reasons = dict.fromkeys(method.removeprefix("none, ") for method in methods if not has_interval(method))
+    return f"{MISSING}: no interval, {'; or '.join(reasons)}." if reasons else ""
 
 
 def significant(number: float | int, digits: int = 3) -> str:

@@ -10,17 +10,20 @@ from typing import Any, NamedTuple
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
 from teka.audit.page import layers, notation
-from teka.audit.page.curves import curve_figure
+from teka.audit.page.compared import comparison_sections
+from teka.audit.page.curves import curve_figure, quantity_of
 from teka.audit.page.modes import confidences, mode_sections
-from teka.audit.page.notation import listed, write_number
+from teka.audit.page.notation import listed, missing_intervals, write_interval, write_number
 from teka.audit.page.style import line_style
 from teka.audit.page.svg import swatch
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS
+from teka.audit.statistics.ranking import Pair
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
+MOST_NAMED = 2  # models whose names stand in the title
 LONGEST = 12  # a list of more settings is shortened: the JSON file of the report has all of it
 
 
@@ -55,8 +58,14 @@ def audit_rows(reports: Sequence[AuditReport], columns: Sequence[str]) -> list[A
 
 
 def _write_estimate(name: str, found: Estimate) -> tuple[str, str]:
-    value, lower, upper = (write_number(name, one) for one in (found.value, found.lower, found.upper))
-    return value, f"{lower}–{upper}"
+    return write_number(name, found.value), write_interval(name, found.lower, found.upper, found.method)
+
+
+def interval_note(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
+    """What stands below each number of some columns, and why an interval is missing, if one is."""
+    every = [metrics for report in reports for metrics in report.metrics]
+    methods = [metrics.numbers[name].method for metrics in every for name in columns if name in metrics.numbers]
+    return f"Below each number its {confidences(every)} interval. {missing_intervals(methods)}".strip()
 
 
 def sorted_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
@@ -74,7 +83,8 @@ def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         names, figures = [report.name for report in reports], []
         for group in dict.fromkeys(group for preset in found.values() for group in preset.metrics):
             moved = {at: preset.metrics[group] for at, preset in found.items() if group in preset.metrics}
-            figures.append(curve_figure(names, moved, "accuracy", f"{group}: correct (%)"))
+            curves = {at: (one.shifts, one.curves.get("accuracy")) for at, one in moved.items()}
+            figures.append(curve_figure(names, curves, quantity_of("accuracy"), f"{group}: correct (%)"))
         first = next(iter(found.values()))
         section = {
             "name": name,
@@ -162,13 +172,17 @@ def _movement(movement: Movement, sizes: tuple[int, int, int]) -> dict[str, obje
     return {"mode": movement.mode, "background": levels, "seen": [seen] * 2 if isinstance(seen, int) else list(seen)}
 
 
-def write_audit_page(reports: Sequence[AuditReport], path: str | Path) -> Path:
-    """Write the page of one or more audits, whole or not at all; several models are shown side by side."""
-    write_bytes(Path(path), render_audit_page(reports).encode("utf-8"))
+def write_audit_page(reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[Pair] = ()) -> Path:
+    """Write the page of one or more audits, whole or not at all; several models are shown side by side.
+
+    Of several, `teka.audit.statistics.ranking.compare_every_two` makes the pairs, in any number of modes, from which
+    the page names a winner and shows paired differences.
+    """
+    write_bytes(Path(path), render_audit_page(reports, pairs).encode("utf-8"))
     return Path(path)
 
 
-def render_audit_page(reports: Sequence[AuditReport]) -> str:
+def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
     """The page of audits: the verdict, the numbers, pictures of them, and settings."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
@@ -178,16 +192,17 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
     content = {
         "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
         "script": (folder / "audit.js").read_text(encoding="utf-8"),
-        "title": f"{listed([report.name for report in reports])}: what happens when the input moves?",
+        "title": f"{_named(reports)}: what happens when the input moves?",
         "data": listed(list(data)),
         "reports": reports,
         "swatches": [swatch(style) for style in styles],
         "colours": [style.colour for style in styles],
-        "caveats": [(report.name, caveat) for report in reports for caveat in sorted_caveats(report.caveats)],
+        "caveats": _caveats(reports),
         "severities": SEVERITIES,
         "columns": [NUMBERS[name] for name in columns],
         "rows": audit_rows(reports, columns),
-        "confidences": confidences([metrics for report in reports for metrics in report.metrics]),
+        "interval_note": interval_note(reports, columns),
+        "comparisons": comparison_sections(pairs, reports),
         "modes": mode_sections(reports),
         "examples": write_examples(reports) if any(report.examples for report in reports) else "",
         "has_labels": any(example.label is not None for report in reports for example in report.examples),
@@ -199,6 +214,19 @@ def render_audit_page(reports: Sequence[AuditReport]) -> str:
         "version": next((str(report.provenance["teka"]) for report in reports if "teka" in report.provenance), ""),
     }
     return render_page("teka.audit.page", "audit.html.j2", content)
+
+
+def _caveats(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
+    """Every caveat once, the gravest first, with the models that it is of."""
+    of = {caveat: [] for caveat in sorted_caveats([caveat for report in reports for caveat in report.caveats])}
+    for report in reports:
+        for caveat in dict.fromkeys(report.caveats):
+            of[caveat].append(report.name)
+    return {caveat: "all models" if len(names) == len(reports) else listed(names) for caveat, names in of.items()}
+
+
+def _named(reports: Sequence[AuditReport]) -> str:
+    return listed([report.name for report in reports]) if len(reports) <= MOST_NAMED else f"{len(reports)} models"
 
 
 def render_page(package: str, template: str, content: Mapping[str, object]) -> str:

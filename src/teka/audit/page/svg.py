@@ -136,6 +136,13 @@ def decade_scale(low: float, high: float, start: float, end: float) -> Scale:
     return Scale(10.0**first, 10.0 ** max(last, first + 1), start, end, is_logarithmic=True)
 
 
+def signed_scale(values: Sequence[float], start: float, end: float) -> Scale:
+    """A scale for differences, with 0 on it: between round numbers around them."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    step = round_step(max((high - low) / 4, 0.0025))
+    return Scale(step * math.floor(low / step + 1e-9), step * max(1, math.ceil(high / step - 1e-9)), start, end)
+
+
 def size_scale(values: Sequence[float], start: float, end: float) -> Scale:
     """A scale for numbers of at least 0: from 0, or logarithmic where they span many powers of ten."""
     positive = [value for value in values if value > 0]

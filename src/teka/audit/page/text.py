@@ -4,14 +4,15 @@ import textwrap
 from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
+from teka.audit.page.compared import differing, winner, write_ends
 from teka.audit.page.layers import blamed_layers
-from teka.audit.page.modes import confidences
-from teka.audit.page.notation import is_share, write_size
-from teka.audit.page.pages import audit_columns, audit_rows, sorted_caveats
+from teka.audit.page.notation import is_share, missing_intervals, write_difference, write_p_value
+from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
 from teka.audit.page.tables import Table
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
 from teka.audit.statistics.metrics import NUMBERS
+from teka.audit.statistics.ranking import Pair
 from teka.errors import wrong_value
 
 WIDTH = 100  # columns of a terminal that the text fits into
@@ -46,8 +47,7 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
     cells = [["–" if cell is None else "\n".join(cell) for cell in row.cells] for row in found]
     rows = tuple((name, row.images, *of) for name, row, of in zip(named, found, cells, strict=True))
     heads = ("model\nmode" if several else "mode", "images", *(NUMBERS[name].label for name in columns))
-    every = [metrics for report in reports for metrics in report.metrics]
-    notes = [f"Below each number its {confidences(every)} interval."] if rows else []
+    notes = [interval_note(reports, columns)] if rows else []
     counts = dict.fromkeys(row.shifts for row in found)
     if len(counts) > 1:
         counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in found)
@@ -62,31 +62,30 @@ def _wrap(words: str, first: str = "") -> list[str]:
     return textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False)
 
 
-def comparison_text(comparison: Comparison, first: str, second: str) -> str:
-    """The differences of two models of these names as a table, and at how many shifts they differ."""
+def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
+    """Who wins in the mode of the pairs and by what, and the differences of the first model from each other."""
+    headline, evidence = winner(pairs, reports)
+    texts = ["\n".join([*_wrap(headline), *(line for one in evidence for line in _wrap(one, "  "))])]
+    for pair in pairs:
+        if pair.first == 0:
+            texts.append(_differences(pair.comparison, reports[0].name, reports[pair.second].name))
+    if missing := missing_intervals(one.method for pair in pairs for one in pair.comparison.numbers.values()):
+        texts.append(missing)
+    return "\n\n".join(texts)
+
+
+def _differences(comparison: Comparison, first: str, second: str) -> str:
     rows = []
     for name in COMPARED_NUMBERS:
-        number = comparison.numbers.get(name)
-        if number is not None:
-            value, lower, upper = (_signed(name, one) for one in (number.value, number.lower, number.upper))
-            p_value = "p < 0.001" if number.p_value < 0.001 else f"p = {number.p_value:.3f}"
-            unit = " points" if is_share(name) else ""
-            rows.append((NUMBERS[name].label, f"{value}{unit}", f"{lower} to {upper}", p_value))
+        if (number := comparison.numbers.get(name)) is not None:
+            value = f"{write_difference(name, number.value)}{' points' if is_share(name) else ''}"
+            rows.append((NUMBERS[name].label, value, write_ends(name, number), write_p_value(number.p_value)))
     title = (
         f"{first} less {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} shifts, the same "
         f"{comparison.num_images:,} images"
     )
     heads = ("number", "difference", f"{100 * comparison.confidence:g} % interval", "")
     lines = [Table(title, heads, tuple(rows)).plain(WIDTH)]
-    curve = comparison.curves.get("accuracy")
-    if curve is not None:
-        differing = sum(p_value <= 1 - comparison.confidence for p_value in curve.adjusted_p_values)
-        test = "McNemar's test, adjusted by Holm"
-        lines.append(f"Accuracy differs at {differing} of {len(comparison.shifts)} shifts ({test}).")
+    if count := differing(comparison):
+        lines.append(f"Accuracy differs at {count} shifts (McNemar's test, adjusted by Holm).")
     return "\n".join(lines)
-
-
-def _signed(name: str, value: float) -> str:
-    written = f"{100 * abs(value):.1f}" if is_share(name) else write_size(abs(value))
-    sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"
-    return f"{sign}{written}"

@@ -9,6 +9,11 @@ from types import ModuleType
 from teka.errors import require, wrong_value
 
 
+def has_interval(method: str) -> bool:
+    """Whether a method of an interval gave one: "none, …" says why there is none, and then the ends are the value."""
+    return not method.startswith("none")
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A number with the ends of its interval, whose confidence is within (0, 1).
@@ -28,7 +33,7 @@ class Estimate:
     @property
     def half_width(self) -> float | None:
         """Half the width of the interval; None where there is none."""
-        return None if self.method.startswith("none") else (self.upper - self.lower) / 2
+        return (self.upper - self.lower) / 2 if has_interval(self.method) else None
 
 
 @dataclass(frozen=True)

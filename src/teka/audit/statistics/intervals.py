@@ -17,7 +17,14 @@ from teka.audit.statistics.bootstrap import (
     logarithmic_critical_values,
     simultaneous_critical_value,
 )
-from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate, check_confidence, scipy_special
+from teka.audit.statistics.estimate import (
+    BootstrapSettings,
+    Curve,
+    Estimate,
+    check_confidence,
+    has_interval,
+    scipy_special,
+)
 from teka.errors import wrong_shape, wrong_value
 
 # Images that a bootstrap needs; and images that must stand apart from the commonest value of an average of shares.
@@ -28,7 +35,8 @@ Outcomes = Bool[Tensor, "shifts images"]
 Counts = Int[Tensor, "..."]
 FloatEnds = tuple[float, float]
 Ends = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]
-NO_INTERVAL = f"none, fewer than {MINIMUM_IMAGES} images"
+NO_INTERVAL = f"none, which needs {MINIMUM_IMAGES} images or more"
+NO_SPREAD = "none, all images have this value"
 WILSON = "wilson"
 WILSON_IMAGES = "wilson, an image one trial"
 BOOTSTRAP = "bootstrap over images"
@@ -88,10 +96,10 @@ def exact_interval(successes: Counts, trials: int, confidence: float) -> Ends:
 
 
 def estimate_magnitude(average: ImageAverage, confidence: float) -> Estimate:
-    """An average of one row that is not a share, with its BCa interval."""
-    value = average.values.item()
-    if average.influence.shape[1] < MINIMUM_IMAGES:
-        return Estimate(value, value, value, confidence, NO_INTERVAL)
+    """An average of one row that is not a share, with its BCa interval if images differ, of which resamples learn."""
+    value, few = average.values.item(), average.influence.shape[1] < MINIMUM_IMAGES
+    if few or not average.influence.any():
+        return Estimate(value, value, value, confidence, NO_INTERVAL if few else NO_SPREAD)
     lower, upper = bca_interval(average, confidence)
     return Estimate(value, min(value, lower.item()), max(value, upper.item()), confidence, BOOTSTRAP)
 
@@ -162,8 +170,11 @@ def make_curve(ends: Sequence[Float[Tensor, " shifts"]], method: str) -> Curve:
 def extreme_of(curve: Curve, over: str, confidence: float) -> Estimate:
     """The "lowest" share or "highest" magnitude of a curve; the band covers it because it covers all."""
     end, method = (min, "exact") if over == "lowest" else (max, BOOTSTRAP)
-    method = NO_INTERVAL if curve.method == NO_INTERVAL else f"{method}, simultaneous over shifts"
-    return Estimate(end(curve.values), end(curve.band_lower), end(curve.band_upper), confidence, method)
+    value, lower, upper = end(curve.values), end(curve.band_lower), end(curve.band_upper)
+    if not has_interval(curve.method):
+        return Estimate(value, lower, upper, confidence, curve.method)
+    method = f"{method}, simultaneous over shifts" if lower < upper else NO_SPREAD
+    return Estimate(value, lower, upper, confidence, method)
 
 
 def two_level_curve(
@@ -211,4 +222,6 @@ def two_level_curve(
                 ends[2][row], ends[3][row] = wilson_of_mean(mean[row].item(), num_images, of_band)
         if not bool(error.any()):
             method = WILSON_IMAGES
+    elif not bool(error.any()):
+        method = NO_SPREAD
     return make_curve((mean, *ends), method)

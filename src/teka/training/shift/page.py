@@ -10,7 +10,7 @@ from torch import Tensor
 from teka.audit import Estimate
 from teka.audit.page import svg
 from teka.audit.page.charts import ShareCurve, draw_curves, encode_png
-from teka.audit.page.curves import CurveLine, CurvePoint, curve_chart
+from teka.audit.page.curves import CurveLine, CurvePoint, curve_chart, quantity_of
 from teka.audit.page.notation import write_shift, write_step
 from teka.audit.page.pages import data_uri, render_page
 from teka.audit.page.style import line_style
@@ -70,7 +70,7 @@ def render_html(report: ShiftReport, examples: Examples) -> str:
         "report": report,
         "finding": finding(report),
         "legend": [(svg.swatch(line_style(at)), group.first.name) for at, group in enumerate(report.groups)],
-        "charts": [curve_chart("accuracy", axis, along, every) for axis, along in lines.items()],
+        "charts": [curve_chart(quantity_of("accuracy"), axis, along, every) for axis, along in lines.items()],
         "shifts": [write_step(shift) for shift in report.shifts],
         "rows": table_rows(report),
         "note": table_note(report),

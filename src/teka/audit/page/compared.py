@@ -1,0 +1,111 @@
+"""How several models compare: which wins, as far as that can be told, and every paired difference."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from teka.audit.page.curves import curve_figure, difference_of
+from teka.audit.page.notation import MISSING, is_share, listed, missing_intervals, write_difference, write_p_value
+from teka.audit.report import AuditReport
+from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison, Difference
+from teka.audit.statistics.estimate import has_interval
+from teka.audit.statistics.metrics import NUMBERS
+from teka.audit.statistics.ranking import Lead, Pair, find_leads
+
+DECISIVE = ("worst_shift_accuracy", "consistency", "mean_error")  # the first that is defined names the winner
+
+
+def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, list[str]]:
+    """Which of the models wins in the mode of the pairs, and the evidence, a sentence for each number.
+
+    A model of which a caveat makes the numbers void does not compete.
+    """
+    names, mode = [report.name for report in reports], pairs[0].comparison.movement.mode
+    void = {at: report.invalid for at, report in enumerate(reports) if report.invalid}
+    leads = find_leads([pair for pair in pairs if void.keys().isdisjoint((pair.first, pair.second))])
+    out = [f"Left out is {names[at]}, whose numbers do not hold: {', '.join(why)}." for at, why in void.items()]
+    found = next((lead for number in DECISIVE for lead in leads if lead.number == number), None)
+    if found is None:
+        return f"In mode {mode} no two models can be compared by a number.", out
+    number = NUMBERS[found.number]
+    by = f"In mode {mode}, by {'the ' + number.meaning if number.is_share else number.label},"
+    tied = [names[at] for at in (found.best, *found.tied)]
+    headline = f"{by} nobody wins: {listed(tied)} are not told apart." if found.tied else f"{by} {tied[0]} wins."
+    return headline, [*(_evidence(lead, names) for lead in leads), *out]
+
+
+def _evidence(lead: Lead, names: Sequence[str]) -> str:
+    number, best = NUMBERS[lead.number], names[lead.best]
+    way, label = "above" if number.is_share else "below", f"{number.label[:1].upper()}{number.label[1:]}"
+    parts = []
+    if lead.tied:
+        apart = f"{listed([best, *(names[at] for at in lead.tied)])} are not told apart"
+        last = lead.tied[-1]
+        parts.append(f"{apart} ({best} less {names[last]}: {_lead_words(lead, last)})")
+    if lead.beaten:
+        nearest, *more = lead.beaten
+        further = f"; {len(more)} more {'lie' if len(more) > 1 else 'lies'} further behind" if more else ""
+        parts.append(f"{best} lies {way} {names[nearest]} by {_lead_words(lead, nearest)}{further}")
+    return f"{label}: {'; '.join(parts)}."
+
+
+def _lead_words(lead: Lead, over: int) -> str:
+    one = lead.over[over]
+    sizes = [write_difference(lead.number, value).removeprefix("+") for value in (one.value, one.lower, one.upper)]
+    unit = " points" if is_share(lead.number) else ""
+    ends = f"{sizes[1]} to {sizes[2]}" if has_interval(one.method) else "no interval"
+    return f"{sizes[0]}{unit} ({ends}, {write_p_value(one.p_value)})"
+
+
+def write_ends(number: str, one: Difference) -> str:
+    """The ends of a difference's interval, "–" if it has none."""
+    ends = (write_difference(number, end) for end in (one.lower, one.upper))
+    return " to ".join(ends) if has_interval(one.method) else MISSING
+
+
+def differing(comparison: Comparison) -> str:
+    """At how many of all shifts the accuracies of two models differ, "80 of 81"; "" where there is no accuracy."""
+    curve = comparison.curves.get("accuracy")
+    if curve is None:
+        return ""
+    count = sum(p_value <= 1 - comparison.confidence for p_value in curve.adjusted_p_values)
+    return f"{count} of {len(comparison.shifts)}"
+
+
+def comparison_sections(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
+    """A section for each mode: winner, evidence, a row of differences for each pair, and curves of differences."""
+    names, sections = [report.name for report in reports], []
+    for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
+        of_mode = [pair for pair in pairs if pair.comparison.movement.mode == mode]
+        headline, evidence = winner(of_mode, reports)
+        numbers = [name for name in COMPARED_NUMBERS if any(name in pair.comparison.numbers for pair in of_mode)]
+        rows = [(pair.first, pair.second, _cells(pair, numbers), differing(pair.comparison)) for pair in of_mode]
+        with_first = [pair for pair in of_mode if pair.first == 0]
+        lines = {
+            pair.second: (pair.comparison.shifts, found.curve if found is not None else None)
+            for pair in with_first
+            for found in [pair.comparison.curves.get("accuracy")]
+        }
+        quantity = difference_of("accuracy", names[0])
+        methods = [one.method for pair in of_mode for one in pair.comparison.numbers.values()]
+        section = {
+            "mode": mode,
+            "headline": headline,
+            "evidence": evidence,
+            "columns": [NUMBERS[name] for name in numbers],
+            "rows": [row for row in rows if row[0] == 0],
+            "more_rows": [row for row in rows if row[0] != 0],
+            "curves": [figure for figure in [curve_figure(names, lines, quantity, quantity.label)] if figure],
+            "confidence": f"{100 * of_mode[0].comparison.confidence:g} %",
+            "missing": missing_intervals(methods),
+        }
+        sections.append(section)
+    return sections
+
+
+def _cells(pair: Pair, numbers: Sequence[str]) -> list[tuple[str, str, str] | None]:
+    """Difference, interval and p-value of each number, None where it is not defined."""
+    found = [(name, pair.comparison.numbers.get(name)) for name in numbers]
+    return [
+        one and (write_difference(name, one.value), write_ends(name, one), write_p_value(one.p_value))
+        for name, one in found
+    ]

@@ -1,0 +1,106 @@
+import dataclasses
+
+import pytest
+from tests.audit.page.audit_reports import SQUARE, make_curve, make_report
+
+from teka.audit.caveats import Caveat
+from teka.audit.movement import Movement
+from teka.audit.page.compared import comparison_sections, winner
+from teka.audit.page.pages import render_audit_page
+from teka.audit.page.text import comparison_text
+from teka.audit.statistics.comparison import Comparison, Difference, DifferenceCurve
+from teka.audit.statistics.ranking import Pair
+
+NAMES = ("patches", "rotation", "table")
+
+
+def difference(value, p_value, method="bonett-price"):
+    return Difference(value, value - 0.1, value + 0.1, 0.95, p_value, method, "exact mcnemar")
+
+
+def make_pair(first, second, value, p_value, mode="circular", method="bonett-price"):
+    """The first less the second in share at every shift, and half as much in error, the other way round."""
+    p_values = tuple(0.01 if any(shift) else 1.0 for shift in SQUARE)
+    curve = DifferenceCurve(make_curve([value] * len(SQUARE), is_share=False), p_values, p_values)
+    numbers = {
+        "worst_shift_accuracy": difference(value, p_value),
+        "mean_error": dataclasses.replace(difference(-value / 2, p_value), method=method),
+    }
+    return Pair(first, second, Comparison(Movement(mode), 60, SQUARE, {"accuracy": curve}, numbers, 0.95))
+
+
+def reports_of(*names, **further):
+    return [make_report(name, caveats=(), **further) for name in names]
+
+
+PAIRS = (make_pair(0, 1, -0.5, 0.0001), make_pair(0, 2, -0.48, 0.0002), make_pair(1, 2, 0.02, 0.8))
+
+
+def test_a_winner_is_named_with_its_evidence():
+    headline, evidence = winner(PAIRS[:1], reports_of("patches", "rotation"))
+    assert headline == "In mode circular, by the share answered correctly at every shift, rotation wins."
+    assert evidence == [
+        "Every shift: rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001).",
+        "Mean error: rotation lies below patches by 0.25 (0.15 to 0.35, p < 0.001).",
+    ]
+
+
+def test_nobody_wins_who_is_not_told_apart_and_the_others_are_counted():
+    headline, (first, _) = winner(PAIRS, reports_of(*NAMES))
+    assert headline.endswith("nobody wins: rotation and table are not told apart.")
+    apart, above = first.split("; ")
+    assert apart == (
+        "Every shift: rotation and table are not told apart (rotation less table: 2.0 points (−8.0 to 12.0, p = 0.800))"
+    )
+    assert above == "rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001)."
+
+
+def test_a_model_whose_numbers_are_void_does_not_compete():
+    void = Caveat("constant predictor", "invalidates", "It says 3.")
+    reports = [*reports_of("patches"), make_report("rotation", caveats=(void,)), *reports_of("table")]
+    headline, evidence = winner(PAIRS, reports)
+    assert headline.endswith("table wins.")
+    assert evidence[-1] == "Left out is rotation, whose numbers do not hold: constant predictor."
+    assert "no two models can be compared" in winner(PAIRS[:1], reports[:2])[0]
+
+
+def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs():
+    page = render_audit_page(reports_of(*NAMES), PAIRS)
+    assert page.index("nobody wins") < page.index(">Numbers<")
+    for part in ("−50.0", "−60.0 to −40.0", "p &lt; 0.001", "p = 0.800", "80 of 81", "Every other pair"):
+        assert part in page, part
+    (section,) = comparison_sections(PAIRS, reports_of(*NAMES))
+    assert [(first, second) for first, second, *_ in section["rows"]] == [(0, 1), (0, 2)]
+    assert [(first, second) for first, second, *_ in section["more_rows"]] == [(1, 2)]
+    (figure,) = section["curves"]
+    assert figure["name"] == "correct, less patches (points)"
+    assert figure["models"] == (1, 2)
+
+
+def test_a_missing_interval_is_a_dash_and_says_how_many_images_it_needs():
+    pairs = [make_pair(0, 1, -0.5, 0.2, method="none, which needs 10 images or more")]
+    (section,) = comparison_sections(pairs, reports_of("patches", "rotation"))
+    assert section["rows"][0][2][1] == ("+0.25", "–", "p = 0.200")
+    assert section["missing"] == "–: no interval, which needs 10 images or more."
+    text = comparison_text(pairs, reports_of("patches", "rotation"))
+    assert "+0.25               –  p = 0.200" in text
+    assert text.endswith("–: no interval, which needs 10 images or more.")
+    assert "0.25 (no interval, p = 0.200)" in " ".join(text.split())
+
+
+def test_each_mode_has_its_own_winner():
+    pairs = [make_pair(0, 1, -0.5, 0.0001), make_pair(0, 1, 0.5, 0.0001, mode="zero")]
+    sections = comparison_sections(pairs, reports_of("patches", "rotation"))
+    assert [section["mode"] for section in sections] == ["circular", "zero"]
+    assert [section["headline"].split()[-2] for section in sections] == ["rotation", "patches"]
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_of_many_models_caveats_stand_once_and_what_belongs_to_one_is_folded(count):
+    names = [f"model {at}" for at in range(count)]
+    caveat = Caveat("few images", "limits", "60 images.")
+    text = render_audit_page([make_report(name, caveats=(caveat,)) for name in names])
+    assert text.count("60 images.") == 1
+    assert "· all models" in text
+    assert f"{count} models: what happens" in text
+    assert ("<summary><h3>" in text) == (count > 3)

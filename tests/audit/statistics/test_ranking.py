@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from teka.audit.statistics.comparison import compare_responses, holm_adjust
+from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement, find_leads
+
+SHIFTS = tuple((0, step) for step in range(-2, 3))
+NUM_IMAGES = 90
+
+
+def answers(measure, shares, labelled=True):
+    """Responses of models that are right at every shift of the first of the images, and wrong at all of the others."""
+    labels = torch.arange(NUM_IMAGES) % 3
+    found = []
+    for share in shares:
+        right = torch.arange(NUM_IMAGES) < share * NUM_IMAGES
+        classes = torch.where(right, labels, (labels + 1) % 3)
+        logits = 4.0 * torch.nn.functional.one_hot(classes, 3).double()[None].repeat(len(SHIFTS), 1, 1)
+        found.append(measure(SHIFTS, logits, labels))
+    return found if labelled else [replace(one, labels=None, loss=None) for one in found]
+
+
+@pytest.fixture
+def leads(measure):
+    pairs = compare_every_two(answers(measure, (0.2, 0.9, 0.5, 0.87)), num_resamples=100)
+    return {lead.number: lead for lead in find_leads(pairs)}
+
+
+def test_every_two_models_are_compared_once(measure):
+    responses = answers(measure, (0.2, 0.9, 0.5))
+    pairs = compare_every_two(responses, num_resamples=100, seed=3)
+    assert [(pair.first, pair.second) for pair in pairs] == [(0, 1), (0, 2), (1, 2)]
+    assert pairs[2].comparison == compare_responses(responses[1], responses[2], num_resamples=100, seed=3)
+
+
+def test_the_best_leads_by_its_differences_and_is_told_apart_where_they_are_significant(leads):
+    lead = leads["worst_shift_accuracy"]
+    assert lead.best == 1
+    assert list(lead.over) == [3, 2, 0]
+    assert [one.value for one in lead.over.values()] == pytest.approx([2 / 90, 36 / 90, 63 / 90], abs=1e-9)
+    assert all(one.lower <= one.value <= one.upper for one in lead.over.values())
+    # Two images of 90 are no evidence, 36 are.
+    assert lead.tied == [3]
+    assert lead.beaten == [2, 0]
+
+
+def test_p_values_are_adjusted_over_all_pairs_not_those_of_the_best_alone(measure):
+    pairs = compare_every_two(answers(measure, (0.5, 0.56, 0.51)), num_resamples=100)
+    raw = [pair.comparison.numbers["accuracy"].p_value for pair in pairs]
+    adjusted = holm_adjust(torch.tensor(raw)).tolist()
+    (lead,) = [lead for lead in find_leads(pairs) if lead.number == "accuracy"]
+    assert lead.best == 1
+    assert lead.over[0].p_value == pytest.approx(adjusted[0])
+    assert lead.over[0].p_value > raw[0]
+
+
+def test_of_what_is_no_share_the_lowest_is_best(measure):
+    steady, restless = answers(measure, (0.5, 0.5))
+    moved = restless.error_squared.clone()
+    moved[restless.moved] = 0.1 * restless.norm_squared[restless.moved] * torch.rand(NUM_IMAGES)
+    restless = replace(restless, error_squared=moved)
+    pairs = compare_every_two([restless, steady], num_resamples=100)
+    (lead,) = [lead for lead in find_leads(pairs) if lead.number == "mean_error"]
+    assert lead.best == 1
+    assert lead.over[0].value > 0
+
+
+def test_a_number_that_some_pair_lacks_has_no_best(measure):
+    pairs = compare_every_two(answers(measure, (0.2, 0.9, 0.5), labelled=False), num_resamples=100)
+    assert "accuracy" not in {lead.number for lead in find_leads(pairs)}
+    lacking = replace(pairs[0].comparison, numbers={})
+    assert find_leads([Pair(0, 1, lacking), *pairs[1:]]) == []
+    assert find_leads([]) == []
+
+
+def test_models_disagree_where_not_all_are_right_or_all_wrong(measure):
+    apart = disagreement(answers(measure, (0.2, 0.9, 0.5)))
+    assert apart.sum(dim=1).tolist() == [63] * len(SHIFTS)
+    assert not disagreement(answers(measure, (0.4, 0.4))).any()
+    # Without labels two wrong answers that differ are a disagreement too.
+    one, other = answers(measure, (0.0, 0.0), labelled=False)
+    assert disagreement([one, replace(other, predictions=(other.predictions + 1) % 3)]).all()
+    assert not disagreement([one, other]).any()
