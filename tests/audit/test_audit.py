@@ -14,6 +14,7 @@ from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
 
+WRAPPED = "With circular wrap, which no camera does"
 QUICK = AuditSettings(shifts=[(0, 1), (1, 0), (0, -2)], batch_size=16)
 
 
@@ -53,7 +54,7 @@ def test_an_argmax_over_position_changes_with_every_step_along_its_axis_and_with
     assert metrics.numbers["consistency"].value == pytest.approx(1 / 3)
     assert metrics.numbers["worst_shift_accuracy"].value == 0.0
     assert metrics.numbers["accuracy"].value == 1.0
-    assert report.verdict[0] == "Moving the image changes the answer in 66.7 % of the cases."
+    assert report.verdict[0] == f"{WRAPPED}, moving the image changes the answer in 66.7 % of the cases."
     assert "(dy, dx) = (0, +1)" in report.verdict[1]
 
 
@@ -73,7 +74,7 @@ def test_a_delayed_identity_moves_along_exactly():
     report = audit(delayed, random_images(), settings=replace(QUICK, modes=("circular", "fourier")))
     assert report.metrics[0].output == "dense"
     assert report.metrics[0].numbers["maximum_error"].value == 0.0
-    assert report.verdict[0] == "Moving the image changes nothing but rounding."
+    assert report.verdict[0] == f"{WRAPPED}, moving the image changes nothing but rounding."
     assert "the output moves along exactly" in report.verdict[1]
 
 
@@ -310,8 +311,20 @@ def test_the_headline_is_of_the_mode_that_changes_most():
     flips = modes[0].numbers["flip_rate"].value
     assert flips > 0
     sentences = verdict_of(*modes)
-    assert sentences[0] == f"Moving the image changes the answer in {100 * flips:.1f} % of the cases."
+    assert sentences[0] == f"{WRAPPED}, moving the image changes the answer in {100 * flips:.1f} % of the cases."
     assert len(sentences) == 3
+
+
+def test_the_headline_says_how_the_image_was_moved():
+    crop = Movement("crop", crop_size=5)
+    moved = summarize(measure_responses(totals, torch.rand(60, 1, 9, 9), square_shifts(2), crop))
+    found = verdict_of(moved)[0]
+    assert found.startswith("Seen through a window that moves, as a camera does, moving the image changes the")
+    still = [metrics(totals, mode) for mode in ("circular", "fourier")]
+    assert verdict_of(*still)[0].startswith(WRAPPED)
+    assert verdict_of(metrics(totals), replace(still[0], movement=Movement("reflect")))[0] == (
+        "In each of 2 modes, moving the image changes nothing but rounding."
+    )
 
 
 def test_an_output_that_changes_and_an_answer_that_does_not_are_told_apart():
@@ -319,7 +332,7 @@ def test_an_output_that_changes_and_an_answer_that_does_not_are_told_apart():
         return totals(images) + 0.01 * images[:, 0, 0, :2]
 
     found = verdict_of(metrics(nearly))
-    assert found[0].startswith("Moving the image changes the output by up to 2.3e−4 of its size")
+    assert found[0].startswith(f"{WRAPPED}, moving the image changes the output by up to 2.3e−4 of its size")
     assert found[0].endswith("and never the answer.")
 
 
@@ -328,8 +341,8 @@ def test_what_is_below_the_noise_is_rounding():
         return totals(images) + 0.001 * images[:, 0, 0, :2]
 
     quiet, loud = (verdict_of(metrics(nearly), noise=NoiseFloor(noise, None)) for noise in (0.0, 0.1))
-    assert quiet[0] != "Moving the image changes nothing but rounding."
-    assert loud[0] == "Moving the image changes nothing but rounding."
+    assert "nothing but rounding" not in quiet[0]
+    assert loud[0] == f"{WRAPPED}, moving the image changes nothing but rounding."
 
 
 def test_a_caveat_that_invalidates_is_the_headline_and_others_are_not():
@@ -337,7 +350,7 @@ def test_a_caveat_that_invalidates_is_the_headline_and_others_are_not():
     assert verdict_of(metrics(totals), caveats=caveats)[0] == (
         "These numbers do not mean what they seem to: constant predictor."
     )
-    assert verdict_of(metrics(totals), caveats=caveats[:1])[0].startswith("Moving the image")
+    assert verdict_of(metrics(totals), caveats=caveats[:1])[0].startswith(WRAPPED)
 
 
 def test_a_grid_that_shows_is_named_with_its_phases():

@@ -11,6 +11,7 @@ from teka.audit.caveats import (
     few_images,
     fill_value,
     non_determinism,
+    other_scale,
     phases_unseen,
     random_features,
     resized,
@@ -180,6 +181,16 @@ def test_shifts_by_whole_patches_alone_are_found():
             stride,
             found,
         )
+
+
+def test_images_at_another_scale_than_in_use_are_noted():
+    (found,) = other_scale(235, 240)
+    assert "resized to a shorter side of 240" in found.message
+    assert "own transform resizes to a shorter side of 235" in found.message
+    (squashed,) = other_scale((224, 224), (240, 240))
+    assert "resized to 240 × 240" in squashed.message
+    assert not list(other_scale(256, 256))
+    assert not list(other_scale(None, (240, 240)))
 
 
 def test_shifts_of_resized_images_are_counted_in_both_pixels():

@@ -12,6 +12,7 @@ from teka.audit.caveats import Caveat, training_mode
 from teka.audit.function import evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.outputs import check_labels
+from teka.audit.movement import MODES
 from teka.audit.page.notation import write_share, write_size, write_step
 from teka.audit.parts import Progress, Work, do_parts, find_caveats
 from teka.audit.report import AuditReport, PackedResponses
@@ -166,14 +167,22 @@ def _headline(report: AuditReport) -> str:
     if not moved:
         return "No image was moved: time was up before."
     if all(_is_exact(one, report.noise_floor) for one in moved):
-        return "Moving the image changes nothing but rounding."
-    kinds = ("flip_rate", "maximum_error")
-    flips, errors = ([one.numbers[kind].value for one in moved if kind in one.numbers] for kind in kinds)
-    if flips and max(flips) > 0:
-        return f"Moving the image changes the answer in {write_share(max(flips))} % of the cases."
+        return f"{_where(moved)}, moving the image changes nothing but rounding."
+    flips, errors = ([one for one in moved if kind in one.numbers] for kind in ("flip_rate", "maximum_error"))
+    worst = max(flips, key=lambda one: one.numbers["flip_rate"].value, default=None)
+    if worst is not None and (rate := worst.numbers["flip_rate"].value) > 0:
+        return f"{_where([worst])}, moving the image changes the answer in {write_share(rate)} % of the cases."
+    worst = max(errors, key=lambda one: one.numbers["maximum_error"].value, default=None)
     # An output that is 0 has no size to compare with.
-    by = f" by up to {write_size(max(errors))} of its size" if errors else ""
-    return f"Moving the image changes the output{by}{', and never the answer' if flips else ''}."
+    by = "" if worst is None else f" by up to {write_size(worst.numbers['maximum_error'].value)} of its size"
+    where = _where(moved if worst is None else [worst])
+    return f"{where}, moving the image changes the output{by}{', and never the answer' if flips else ''}."
+
+
+def _where(moved: Sequence[Metrics]) -> str:
+    """How the image was moved, to begin a sentence."""
+    words = dict.fromkeys(MODES[one.movement.mode].spoken for one in moved)
+    return next(iter(words)).capitalize() if len(words) == 1 else f"In each of {len(moved)} modes"
 
 
 def _is_exact(metrics: Metrics, noise: NoiseFloor | None) -> bool:

@@ -27,6 +27,7 @@ FILLING_MODES = ("zero", "canvas")
 # Relative differences that are rounding: of two equal calls, and of batches of other sizes, summed in another order.
 REPEAT_ROUNDING, BATCH_ROUNDING = 1e-6, 1e-3
 Sizes = Sequence[int]
+Size = int | tuple[int, int] | None  # the shorter side, or height and width
 WIDE_INTERVAL = 0.05  # an interval wider than ± that hides what most shifts do
 BORDER_SHARE = 0.5  # of the border's pixels, from which on one value is the images' background
 COLLAPSED_SHARE = 0.9  # of all answers; so many alike are few enough of another to hide any effect of shifts
@@ -188,6 +189,20 @@ def phases_unseen(shifts: Sequence[Sequence[int | float]], stride: Sizes) -> Ite
             "between, where patches cut the image elsewhere, was not looked at. Add shifts of 1 pixel."
         )
         yield Caveat("phases unseen", "limits", message)
+
+
+def other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
+    """Images were resized to another size than the model's own transform does, to make room for the shifts."""
+    if usual is not None and placed is not None and usual != placed:
+        own, came = (
+            f"a shorter side of {size}" if isinstance(size, int) else " × ".join(map(str, size))
+            for size in (usual, placed)
+        )
+        message = (
+            f"So that there is room for the shifts, images were resized to {came}, where the model's own transform "
+            f"resizes to {own}: also unshifted, it saw them at another scale than in use."
+        )
+        yield Caveat("other scale", "note", message)
 
 
 def resized(image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float) -> Iterator[Caveat]:

@@ -33,6 +33,7 @@ class Mode:
     """A way of moving images: what happens at the edge, in a sentence, and what follows from it."""
 
     words: str
+    spoken: str  # the same in a few words, for a headline
     wraps: bool = False  # what leaves at one side enters at the other, so that every cell came from inside
     takes_fractions: bool = False  # of a cell
     keeps_content: bool = False  # only background may leave
@@ -41,25 +42,31 @@ class Mode:
 
 
 _FRACTIONS = "Moved by any fraction of a pixel by {}; what leaves at one side enters at the other."
+_WRAP = "with circular wrap, which no camera does"
 MODES = {
-    "circular": Mode("What leaves at one side enters at the other.", wraps=True),
+    "circular": Mode("What leaves at one side enters at the other.", _WRAP, wraps=True),
     "lossless": Mode(
-        "Only background leaves the image, so that nothing of it is lost.", keeps_content=True, has_background=True
+        "Only background leaves the image, so that nothing of it is lost.",
+        "over its own background",
+        keeps_content=True,
+        has_background=True,
     ),
-    "zero": Mode("What leaves is lost, and background enters.", has_background=True),
+    "zero": Mode("What leaves is lost, and background enters.", "with background coming in", has_background=True),
     "canvas": Mode(
         "The image lies on a larger canvas of its background and is moved over it, so that nothing is lost.",
+        "on a larger canvas",
         keeps_content=True,
         has_background=True,
         size="canvas_size",
     ),
-    "reflect": Mode("What leaves is lost, and a mirror image enters."),
+    "reflect": Mode("What leaves is lost, and a mirror image enters.", "with mirrored edges, which no camera does"),
     "crop": Mode(
         "The model sees a window of a larger image. The window is moved, so what enters was there before.",
+        "seen through a window that moves, as a camera does",
         size="crop_size",
     ),
-    "fourier": Mode(_FRACTIONS.format("the Fourier transform"), wraps=True, takes_fractions=True),
-    "bilinear": Mode(_FRACTIONS.format("linear interpolation, which blurs"), wraps=True, takes_fractions=True),
+    "fourier": Mode(_FRACTIONS.format("the Fourier transform"), _WRAP, wraps=True, takes_fractions=True),
+    "bilinear": Mode(_FRACTIONS.format("linear interpolation, which blurs"), _WRAP, wraps=True, takes_fractions=True),
 }
 TRANSLATION_MODES = tuple(MODES)
 

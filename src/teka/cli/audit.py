@@ -13,7 +13,7 @@ import torch
 import teka.audit
 from teka import models
 from teka.audit.adapters import FORMS, Loader, Preprocessing, Subject, load
-from teka.audit.adapters.case import AuditCase, make_case
+from teka.audit.adapters.case import AuditCase, make_case, usual_mode
 from teka.audit.adapters.subject import Size, subject_of_module
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
@@ -80,7 +80,10 @@ NOT_PASSED = 1
 # Fields of the settings that are options by their own names and words; others are declared here, of several options.
 SETTINGS = ("background", "output", "stride", "seed", "batch_size", "confidence", "num_resamples", "num_examples")
 FORMS_OF_MODELS = "; ".join((*(one.form for one in OWN_LOADERS), *FORMS))
-MODE_HELP = f"How images move, circular by default, several one after the other: {', '.join(TRANSLATION_MODES)}."
+MODE_HELP = (
+    "How images move, several one after the other, by default crop for photographs and circular for all else: "
+    f"{', '.join(TRANSLATION_MODES)}."
+)
 DATA_HELP = "Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file."
 MODEL_HELP = f"One of: {FORMS_OF_MODELS}. Nothing is unpickled; module.py is executed, with all your rights."
 
@@ -159,9 +162,11 @@ def passes(report: AuditReport, metric: str, least: float) -> bool:
 
 def make_settings(options: Namespace, parts: tuple[str, ...]) -> AuditSettings:
     """The settings that `OPTIONS` ask for, with the parts to do."""
+    # A procedure of the literature brings its own movement, of images of the model's size.
+    usual = "circular" if options.modes or options.preset else usual_mode(options.data, options.data_dir)
     return AuditSettings(
         shifts=shift_set(options.shifts, options.max_shift, options.step),
-        modes=tuple(options.modes or ("circular",)),
+        modes=tuple(options.modes or (usual,)),
         parts=parts,
         layers=options.layers,
         budget_seconds=options.budget,

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import nn
 
 from teka.audit.adapters import Preprocessing, Subject, load
-from teka.audit.adapters.case import load_images, make_case, match_labels, place_for_modes, read_pictures
+from teka.audit.adapters.case import load_images, make_case, match_labels, place_for_modes, read_pictures, usual_mode
 from teka.audit.settings import AuditSettings
 from teka.cli.audit import OWN_LOADERS
 from teka.data import load as load_data
@@ -116,6 +116,28 @@ def test_a_model_of_any_size_keeps_the_images(arrays):
     )
     assert tuple(case.images.shape) == (12, 3, 20, 24)
     assert case.known["data_facts"]["preprocessing"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes", "expected"),
+    [
+        ("RGB", ((128, 200), (300, 130)), "crop"),
+        ("RGB", ((300, 300), (127, 300)), "circular"),
+        ("L", ((300, 300),), "circular"),
+    ],
+)
+def test_photographs_are_seen_through_a_window_and_all_else_is_wrapped(tmp_path, mode, sizes, expected):
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        for index, size in enumerate(sizes):
+            Image.new(mode, size).save(tmp_path / label / f"{index}.png")
+    assert usual_mode(str(tmp_path)) == expected
+    assert usual_mode(tmp_path.name, tmp_path.parent) == expected
+
+
+def test_data_sets_and_arrays_are_wrapped(arrays):
+    for data in ("digits", "cifar10", arrays, "nowhere"):
+        assert usual_mode(data) == "circular"
 
 
 LABELS = torch.tensor([2, 0, 1, 1])

@@ -27,6 +27,9 @@ def test_resize_then_crop_gives_the_crop():
     assert tuple(placed.shape) == (2, 3, 5, 7)
     assert transform.describe((19, 13)) == "resized to 17 × 12 (bicubic), cropped to the middle 5 × 7"
     assert Preprocessing(1, (5, 7)).describe((5, 7)) == ""
+    assert transform.describe(None) == "resized to a shorter side of 12 (bicubic), cropped to the middle 5 × 7"
+    assert Preprocessing(1, (5, 7)).describe(None) == "resized to 5 × 7 (bilinear)"
+    assert Preprocessing(1).describe(None) == ""
 
 
 def test_the_middle_begins_where_its_library_rounds_half_of_what_is_over():

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -68,6 +69,18 @@ def test_every_error_has_its_point_and_breaks_are_named(width):
     words = [text.text for text in found.iter("text")]
     assert {"embed", "add_position", "limit"} <= set(words)
     assert found.attrib["aria-label"].endswith("The first layer that breaks is add_position.")
+
+
+def test_no_error_is_drawn_lower_than_it_is():
+    layers = make_layers()
+    large = [dataclasses.replace(layers.findings[0], interior_error=error) for error in (0.453, 45.3, 4530.0)]
+    chart = layer_chart(dataclasses.replace(layers, findings=tuple(large)), WIDE)
+    low, middle, high = (
+        float(re.findall(rf"translate\([0-9.]+ ([0-9.]+)\)[^>]*><title>[^<]*: {error}<", chart)[0])
+        for error in ("0.453", "45.3", "4.53e\\+03")
+    )
+    assert low - middle == pytest.approx(middle - high, abs=0.1)
+    assert middle - high > 20
 
 
 def test_names_stay_within_the_drawing():

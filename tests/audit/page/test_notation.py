@@ -3,9 +3,13 @@ import pytest
 from teka.audit.page.notation import (
     averaged,
     listed,
+    missing_intervals,
     percent,
     significant,
+    write_difference,
+    write_interval,
     write_number,
+    write_p_value,
     write_share,
     write_shift,
     write_size,
@@ -60,3 +64,19 @@ def test_values_are_listed_in_words(values, text):
 )
 def test_averages_say_what_they_are_over(counts, text):
     assert averaged(counts) == text
+
+
+def test_an_interval_that_is_missing_is_a_dash_with_its_reasons_and_never_of_width_zero():
+    assert write_interval("mean_error", 0.1, 0.2, "bootstrap over images") == "0.1–0.2"
+    few, alike = "none, which needs 10 images or more", "none, all images have this value"
+    assert write_interval("mean_error", 0.107, 0.107, few) == "–"
+    assert missing_intervals([few, "wilson", alike, few]) == (
+        "–: no interval, which needs 10 images or more; or all images have this value."
+    )
+    assert missing_intervals(["wilson"]) == ""
+
+
+def test_differences_have_signs_and_p_values_three_decimals():
+    assert [write_difference("accuracy", share) for share in (0.0341, -0.1, 0.0004)] == ["+3.4", "−10.0", "0.0"]
+    assert write_difference("mean_error", -3.1e-7) == "−3.1e−7"
+    assert [write_p_value(one) for one in (0.0004, 0.0312, 1.0)] == ["p < 0.001", "p = 0.031", "p = 1.000"]

@@ -14,6 +14,7 @@ from teka.audit.statistics.estimate import BootstrapSettings
 from teka.audit.statistics.intervals import (
     BOOTSTRAP,
     NO_INTERVAL,
+    NO_SPREAD,
     WILSON_IMAGES,
     estimate_magnitude,
     estimate_mean_share,
@@ -231,6 +232,17 @@ def test_few_images_have_no_bootstrap_but_shares_have_wilson():
     assert curve.method == extreme_of(curve, "highest", 0.95).method == NO_INTERVAL
     share = estimate_mean_share(magnitudes, 0.95)
     assert share.method == WILSON_IMAGES
+    assert share.lower < share.value < share.upper
+
+
+def test_images_that_are_all_alike_teach_nothing_of_others_and_their_magnitude_has_no_interval():
+    resamples = ImageResamples(40, FEW)
+    alike = average(torch.full((1, 40), 0.107, dtype=torch.float64), resamples)
+    number = estimate_magnitude(alike, 0.95)
+    assert (number.value, number.method, number.half_width) == (pytest.approx(0.107), NO_SPREAD, None)
+    assert extreme_of(magnitude_curve(alike, resamples, 0.95), "highest", 0.95).method == NO_SPREAD
+    assert two_level_curve([alike] * 3, FEW).method == NO_SPREAD
+    share = estimate_mean_share(alike, 0.95)
     assert share.lower < share.value < share.upper
 
 

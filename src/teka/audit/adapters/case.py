@@ -13,7 +13,7 @@ from torch import Tensor
 
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.subject import Size, Subject
-from teka.audit.caveats import resized
+from teka.audit.caveats import other_scale, resized
 from teka.audit.settings import AuditSettings
 from teka.checks import check_name, check_sizes, height_and_width
 from teka.data import load, resize_bilinear
@@ -103,6 +103,32 @@ def _is_grey(path: Path) -> bool:
         return False
 
 
+PHOTOGRAPH_SIDE = 128  # pixels
+_LOOKED_AT = 20  # pictures
+
+
+def usual_mode(data: str, data_dir: str | Path | None = None) -> str:
+    """The mode in which data are moved unless another is asked for: photographs by "crop", all else by "circular".
+
+    Photographs are a folder of pictures of which the first are all in colour and of at least `PHOTOGRAPH_SIDE` a side.
+    """
+    path = None if data in NAMES else find_path(data, data_dir)
+    if path is None or not path.is_dir():
+        return "circular"
+    files = [file for file, _ in find_pictures(path)[0][-1]][:_LOOKED_AT]
+    return "crop" if all(map(_is_photograph, files)) else "circular"
+
+
+def _is_photograph(path: Path) -> bool:
+    try:
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            return picture.mode not in GREY and min(picture.size) >= PHOTOGRAPH_SIDE
+    except (ImportError, OSError):  # which reading the picture puts into words
+        return False
+
+
 RESIZING = ("before", "after")  # whether images are shifted before or after the resize to the model's size
 
 
@@ -140,12 +166,13 @@ def make_case(
     else:
         (transform, settings), audited = place_for_modes(subject, settings, placed_size), subject
     chosen = load_images(data, transform, data_dir, image_size, num_images, settings.seed)
-    caveats, done = [], ""
+    caveats, done = [], transform.describe(chosen.image_size)
     if chosen.image_size is not None:
         largest = max(max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:])))
         scaled = (subject.transform if before else transform).resized_size(chosen.image_size)
         caveats = list(resized(chosen.image_size, scaled, before_resize=before, max_shift=largest))
-        done = transform.describe(chosen.image_size)
+    if not before:
+        caveats += other_scale(subject.transform.resize, transform.resize)
     names = subject.class_names or (chosen.class_names if subject.num_classes in (None, chosen.num_classes) else None)
     data_facts = {
         "name": chosen.name,

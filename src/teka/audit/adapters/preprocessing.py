@@ -130,12 +130,13 @@ class Preprocessing:
         ordered = placed.flip(1) if self.blue_first else placed
         return ordered if self.normalization is None else self.normalization(ordered)
 
-    def describe(self, image_size: tuple[int, int]) -> str:
-        """What `place` does to images of a size, in words; "" if it leaves their pixels."""
-        resized = self.resized_size(image_size)
+    def describe(self, image_size: tuple[int, int] | None) -> str:
+        """What `place` does to images of a size, or of several for None, in words; "" if it leaves their pixels."""
+        resized = self.resize if image_size is None else self.resized_size(image_size)
         parts = []
         if resized != image_size:
-            parts.append(f"resized to {resized[0]} × {resized[1]} ({self.resampling})")
+            size = f"a shorter side of {resized}" if isinstance(resized, int) else " × ".join(map(str, resized or ()))
+            parts.append(f"resized to {size} ({self.resampling})")
         if self.crop is not None and self.crop != resized:
             parts.append(f"cropped to the middle {self.crop[0]} × {self.crop[1]}")
         return ", ".join(parts)

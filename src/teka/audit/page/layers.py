@@ -13,7 +13,7 @@ from teka.audit.page.style import INK, SOFT, LineStyle
 NARROW, WIDE = 360.0, 860.0  # widths of the drawing for a phone and for a page
 HEIGHT, LEFT, BOTTOM = 280.0, 48.0, 246.0
 NAME_HEIGHT = 16.0  # room for the name of a layer that breaks, above the chart
-LOWEST, HIGHEST = 1e-9, 10.0
+LOWEST = 1e-9  # errors below it lie on the lowest line
 BREAK_ROLES = {
     "interior": "first to break within the image",
     "edge": "first to feel the edge of the image",
@@ -79,7 +79,7 @@ def layer_chart(layers: LayerFindings, width: float) -> str:
     across = svg.Scale(0.0, max(1.0, len(findings) - 1.0), LEFT + 8, width - 12)
     errors = [read(one) for one in findings for *_, read in KINDS] + [one.noise for one in findings]
     known = [max(error, LOWEST) for error in (*errors, layers.threshold) if error is not None and error > 0]
-    low, high = min(known, default=LOWEST), min(max(known, default=1.0), HIGHEST)
+    low, high = min(known, default=LOWEST), max(known, default=1.0)
     up = svg.decade_scale(low, high, BOTTOM, 26.0 + NAME_HEIGHT * len(breaks))
     parts = []
     for tick in up.ticks(6):
