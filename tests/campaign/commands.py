@@ -77,8 +77,9 @@ OPTIONS = {
     "predict": "model top ground batch_size json",
     "audit": "data data_dir images seed image_size input_size shift_before_resize mode max_shift shifts step "
     "background placed_size ignore_labels batch_size device budget confidence html json preset layers skip resume "
-    "fail_under metric",
-    "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json resume",
+    "fail_under metric markdown badge",
+    "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
+    "resume",
     "study": "out data_dir processes parallel only summary repeat",
     "reproduce": "scale out data_dir processes parallel only list summary",
     "approximate": "sizes radii num_features kernels projections dim tokens draws seed out",

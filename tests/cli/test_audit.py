@@ -116,7 +116,8 @@ def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
         for number in range(5):
             levels = random.integers(0, 256, (17, 13 + number, 3), dtype=np.uint8)
             Image.fromarray(levels).save(tmp_path / "pictures" / label / f"{number}.png")
-    files = ["--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html")]
+    names = {"json": "out.json", "html": "out.html", "markdown": "out.md", "badge": "out.svg"}
+    files = [word for option, name in names.items() for word in (f"--{option}", str(tmp_path / name))]
     arguments = ["audit", str(tmp_path / "vit"), "--data", str(tmp_path / "pictures"), "--max-shift", "2"]
     assert main([*arguments, "--images", "2", "--skip", "derivative", *files]) == 0
     report = AuditReport.read(tmp_path / "out.json")
@@ -124,6 +125,8 @@ def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
     assert report.data["image_shape"] == [1, 12, 12]
     assert report.layers is not None
     assert "<html" in (tmp_path / "out.html").read_text()
+    assert "| vit, circular |" in (tmp_path / "out.md").read_text()
+    assert "shift-consistency" in (tmp_path / "out.svg").read_text()
 
 
 def test_tracebacks_are_shown_where_they_are_asked_for(here, capsys):

@@ -5,7 +5,7 @@ import math
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from teka.audit.adapters.case import AuditCase, make_case, usual_mode
 from teka.audit.adapters.subject import Size, subject_of_module
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
+from teka.audit.page.summary import write_badge, write_summary
 from teka.audit.page.text import audit_text
 from teka.audit.procedures import PRESETS
 from teka.audit.report import AuditReport
@@ -77,6 +78,7 @@ SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.
 METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share and number.over != "rest")
 NOT_PASSED = 1
+RESULTS = ("html", "json", "markdown", "badge")  # files to write
 # Fields of the settings that are options by their own names and words; others are declared here, of several options.
 SETTINGS = ("background", "output", "stride", "seed", "batch_size", "confidence", "num_resamples", "num_examples")
 FORMS_OF_MODELS = "; ".join((*(one.form for one in OWN_LOADERS), *FORMS))
@@ -110,6 +112,7 @@ OPTIONS = (
     Option("--resume", str | None, "Folder for the state of measurements, which resume from what is in it."),
     Option("--html", str | None, "Page to write, one file with everything in it."),
     Option("--json", str | None, "Report to write as JSON."),
+    Option("--markdown", str | None, "Summary to write as Markdown, as for a pull request."),
     Option("--debug", bool, "Print the tracebacks of parts that failed."),
 )
 
@@ -117,6 +120,7 @@ OPTIONS = (
 @command(
     Option("model", str, MODEL_HELP, metavar="MODEL"),
     *OPTIONS,
+    Option("--badge", str | None, "Badge to write as SVG: the lowest consistency of any mode."),
     Option("--skip", str, f"Parts to leave out: {', '.join(PARTS)}.", [], nargs="+", metavar="PART"),
     Option("--fail_under", float | None, "Answer 1 if --metric is below this share in any mode."),
     Option("--metric", str, f"What is held to it: {', '.join(METRICS)}.", "consistency"),
@@ -204,13 +208,15 @@ def shift_set(
 
 def check_files(options: Namespace) -> Path | None:
     """Check that results can be written, before anything is measured; folders are made, and that of the state given."""
-    given = {"html": options.html, "json": options.json}
+    given = {name: getattr(options, name, None) for name in RESULTS}
     paths = {argument: Path(path) for argument, path in given.items() if path is not None}
     for argument, path in paths.items():
         make_directory(argument, path.parent)
         check_output(argument, path)
-    if len({path.resolve() for path in paths.values()}) < len(paths):
-        raise wrong_value("json", options.json, "another file than that of --html")
+    written: dict[Path, str] = {}
+    for argument, path in paths.items():
+        if (other := written.setdefault(path.resolve(), argument)) != argument:
+            raise wrong_value(argument, given[argument], f"another file than that of --{other}")
     if options.html is not None:
         require("jinja2", "reports need", "teka[report]")
     return None if options.resume is None else make_directory("resume", options.resume)
@@ -223,13 +229,18 @@ def write_results(
     text: str,
     pairs: Sequence[Pair] = (),
 ) -> None:
-    """Write the page and the JSON that were asked for, print text and tracebacks; what fails costs only itself."""
+    """Write the files that were asked for, print text and tracebacks; what fails costs only itself."""
+    writers: dict[str, Callable[[Path], Path]] = {
+        "html": lambda path: write_audit_page(reports, path, pairs),
+        "json": lambda path: write_json(path, content),
+        "markdown": lambda path: write_summary(reports, path, pairs),
+        "badge": lambda path: write_badge(reports[0], path),
+    }
     with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
         results.callback(print, text)
-        if options.html is not None:
-            results.callback(lambda: print(f"written: {write_audit_page(reports, options.html, pairs)}"))
-        if options.json is not None:
-            results.callback(lambda: print(f"written: {write_json(Path(options.json), content)}"))
+        for name, write in writers.items():
+            if (path := getattr(options, name, None)) is not None:
+                results.callback(lambda write=write, path=path: print(f"written: {write(Path(path))}"))
         for failure in (failure for report in reports for failure in report.failures if options.debug):
             results.callback(sys.stderr.write, f"{failure.part}:\n{failure.traceback or failure.message}\n")
 
