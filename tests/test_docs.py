@@ -49,7 +49,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
-    assert sorted(NAV) == sorted(map(name_of, PAGES))
+    notebooks = [name_of(path.with_suffix(".md")) for path in DOCS.rglob("*.ipynb")]
+    assert sorted(NAV) == sorted([*map(name_of, PAGES), *notebooks])
 
 
 @pytest.mark.parametrize("concept", CONCEPTS)
@@ -59,7 +60,7 @@ def test_every_kernel_has_a_page_that_names_its_file(concept):
     assert pages, f"no page says `Code: {file}`"
     namesake = DOCS / "maths" / f"{concept}.md"
     assert namesake in pages or not namesake.exists()
-    assert f"`{concept}`" in TEXTS[DOCS / "index.md"]
+    assert f"`{concept}`" in TEXTS[DOCS / "kernels.md"]
 
 
 @pytest.mark.parametrize("page", DERIVATIONS, ids=name_of)
@@ -70,8 +71,9 @@ def test_a_page_of_mathematics_names_files_that_exist_and_ends_with_its_sources(
 
 
 def test_every_internal_link_resolves():
-    for page in PAGES:
-        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", TEXTS[page]):
+    notebooks = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.ipynb")}
+    for page, text in {**TEXTS, **notebooks}.items():
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
             file = (page.parent / target).resolve() if target else page
             assert file.exists(), f"{name_of(page)} links to {target}"
             assert not anchor or anchor in anchors(file), f"{name_of(page)} links to {target}#{anchor}"
@@ -89,8 +91,28 @@ def test_every_formula_is_closed():
             assert formula.count("{") == formula.count("}"), formula
 
 
+def run_code(page: str) -> dict[str, Any]:
+    """Run the Python of a page from top to bottom; its names."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", TEXTS[DOCS / page], flags=re.DOTALL):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+def test_the_ten_lines_of_the_first_page_run_and_are_exact():
+    assert run_code("index.md")["error"].maximum < 1e-5
+
+
+def test_the_reference_names_every_command():
+    for command, (_, purpose) in COMMANDS.items():
+        assert f"| `teka {command}` | {purpose} |\n" in TEXTS[DOCS / "api" / "cli.md"]
+
+
 def test_what_the_reference_documents_exists_and_has_a_docstring():
-    for path in re.findall(r"^::: (\S+)$", TEXTS[DOCS / "api.md"], flags=re.MULTILINE):
+    reference = "".join(text for page, text in TEXTS.items() if page.parent == DOCS / "api")
+    paths = re.findall(r"^::: (\S+)$", reference, flags=re.MULTILINE)
+    assert len(set(paths)) == len(paths) > 100
+    for path in paths:
         module, _, attribute = path.rpartition(".")
         found = getattr(importlib.import_module(module), attribute, None)
         assert found is not None, path
@@ -98,9 +120,7 @@ def test_what_the_reference_documents_exists_and_has_a_docstring():
 
 
 def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(capsys: pytest.CaptureFixture[str]):
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", TEXTS[DOCS / "your_own_kernel.md"], flags=re.DOTALL):
-        exec(compile(block, "your_own_kernel.md", "exec"), names)
+    names = run_code("your_own_kernel.md")
     printed = [float(number) for number in capsys.readouterr().out.split()]
     assert len(printed) == 6
     assert max(printed) < 1e-12

@@ -1,6 +1,7 @@
-"""Hooks of the docs' build: formulae become MathML, which browsers show without scripts; measured records go along."""
+"""Hooks of the docs' build: formulae become MathML, notebooks become pages, and measured records go along."""
 
 import html
+import json
 import re
 from pathlib import Path
 
@@ -21,23 +22,55 @@ SPACING = (
      r'\1 form="prefix"'),
 )  # fmt: skip
 RECORDS = "benchmarks"
+VERSION = re.compile(r'^__version__ = "(.+)"$', flags=re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Name the version of teka that the pages are of."""
+    source = Path(config.config_file_path).with_name("src") / "teka" / "__init__.py"
+    (version,) = VERSION.findall(source.read_text(encoding="utf-8"))
+    config.site_name = f"teka {version}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the records that the results come from, which lie beside the docs' folder."""
+    """Add the notebooks as pages, and the records that the results come from, which lie beside the docs' folder."""
     root = Path(config.config_file_path).parent
+    for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        page = notebook.src_uri.removesuffix(".ipynb") + ".md"
+        files.append(File.generated(config, page, content=markdown_of_notebook(notebook.content_string, notebook.name)))
     for record in sorted((root / RECORDS).glob("*.json")):
         files.append(File(f"{RECORDS}/{record.name}", str(root), config.site_dir, config.use_directory_urls))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links to the records at their copies."""
-    return markdown.replace(f"](../{RECORDS}/", f"]({RECORDS}/")
+    """Point links to the records at their copies, and links to notebooks at their pages."""
+    return markdown.replace(f"](../{RECORDS}/", f"]({RECORDS}/").replace(".ipynb)", ".md)")
+
+
+def markdown_of_notebook(text: str, name: str) -> str:
+    """The cells of a notebook, its code with what it printed and drew, and a link to it."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                picture = "".join(data["image/png"].split())
+                parts.append(f"![What the code above draws](data:image/png;base64,{picture})")
+            else:
+                printed = "".join(output.get("text", data.get("text/plain", "")))
+                parts.append(f"```{{.text .output}}\n{printed.rstrip()}\n```")
+    parts.append(f'<a href="{name}.ipynb" download>This page as a notebook</a>')
+    return "\n\n".join(parts)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace every formula by its MathML.
+    """Replace every formula by its MathML, and keep a number and its interval on one line.
 
     Raises:
         ValueError: A command that the converter does not know: it would stand in the text with its backslash.
@@ -52,4 +85,4 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
             element = pattern.sub(replacement, element)
         return element
 
-    return FORMULA.sub(mathml, content)
+    return FORMULA.sub(mathml, content).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
