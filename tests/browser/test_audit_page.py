@@ -233,8 +233,10 @@ def test_every_control_is_reached_by_the_tabulator(open_page):
     assert reached == ["0", "1", "dx", "dy", "home", "next"]
 
 
-def test_text_has_contrast(open_page):
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_by_day_and_by_night(open_page, scheme):
     page = open_page([report_of(), report_of("rotation")])
+    page.emulate_media(color_scheme=scheme)
     low = page.evaluate(
         """() => {
       const luminance = (colour) => colour.map((level) => level / 255)
@@ -263,6 +265,29 @@ def test_text_has_contrast(open_page):
     }"""
     )
     assert low == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_verdict_numbers_curve_and_a_moving_image_are_on_the_first_screen(open_page, width, height):
+    page = open_page([report_of()], width=width, height=height)
+    for part in (".headline", ".tiles", "#strip canvas", ".first-curve .drawing"):
+        box = page.locator(part).first.bounding_box()
+        assert box["y"] + box["height"] <= height, part
+
+
+def test_the_strip_moves_stops_and_stays_where_motion_is_not_wanted(open_page):
+    page = open_page([report_of()])
+    shift = page.locator("#strip [data-strip=shift]")
+    page.locator("#strip li", has_text="3 ✓ 90.0 %").wait_for()
+    page.locator("#strip li", has_text="4 ✗ 69.").wait_for()
+    page.locator("#strip button", has_text="Stop").click()
+    stopped = shift.inner_text()
+    page.wait_for_timeout(700)
+    assert shift.inner_text() == stopped
+    page.emulate_media(reduced_motion="reduce")
+    page.reload()
+    assert page.locator("#strip button", has_text="Move").is_visible()
+    assert shift.inner_text() == "unshifted"
 
 
 def test_it_prints_with_what_was_folded_away(open_page):

@@ -82,8 +82,8 @@ def test_the_page_says_its_language_and_every_link_leads_somewhere():
 def test_every_drawing_says_what_it_shows():
     drawings = [one for one in Page(render_audit_page([make_report()])).all("svg") if one.get("aria-hidden") != "true"]
     assert all(one["role"] == "img" and len(one["aria-label"]) > 20 for one in drawings)
-    # The chart of layers is there in two widths; no others show the same.
-    assert len({one["aria-label"] for one in drawings}) == len(drawings) - 1
+    # The chart of layers is there in two widths, the first curve also on the first screen; no others show the same.
+    assert len({one["aria-label"] for one in drawings}) == len(drawings) - 2
 
 
 def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
@@ -144,6 +144,17 @@ def test_several_models_stand_beside_each_other():
     assert "patches and rotation: what happens when the input moves?" in page.heads
     for words in ("patches circular 97.0", "patches zero 97.0", "rotation circular 97.0"):
         assert words in page.heads, words
+
+
+def test_one_model_has_three_numbers_on_its_first_screen_and_several_have_none():
+    text = render_audit_page([make_report()])
+    tiles = re.findall('<span class="meaning">([^<]*)</span><span class="tile">([^<]*)</span>', text)
+    assert [label for label, _ in tiles] == ["consistency", "unshifted", "every shift"]
+    assert tiles[1][1] == "97.0 %"
+    assert text.index('class="tile"') < text.index('id="numbers"')
+    dense = make_report(metrics=(make_metrics(output="dense"),), phases={}, examples=())
+    assert render_audit_page([dense]).count('class="tile"') == 2
+    assert 'class="tile"' not in render_audit_page([make_report(), make_report("rotation")])
 
 
 def test_a_procedure_of_the_literature_is_shown_with_its_source():

@@ -259,6 +259,50 @@
     choose(0);
   };
 
+  // Moves an image along dx and back, then along dy, beside what each model answers.
+  const startStrip = (strip, content) => {
+    const part = (name) => strip.querySelector(`[data-strip="${name}"]`);
+    const [image] = content.images;
+    const evaluated = content.shifts[image.answers[0].shifts];
+    const path = [1, 0].flatMap((axis) => {
+      const there = evaluated.filter((shift) => shift[1 - axis] === 0 && shift[axis] >= 0).sort((one, other) => one[axis] - other[axis]);
+      const back = evaluated.filter((shift) => shift[1 - axis] === 0 && shift[axis] < 0).sort((one, other) => other[axis] - one[axis]);
+      return [...there, ...there.slice(0, -1).reverse(), ...back, ...back.slice(0, -1).reverse()];
+    });
+    const answers = image.answers.map((answer) => {
+      const line = document.createElement("li");
+      part("answers").append(line);
+      const places = new Map(content.shifts[answer.shifts].map((shift, at) => [String(shift), at]));
+      return { ...answer, line, places, unshifted: answer.classes[places.get("0,0")] };
+    });
+    const show = (at) => {
+      const [dy, dx] = path[at];
+      const words = shiftWords(dy, dx);
+      draw(part("canvas"), content.pixels[image.pixels], content.movements[image.movement], dy, dx);
+      part("canvas").setAttribute("aria-label", `Test image ${image.index}, ${words}`);
+      part("shift").textContent = words;
+      for (const { model, classes, probabilities, line, places, unshifted } of answers) {
+        const place = places.get(String([dy, dx]));
+        const right = place === undefined || classes[place] === (image.label === null ? unshifted : image.label);
+        const name = place === undefined ? "–" : content.models[model].classes?.[classes[place]] ?? String(classes[place]);
+        const said = place === undefined ? "" : ` ${right ? "✓" : "✗"} ${percent(probabilities[place])}`;
+        line.textContent = `${content.models.length > 1 ? `${content.models[model].name}: ` : ""}${name}${said}`;
+        line.className = right ? "right" : "wrong";
+      }
+    };
+    let at = 0, timer = null;
+    const play = (moving) => {
+      clearInterval(timer);
+      timer = moving ? setInterval(() => show((at = (at + 1) % path.length)), 450) : null;
+      part("play").textContent = moving ? "Stop" : "Move";
+    };
+    part("play").addEventListener("click", () => play(timer === null));
+    strip.hidden = false;
+    show(0);
+    play(!window.matchMedia("(prefers-reduced-motion: reduce)").matches);
+    window.addEventListener("beforeprint", () => play(false));
+  };
+
   const startReadout = (figure) => {
     const cells = figure.querySelector(".cells");
     const table = document.getElementById(figure.dataset.table);
@@ -277,7 +321,11 @@
   };
 
   const examples = document.getElementById("example-data");
-  if (examples) startViewer(document.getElementById("viewer"), JSON.parse(examples.textContent));
+  if (examples) {
+    const content = JSON.parse(examples.textContent);
+    startViewer(document.getElementById("viewer"), content);
+    startStrip(document.getElementById("strip"), content);
+  }
   document.querySelectorAll("figure[data-table]").forEach(startReadout);
   // What is folded away is printed too, but for tables whose numbers are drawn.
   window.addEventListener("beforeprint", () => {

@@ -18,11 +18,12 @@ from teka.audit.page.style import line_style
 from teka.audit.page.svg import swatch
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
-from teka.audit.statistics.metrics import NUMBERS
+from teka.audit.statistics.metrics import NUMBERS, NumberMetric
 from teka.audit.statistics.ranking import Pair
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
+FIRST_NUMBERS = ("consistency", "accuracy", "worst_shift_accuracy", "mean_error", "maximum_error")
 MOST_NAMED = 2  # models whose names stand in the title
 LONGEST = 12  # a list of more settings is shortened: the JSON file of the report has all of it
 
@@ -201,6 +202,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "severities": SEVERITIES,
         "columns": [NUMBERS[name] for name in columns],
         "rows": audit_rows(reports, columns),
+        "first_numbers": _first_numbers(reports),
         "interval_note": interval_note(reports, columns),
         "comparisons": comparison_sections(pairs, reports),
         "modes": mode_sections(reports),
@@ -223,6 +225,13 @@ def _caveats(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
         for caveat in dict.fromkeys(report.caveats):
             of[caveat].append(report.name)
     return {caveat: "all models" if len(names) == len(reports) else listed(names) for caveat, names in of.items()}
+
+
+def _first_numbers(reports: Sequence[AuditReport]) -> list[tuple[NumberMetric, tuple[str, str]]]:
+    """The three numbers of a model that a reader sees first, in its first mode; none of several models."""
+    columns = audit_columns(reports, FIRST_NUMBERS)[:3]
+    rows = audit_rows(reports, columns) if len(reports) == 1 else []
+    return [(NUMBERS[name], cell) for row in rows[:1] for name, cell in zip(columns, row.cells, strict=True) if cell]
 
 
 def _named(reports: Sequence[AuditReport]) -> str:
