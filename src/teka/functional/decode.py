@@ -135,8 +135,7 @@ def _advance(
             output, after = triton_step(query, key, value, state, kernel=features, positions=placed, scale=plan.scale)
             return output.to(dtype), after
         maps = features.feature_maps(query, key, scale=plan.scale, key_mask=key_mask, is_causal=True)
-        key_features = mask_features(maps[1], key_mask)
-        tokens = Featured(query, maps[0], key_features, value, maps[2], None, plan.scale, is_causal=True)
+        tokens = Featured(query, *maps[:2], value, maps[2], None, plan.scale, is_causal=True)
         step = plain_step if plan.relative is None else partial(plan.relative.step, positions=positions)
         sums, after = step(tokens, state)
         if features.counts_keys:
