@@ -35,9 +35,9 @@ class StateLayer(CacheLayerMixin):
         key_states.state_layer = self  # pyright: ignore[reportAttributeAccessIssue]
         return key_states, value_states
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Of how many keys a mask is, and where it begins."""
-        return self.num_tokens + query_length, 0
+    def get_mask_sizes(self, query_length: int | Int[Tensor, "queries"]) -> tuple[int, int]:
+        """Of how many keys a mask is, and where it begins; until 5.x transformers gives the queries' places."""
+        return self.num_tokens + (query_length if isinstance(query_length, int) else len(query_length)), 0
 
     def get_seq_length(self) -> int:
         """Tokens so far."""
