@@ -47,4 +47,4 @@ def open_page(browser, tmp_path):
     for page, _ in pages:
         page.close()
     assert said == []
-    assert set(requests) == {address for _, address in pages}
+    assert requests == [address for _, address in pages]
