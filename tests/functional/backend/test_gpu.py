@@ -6,11 +6,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from teka.functional.backend.gpu import HAS_TRITON
+from teka.functional.backend import gpu
 
 
-@pytest.mark.skipif(not HAS_TRITON, reason="there is no Triton for this system")
+def test_what_kernels_are_not_compiled_for_takes_the_plain_evaluation(monkeypatch: pytest.MonkeyPatch):
+    tokens = torch.zeros(1, 1, 3, 64)
+    assert not gpu.triton_fits(tokens, tokens, 64)
+    monkeypatch.setattr(gpu, "HAS_TRITON", True)
+    monkeypatch.setattr(gpu, "IS_INTERPRETED", True)
+    assert gpu.triton_fits(tokens, tokens, 64)
+    assert not gpu.triton_fits(tokens, tokens, 65)
+    assert not gpu.triton_fits(tokens, torch.zeros(1, 1, 3, 65), 64)
+    assert not gpu.triton_fits(tokens.double(), tokens.double(), 64)
+
+
+@pytest.mark.skipif(not gpu.HAS_TRITON, reason="there is no Triton for this system")
 def test_interpreted_kernels_give_the_values_and_every_gradient_of_every_pair():
     command = [sys.executable, "-m", "tests.functional.backend.interpret_gpu"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])

@@ -71,7 +71,8 @@ def sum_over_queries(
             load_tokens(output, tokens, value_columns, output_token, there, value_inside),
             tl.load(inverse + row * num_tokens + tokens, mask=there, other=0.0),
         )
-        fading = tl.exp2(peak - tl.load(largest + row * num_tokens + tokens, mask=there, other=-NO_KEY))
+        up_to = tl.load(largest + row * num_tokens + tokens, mask=there, other=0.0)
+        fading = tl.exp2(tl.minimum(peak - up_to, 0.0))
         of_wave = tl.full((block,), 1.0, tl.float32)
         if form == "fourier":
             of_wave = tl.load(places + tokens * num_places + wave, mask=there, other=0.0)

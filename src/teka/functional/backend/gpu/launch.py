@@ -62,11 +62,11 @@ class Heads:
         is_rotary = map.form == "rotary"
         self.size = max(triton.next_power_of_2(query.shape[-1]), LEAST_SIZE * (1 + is_rotary))
         self.channels = max(triton.next_power_of_2(value.shape[-1]), LEAST_SIZE)
-        # Numbers of 16 bits are no more precise than what tf32 takes of features; AMD's matrix units have no tf32.
-        self.is_narrow = query.dtype != torch.float32 and torch.version.hip is None
+        # Numbers of 16 bits are no more precise than what tf32 takes of features.
+        self.is_narrow = query.dtype != torch.float32
         largest = max(self.size, self.channels)
         # Compiled for compute capability 8.0, more tokens or fewer warps leave more of a block outside of registers.
-        self.block = 32 if self.is_narrow and largest <= 64 and not map.is_causal else 16
+        self.block = 32 if self.is_narrow and not map.is_causal else 16
         # Sums of all waves are too many for registers: causally they are not carried on from one block to the next.
         self.segment = self.block if map.is_causal and map.form == "fourier" else SEGMENT_TOKENS
         self.num_warps = (4 if largest <= 32 else 8) * (1 if self.is_narrow else 2)

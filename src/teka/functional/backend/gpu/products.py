@@ -128,9 +128,11 @@ def meet_sums(
         for number in range(num_places):
             wave = tl.load(places + tokens * num_places + number, mask=kept, other=0.0)
             state, total, lengths = load_sums(sums + number * sums_wave, form, size, channels)
-            more = meet(features * wave[:, None], cosine, sine, state, total, lengths, share, form, precision, size)
-            above += more[0]
-            below += more[1]
+            more_above, more_below = meet(
+                features * wave[:, None], cosine, sine, state, total, lengths, share, form, precision, size
+            )
+            above += more_above
+            below += more_below
     else:
         state, total, lengths = load_sums(sums, form, size, channels)
         above, below = meet(features, cosine, sine, state, total, lengths, share, form, precision, size)
