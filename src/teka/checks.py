@@ -20,8 +20,15 @@ POSITIVE = "a positive finite number of float32's range"
 Dtypes = tuple[torch.dtype, ...] | None  # of one kind, None for any
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BOOLEAN = (torch.bool,)
+FLAGS = (*BOOLEAN, *FLOATING)  # of a mask as torch takes it
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-KINDS = {FLOATING: "a floating dtype", BOOLEAN: "torch.bool", WHOLE: "a dtype of whole numbers", None: "any dtype"}
+KINDS = {
+    FLOATING: "a floating dtype",
+    BOOLEAN: "torch.bool",
+    FLAGS: "torch.bool or a floating dtype",
+    WHOLE: "a dtype of whole numbers",
+    None: "any dtype",
+}
 
 
 def check_kind(argument: str, tensor: object, dtypes: Dtypes = FLOATING) -> None:

@@ -28,6 +28,7 @@ from teka.nn import (
     EmbeddedTable,
     InvertibleDownsampling,
     LearnedFeatures,
+    MultiheadAttention,
     RandomFeatures,
     TransformerBlock,
     prune_heads,
@@ -38,16 +39,27 @@ PACKAGE = str(Path(teka.__file__).parent)
 GRID = Grid((2, 3))
 QUERY, KEY, VALUE = draw_inputs(6, heads=2, dim=4, dim_value=4, dtype=torch.float32)
 FIRST: dict[str, Any] = {"query": QUERY[:, :, :1], "key": KEY[:, :, :1], "value": VALUE[:, :, :1]}
+PROMPT: dict[str, Any] = {"query": QUERY, "key": KEY, "value": VALUE}
 MASK = torch.ones(2, 6, dtype=torch.bool)
 TOKENS, IMAGES = torch.zeros(2, 6, 8), torch.zeros(2, 1, 4, 4)
 LAYER, BLOCK, UNPLACED = Attention(8, 2), TransformerBlock(8, 2), Attention(8, 2, relative=None)
 CAUSAL = Attention(8, 2, causal=True, num_axes=1)
+TWIN = MultiheadAttention(8, 2, batch_first=True)
 PERFORMER = Performer(4, 1, 3, dim=8, depth=1, heads=2, pool="mean")
 ROTARY: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary"}
 STATE, STATES = decode(**FIRST, state=None, **ROTARY)[1], CAUSAL.step(TOKENS[:, 0])[1]
 # What a constructor is given for an argument without a default.
 GIVEN: dict[str, Any] = {"dim": 8, "heads": 2, "dim_head": 4, "num_axes": 2, "num_pairs": 2, "max_offset": 2}
-GIVEN |= {"embedding_dim": 3, "image_size": 4, "in_channels": 1, "num_classes": 3, "depth": 2, "shape": (2, 3)}
+GIVEN |= {
+    "embed_dim": 8,
+    "num_heads": 2,
+    "embedding_dim": 3,
+    "image_size": 4,
+    "in_channels": 1,
+    "num_classes": 3,
+    "depth": 2,
+    "shape": (2, 3),
+}
 
 
 @dataclass
@@ -80,6 +92,7 @@ def constructor(kind: type, **given: object) -> Entry:
 
     parameters = inspect.signature(kind).parameters.items()
     good = {name: GIVEN.get(name) if one.default is one.empty else one.default for name, one in parameters}
+    good.pop("device", None)  # a machine's, refused by torch
     return Entry(build, good | given, kind)
 
 
@@ -101,18 +114,20 @@ RELATIVE_ENTRIES = [
 ENTRIES = {
     "attention": Entry(attention, {"query": QUERY, "key": KEY, "value": VALUE, "relative": "rotation", "grid": GRID}),
     "decode": Entry(decode, {**FIRST, "state": STATE, **ROTARY}),
+    "decode a prompt": Entry(decode, {**PROMPT, "state": None, "key_mask": MASK, **ROTARY}),
     "draw_projection": Entry(draw_projection, {"num_features": 5, "dim": 4, "generator": torch.Generator()}),
     "length_mask": Entry(length_mask, {"lengths": torch.tensor([1, 3]), "num_tokens": 4}),
     **{f"kernel {name}": one for name, one in zip(KERNELS, KERNEL_ENTRIES, strict=True) if one.good},
     **{f"relative {name}": one for name, one in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
     **{f"nn.{kind.__name__}": constructor(kind) for kind in (*RELATIVE_MODULES.values(), EmbeddedTable)},
     **{kind.__name__: constructor(kind) for kind in (Grid, Attention, TransformerBlock, AttentionPool, Performer)},
-    **{kind.__name__: constructor(kind) for kind in (AbsolutePosition, InvertibleDownsampling)},
+    **{kind.__name__: constructor(kind) for kind in (AbsolutePosition, InvertibleDownsampling, MultiheadAttention)},
     "RandomFeatures": constructor(RandomFeatures, kernel="positive"),
     "LearnedFeatures": constructor(LearnedFeatures, kernel="hedgehog"),
     "layer": Entry(LAYER.forward, {"tokens": TOKENS, "grid": GRID}, Attention),
     "layer without positions": Entry(UNPLACED.forward, {"tokens": TOKENS, "grid": GRID}, Attention),
     "block": Entry(BLOCK.forward, {"tokens": TOKENS, "grid": GRID}, TransformerBlock),
+    "twin": Entry(TWIN.forward, {"query": TOKENS, "key": TOKENS, "value": TOKENS, "key_padding_mask": ~MASK}),
     "step": Entry(CAUSAL.step, {"token": TOKENS[:, 0], "state": STATES}, Attention),
     "chosen_backend": Entry(LAYER.chosen_backend, {"grid": GRID}, Attention),
     "explain": Entry(explain, {"layer": LAYER, "grid": GRID}, Attention),

@@ -54,8 +54,9 @@ def decode(
         key_mask: True where a token is kept, shape (B, L); the others, such as what fills up a prompt, leave nothing.
         scale: Factor of qᵀk, as in `attention`.
     """
-    check_inputs(query, key, value, num_tokens=query.shape[2] if query.ndim == 4 else "tokens")
+    check_inputs(query, key, value)
     batch, heads, num_tokens, dim = query.shape
+    check_tensor("key", key, batch, heads, num_tokens, dim)
     if state is not None and not isinstance(state, DecodingState):
         raise wrong_type("state", state, "None or the DecodingState that the token before has left")
     if key_mask is not None:

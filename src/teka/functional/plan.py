@@ -35,11 +35,11 @@ from teka.functional.relative.base import Relative
 from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
 
 
-def check_inputs(query: Tensor, key: Tensor, value: Tensor, *, num_tokens: int | str = "tokens") -> None:
+def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Check that queries, keys and values are floating tensors of shapes and dtypes that fit."""
-    check_tensor("query", query, "batch", "heads", num_tokens, "dim")
+    check_tensor("query", query, "batch", "heads", "tokens", "dim")
     batch, heads, _, dim = query.shape
-    check_tensor("key", key, batch, heads, num_tokens, dim)
+    check_tensor("key", key, batch, heads, "tokens", dim)
     check_tensor("value", value, batch, heads, key.shape[2], "dim")
     for argument, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype:

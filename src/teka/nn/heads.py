@@ -135,7 +135,8 @@ def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) ->
     """The content kernel of so many heads, or a new one of that name; a relative kernel may lengthen its vectors."""
     kernel, relative, num_features = options.kernel, options.relative, options.num_features
     random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
-    for_positions = relative == "clipped_features" or isinstance(relative, ClippedFeatures)
+    kind = relative_class(relative)
+    for_positions = kind is not None and issubclass(kind, ClippedFeatures)
     if num_features is not None and not random and not for_positions:
         raise wrong_value("num_features", num_features, f"None with kernel={kernel!r}, which has no random features")
     if options.projection is not None and not random:

@@ -6,10 +6,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from typing_extensions import Unpack
 
+from teka.checks import FLAGS, check_flags, check_kind, check_sizes, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 from teka.nn.attention_heads import AttentionHeads
 from teka.nn.options import PlacedKeywords, takes
+from teka.nn.tokens import check_tokens
 
 # Tokens as torch takes them: (L, B, E), with `batch_first` (B, L, E), or of one sample (L, E).
 Asking = Float[Tensor, "*query_tokens embed_dim"]
@@ -63,6 +65,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         num_prefix_tokens: int = 0,
         **options: Unpack[PlacedKeywords],
     ) -> None:
+        check_sizes({"embed_dim": embed_dim, "num_heads": num_heads})
+        check_sizes({"kdim": kdim, "vdim": vdim}, or_none=True)
+        check_flags({"bias": bias, "batch_first": batch_first})
+        if embed_dim % num_heads:
+            raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")
+        if not is_number(dropout) or not 0 <= dropout <= 1:
+            raise wrong_value("dropout", dropout, "a probability, from 0 to 1")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise wrong_value("dtype", dtype, "a dtype of floating-point numbers, or None")
         sizes = {"kdim": kdim, "vdim": vdim, "batch_first": batch_first, "device": device, "dtype": dtype}
         super().__init__(embed_dim, num_heads, dropout, bias, **sizes)
         # Encoder layers look at this and, where it is true, compute softmax attention themselves.
@@ -93,13 +104,18 @@ class MultiheadAttention(nn.MultiheadAttention):
             average_attn_weights: Whether these are the mean over heads, (B, L, L_k), and not (B, H, L, L_k).
             is_causal: Whether no token sees a later one.
         """
-        is_batch = query.ndim == 3
+        check_flags(
+            {"need_weights": need_weights, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
+        )
+        is_batch = self._is_batch(query, key, value)
         if is_batch and not self.batch_first:
             query, key, value = (one.transpose(0, 1) for one in (query, key, value))
         if not is_batch:
             query, key, value = query[None], key[None], value[None]
-        keep = None if key_padding_mask is None else kept_keys("key_padding_mask", key_padding_mask)
-        keep = keep if keep is None or is_batch else keep[None]
+        keep = None
+        if key_padding_mask is not None:
+            check_tensor("key_padding_mask", key_padding_mask, *key.shape[not is_batch : 2], dtypes=FLAGS)
+            keep = kept_keys("key_padding_mask", key_padding_mask.view(key.shape[:2]))
         options = {"key_mask": keep, "is_causal": is_causal or is_causal_mask(attn_mask)}
         vectors = [
             linear(tokens, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -116,6 +132,18 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not is_batch:
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _is_batch(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Whether tokens are those of a batch, and not of one sample; a ValueError for shapes that do not fit."""
+        is_batch = not isinstance(query, Tensor) or query.ndim != 2
+        places = ("batch", "tokens") if self.batch_first else ("tokens", "batch")
+        for argument, tokens, size in (
+            ("query", query, self.embed_dim),
+            ("key", key, self.kdim),
+            ("value", value, self.vdim),
+        ):
+            check_tokens(argument, tokens, *(places if is_batch else ("tokens",)), size, first=self.out_proj)
+        return is_batch
 
     def _maps(self) -> list[tuple[Tensor, Tensor | None]]:
         """Weight and bias of the linear maps to queries, keys and values."""
@@ -142,6 +170,7 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     """Whether there is a mask; a ValueError for one that is not causal."""
     if mask is None:
         return False
+    check_kind("attn_mask", mask, FLAGS)
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         raise wrong_shape("attn_mask", mask.shape, "None, or a causal mask, as many queries as keys")
     keep = kept_keys("attn_mask", mask)

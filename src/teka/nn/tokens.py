@@ -33,7 +33,11 @@ Context = Float[Tensor, "batch keys context_dim"]
 def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Module) -> None:
     """Check the shape of tokens, or images, and that they have the dtype of `first`, unless torch casts."""
     check_tensor(argument, tokens, *sizes)
-    if type(first) not in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d) or torch.compiler.is_compiling():
+    if (
+        type(first)
+        not in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        or torch.compiler.is_compiling()
+    ):
         return
     assert isinstance(first.weight, Tensor)
     dtypes = (tokens.dtype, first.weight.dtype)
