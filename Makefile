@@ -1,6 +1,8 @@
 # Every target makes .venv from the project's files if it is missing or out of date, and re-uses it otherwise.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints-cpu.txt
+# Everything else, by version and hash; empty for the newest versions that pyproject.toml takes.
+LOCK ?= requirements.lock
 VENV := .venv
 # glibc hands large tensors back to the system after each step; keeping them saved 3 to 26 % of training time here.
 export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
@@ -17,7 +19,7 @@ MAKE_VENV = $(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info
 	{ echo "$(PYTHON) is not Python 3.10 or newer with its module venv: install these (Debian: apt install python3-venv), or name another, make PYTHON=…" >&2; exit 1; }; \
 	$(PYTHON) -m venv
 
-.PHONY: demo test test-exhaustive test-oldest test-newest test-vision vision wheel browser lint types docs clean
+.PHONY: demo test test-exhaustive test-oldest test-newest test-vision vision wheel lock browser lint types docs clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
@@ -31,10 +33,10 @@ test-exhaustive: $(READY)
 
 # The oldest and the newest versions that are promised, in environments of their own.
 test-oldest:
-	$(MAKE) test VENV=.venv-oldest PYTHON=$(or $(OLDEST),python3.10) CONSTRAINTS=constraints-oldest.txt
+	$(MAKE) test VENV=.venv-oldest PYTHON=$(or $(OLDEST),python3.10) CONSTRAINTS=constraints-oldest.txt LOCK=
 
 test-newest:
-	$(MAKE) test VENV=.venv-newest PYTHON=$(or $(NEWEST),python3.14) CONSTRAINTS=
+	$(MAKE) test VENV=.venv-newest PYTHON=$(or $(NEWEST),python3.14) CONSTRAINTS= LOCK=
 
 # The source archive and the wheel, in dist, checked to be what an index takes and to hold the package alone.
 wheel: $(BUILD_READY)
@@ -42,6 +44,11 @@ wheel: $(BUILD_READY)
 	$(BUILD_VENV)/bin/python -m build --outdir dist
 	$(BUILD_VENV)/bin/twine check --strict dist/*
 	$(BUILD_VENV)/bin/check-wheel-contents dist/*.whl
+
+# The newest versions that fit each other on every Python and system. PyTorch's build is a machine's own, and Triton its.
+lock: $(BUILD_READY)
+	$(BUILD_VENV)/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --generate-hashes --upgrade \
+		--excludes constraints-cpu.txt --no-emit-package triton --no-annotate --custom-compile-command 'make lock' -qo requirements.lock
 
 # What is done beside timm and torchvision, in an environment that has them.
 test-vision: $(VISION_READY)
@@ -68,8 +75,12 @@ clean:
 	rm -rf $(VENV) $(DOCS_VENV) $(BUILD_VENV) $(VISION_VENV) .venv-oldest .venv-newest runs/demo build dist .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml $(CONSTRAINTS)
+$(READY): pyproject.toml $(CONSTRAINTS) $(LOCK)
 	@$(MAKE_VENV) $(VENV)
+ifneq ($(LOCK),)
+	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) torch
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r $(LOCK)
+endif
 	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
 	touch $@
 
@@ -81,7 +92,7 @@ $(DOCS_READY): pyproject.toml
 
 $(BUILD_READY): Makefile
 	@$(MAKE_VENV) $(BUILD_VENV)
-	$(BUILD_VENV)/bin/python -m pip install --quiet build twine check-wheel-contents
+	$(BUILD_VENV)/bin/python -m pip install --quiet build twine check-wheel-contents uv
 	touch $@
 
 $(VISION_READY): pyproject.toml constraints-vision.txt
