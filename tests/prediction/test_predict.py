@@ -37,7 +37,10 @@ def test_larger_pictures_dark_on_light_and_off_centre_are_recognised(digits, put
 
 def test_a_picture_alone_is_as_in_a_batch(digits, put):
     pictures = [put(image) for image in digits[0][:5]]
-    together, parts = predict(pictures, "digits"), predict(pictures, "digits", batch_size=2)
+    counts: list[tuple[int, int]] = []
+    together = predict(pictures, "digits")
+    parts = predict(pictures, "digits", batch_size=2, progress=lambda done, total: counts.append((done, total)))
+    assert counts == [(2, 5), (4, 5), (5, 5)]
     for picture, one, part in zip(pictures, together, parts, strict=True):
         (alone,) = predict([picture], "digits")
         assert one.class_names == alone.class_names == part.class_names

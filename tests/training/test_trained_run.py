@@ -30,7 +30,10 @@ def test_a_checkpoint_of_another_architecture_is_an_error(trained, trained_on_ca
 
 
 def test_the_evaluation_counts_every_test_image_and_is_written(trained):
-    evaluation = evaluate(trained, batch_size=100, command="teka evaluate")
+    counts: list[tuple[int, int]] = []
+    shown = {"progress": lambda done, total: counts.append((done, total))}
+    evaluation = evaluate(trained, batch_size=100, command="teka evaluate", **shown)
+    assert counts == [(100, 360), (200, 360), (300, 360), (360, 360)]
     test = trained.dataset.test
     with torch.inference_mode():
         right = int((trained.model(test.images).argmax(dim=1) == test.labels).sum())

@@ -6,7 +6,7 @@ from argparse import Namespace
 from teka import data
 from teka.audit.page.tables import WIDEST, Table
 from teka.checks import check_sizes
-from teka.cli.parser import Option, command, fields_of
+from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.data.catalogue import PUBLISHED_DATASETS
 from teka.data.load import published_dataset
 from teka.prediction.predict import predict as predict_classes
@@ -37,7 +37,7 @@ def download(options: Namespace, command: str) -> None:
 @command(
     Option("pictures", str, "Picture files that Pillow reads.", nargs="+", metavar="IMAGE"),
     Option("--top", int, "Classes to show of each picture, the most probable first.", 3),
-    fields_of(predict_classes, skip=("pictures",)),
+    fields_of(predict_classes, skip=("pictures", "progress")),
     Option("--json", bool, "Print JSON instead of a table."),
     examples=(
         "teka predict seven.png photo.jpg",
@@ -52,7 +52,14 @@ def predict(options: Namespace, command: str) -> None:
     Without --model they are handwritten digits, one on each picture, of any size, dark on light or light on dark.
     """
     check_sizes({"top": options.top})
-    found = predict_classes(options.pictures, options.model, ground=options.ground, batch_size=options.batch_size)
+    with progress_bar() as show:
+        found = predict_classes(
+            options.pictures,
+            options.model,
+            ground=options.ground,
+            batch_size=options.batch_size,
+            progress=lambda done, total: show("pictures", done, total, ""),
+        )
     ranked = [list(zip(one.class_names, one.probabilities, strict=True))[: options.top] for one in found]
     if options.json:
         pictures = [

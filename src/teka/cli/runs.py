@@ -8,7 +8,7 @@ from typing import Any
 
 from teka import training
 from teka.audit.page.tables import Table
-from teka.cli.parser import Option, Parser, command, fields_of
+from teka.cli.parser import Option, Parser, command, fields_of, progress_bar
 from teka.errors import wrong_value
 from teka.files import read_yaml
 from teka.models import SelfAttentionNetwork
@@ -113,7 +113,9 @@ def _default_folder(run: Run) -> Path:
 def evaluate(options: argparse.Namespace, command: str) -> None:
     """Measure a trained run on every test image."""
     trained = restore(options.run, data_dir=options.data_dir)
-    evaluation = training.evaluate(trained, batch_size=options.batch_size, command=command)
+    with progress_bar() as show:
+        shown = {"progress": lambda done, total: show("test images", done, total, "")}
+        evaluation = training.evaluate(trained, batch_size=options.batch_size, command=command, **shown)
     low, high = evaluation.interval
     print(f"{trained.name} on {evaluation.test_images:,} test images of {evaluation.dataset}")
     print(f"accuracy  {100 * evaluation.accuracy:.2f} %   (95 % interval {100 * low:.2f} % to {100 * high:.2f} %)")

@@ -1,6 +1,6 @@
 """What a trained model says of picture files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,12 @@ class Prediction:
 
 
 def predict(
-    pictures: Sequence[str | Path], model: str | Path = DEFAULT_MODEL, *, ground: str = "auto", batch_size: int = 256
+    pictures: Sequence[str | Path],
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    ground: str = "auto",
+    batch_size: int = 256,
+    progress: Callable[[int, int], object] | None = None,
 ) -> list[Prediction]:
     """For each picture file every class by a model file, the most probable first, and how probable it holds them.
 
@@ -33,6 +38,7 @@ def predict(
         model: "mnist", "digits" or "cifar10", which come with the library, or a folder that `teka export` has written.
         ground: What is drawn on: "dark", "light", or "auto" by the border. Of whole pictures only what is transparent.
         batch_size: Pictures at a time.
+        progress: Called after each batch with the number of pictures so far and of all.
 
     Raises:
         ImportError: Pillow or safetensors is not installed.
@@ -54,4 +60,6 @@ def predict(
         for picture, highest, classes in zip(batch, *probabilities.sort(descending=True, stable=True), strict=True):
             ranked = tuple(names[label] for label in classes.tolist())
             predictions.append(Prediction(str(picture), ranked, tuple(highest.tolist())))
+        if progress is not None:
+            progress(len(predictions), len(pictures))
     return predictions

@@ -1,6 +1,7 @@
 """A finished run: read back from its folder, evaluated on its test images, and exported as a model file."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,15 +90,23 @@ class Evaluation:
     confusion: list[list[int]]  # images of each class (row) answered as each class (column)
 
 
-def evaluate(trained: TrainedRun, *, batch_size: int = 256, command: str = "") -> Evaluation:
+def evaluate(
+    trained: TrainedRun,
+    *,
+    batch_size: int = 256,
+    command: str = "",
+    progress: Callable[[int, int], object] | None = None,
+) -> Evaluation:
     """Measure a run on every test image, so many at a time, and write `evaluation.json` into its folder.
+
+    After each batch `progress` is called with the number of images so far and of all.
 
     Raises:
         ValueError: A batch size below 1, or a folder that cannot be written to.
     """
     check_sizes({"batch_size": batch_size})
     check_output("run", trained.folder / EVALUATION_FILE)
-    matrix = confusion_matrix(trained.model, trained.dataset, batch_size)
+    matrix = confusion_matrix(trained.model, trained.dataset, batch_size, progress)
     num_images, right = len(trained.dataset.test), int(matrix.diagonal().sum())
     low, high = wilson_interval(right, num_images)
     evaluation = Evaluation(
@@ -112,12 +121,17 @@ def evaluate(trained: TrainedRun, *, batch_size: int = 256, command: str = "") -
     return evaluation
 
 
-def confusion_matrix(model: nn.Module, dataset: Dataset, batch_size: int = 256) -> Int[Tensor, "classes classes"]:
+def confusion_matrix(
+    model: nn.Module, dataset: Dataset, batch_size: int = 256, progress: Callable[[int, int], object] | None = None
+) -> Int[Tensor, "classes classes"]:
     """Number of test images of each class (row) answered as each class (column)."""
-    confusion = MulticlassConfusionMatrix(dataset.num_classes)
+    confusion, done = MulticlassConfusionMatrix(dataset.num_classes), 0
     with torch.inference_mode():
         for images, labels in batches(dataset.test, batch_size=batch_size):
             confusion.update(model(images), labels)
+            done += len(labels)
+            if progress is not None:
+                progress(done, len(dataset.test))
     return confusion.compute()
 
 
