@@ -50,9 +50,9 @@ lock: $(BUILD_READY)
 	$(BUILD_VENV)/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --generate-hashes --upgrade \
 		--excludes constraints-cpu.txt --no-emit-package triton --no-annotate --custom-compile-command 'make lock' -qo requirements.lock
 
-# What is done beside timm and torchvision, in an environment that has them.
+# What is done beside timm and torchvision, in an environment that has them; compiling, since its PyTorch is the oldest.
 test-vision: $(VISION_READY)
-	$(VISION_VENV)/bin/python -m pytest tests/vision
+	$(VISION_VENV)/bin/python -m pytest tests/vision tests/contracts/test_compile.py
 
 vision: $(VISION_READY)
 
@@ -98,5 +98,5 @@ $(BUILD_READY): Makefile
 $(VISION_READY): pyproject.toml constraints-vision.txt
 	@$(MAKE_VENV) $(VISION_VENV)
 	$(VISION_VENV)/bin/python -m pip install --quiet -c constraints-vision.txt -e '.[audit,transformers]' \
-		timm torchvision beartype hypothesis 'pytest<9.2' pytest-timeout
+		timm torchvision onnx onnxscript beartype hypothesis 'pytest<9.2' pytest-timeout
 	touch $@

@@ -2,8 +2,9 @@
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 else:  # a build of torch for one process has none
     ProcessGroup = getattr(torch.distributed, "ProcessGroup", type(None))
+
+
+T = TypeVar("T")
+
+
+def replace(one: T, **changes: object) -> T:
+    """`dataclasses.replace`, which `torch.compile` of torch 2.6 cannot follow."""
+    known: Any = one
+    return type(one)(**{**{field.name: getattr(one, field.name) for field in fields(known)}, **changes})
 
 
 def is_transformed(*tensors: Tensor) -> bool:

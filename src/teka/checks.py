@@ -80,7 +80,7 @@ def is_positive(number: object) -> TypeGuard[float]:
 
 def is_whole(number: object) -> TypeGuard[int]:
     """Whether this is a whole number, known or not yet; a truth value or a tensor is none."""
-    return isinstance(number, Integral | torch.SymInt) and not isinstance(number, bool)
+    return isinstance(number, (Integral, torch.SymInt)) and not isinstance(number, bool)
 
 
 def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST, *, or_none: bool = False) -> None:

@@ -1,11 +1,11 @@
 """Which backend computes an attention: the work of each that can, and the cheapest, chosen once."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from teka._compat import is_plain_eager
+from teka._compat import is_plain_eager, replace
 from teka.checks import check_name
 from teka.errors import wrong_value
 from teka.functional.backend import BACKENDS, Cost
@@ -44,12 +44,14 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
     costs = {"dense": _dense_cost(work)}
     if relative is not None and not work.is_causal:
         windows = relative.window_cost(work.positions, work.kernel.dense_size(work.dim), work.dim_value)
-        costs |= {} if windows is None else {"windows": windows}
+        if windows is not None:
+            costs["windows"] = windows
     if features is None or (work.is_causal and work.positions.num_prefix_tokens and relative is not None):
         return costs
     num_features = features.num_features(work.dim)
     sizes = Sizes(work.num_queries, work.num_keys, num_features, work.dim_value, work.is_causal)
-    return costs | ({"linear": linear_cost(sizes)} if relative is None else relative.costs(sizes, work.positions))
+    more = {"linear": linear_cost(sizes)} if relative is None else relative.costs(sizes, work.positions)
+    return {**costs, **more}
 
 
 def _dense_cost(work: Workload) -> Cost:

@@ -1,13 +1,12 @@
 """Causal attention token by token, or from a prompt on, with a state of fixed size."""
 
-from dataclasses import replace
 from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import without_autocast
+from teka._compat import replace, without_autocast
 from teka.checks import BOOLEAN, check_kind, check_tensor
 from teka.errors import wrong_shape, wrong_type, wrong_value
 from teka.functional.backend import Featured
@@ -54,9 +53,10 @@ def decode(
         key_mask: True where a token is kept, shape (B, L); the others, such as what fills up a prompt, leave nothing.
         scale: Factor of qᵀk, as in `attention`.
     """
+    check_tensor("query", query, "batch", "heads", "tokens", "dim")
+    check_tensor("key", key, *query.shape)
     check_inputs(query, key, value)
     batch, heads, num_tokens, dim = query.shape
-    check_tensor("key", key, batch, heads, num_tokens, dim)
     if state is not None and not isinstance(state, DecodingState):
         raise wrong_type("state", state, "None or the DecodingState that the token before has left")
     if key_mask is not None:

@@ -1,7 +1,7 @@
 """An attention in two steps: a plan, made of everything but the numbers, and its evaluation on query, key and value."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from teka._compat import (
     is_plain_eager_on_cpu,
     is_rehearsed,
     is_transformed,
+    replace,
     without_autocast,
 )
 from teka.checks import POSITIVE, check_tensor, is_positive
@@ -99,7 +100,7 @@ class Plan:
         if self.is_causal and sizes["num_keys"] != sizes["num_queries"]:
             expected = f"{sizes['num_queries']} tokens, as many as the query's, with is_causal"
             raise wrong_shape("key", key.shape, expected)
-        sizes |= {"dim": query.shape[-1], "dim_value": value.shape[-1]}
+        sizes = {**sizes, "dim": query.shape[-1], "dim_value": value.shape[-1]}
         plan = self.computed_by(backend, device_type=query.device.type, **sizes)
         return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
 
@@ -123,11 +124,10 @@ class Plan:
 
     def joined(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
         """The plan without a relative kernel that only lengthens queries and keys, and these."""
-        if self.relative is None or not self.relative.joins:
-            return self, query, key
-        vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
-        assert vectors is not None
-        return replace(self, relative=None, scale=1.0), *vectors
+        vectors = None
+        if self.relative is not None and self.relative.joins:
+            vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
+        return (self, query, key) if vectors is None else (replace(self, relative=None, scale=1.0), *vectors)
 
     def evaluate(self, query: Queries, key: Keys, value: Values, *, key_mask: Kept, query_mask: Asked) -> Outputs:
         """The attention of these tokens, in float32 at least and returned in their own dtype."""

@@ -273,7 +273,7 @@ class Performer(nn.Module):
     ) -> tuple[Float[Tensor, "batch tokens dim"], list[tuple[Tensor, Tensor]]]:
         """Tokens after the last block and its norm, and of every halving the cells before it and what it chose."""
         kinds = (nn.Linear, *CONVOLUTION_MODULES.values())
-        first_map = next((one for one in self.stem.modules() if isinstance(one, kinds)), self.stem)
+        first_map = [*(one for one in self.stem.modules() if isinstance(one, kinds)), self.stem][0]
         check_tokens("images", images, "batch", self.in_channels, *self.image_size, first=first_map)
         images = images if self.align is None else self.align(images)
         cells, levels = self.stem.encode(images) if isinstance(self.stem, SampledStem) else (self.stem(images), [])

@@ -98,8 +98,9 @@ class AttentionHeads(nn.Module):
                 places = {"positions": row[-1:], "key_positions": row}
             elif query.shape[2] != num_keys:
                 places = {"grid": self._grid(None, 0, num_queries)[0], "key_grid": grid}
-        places |= {"is_causal": is_causal and query.shape[2] == num_keys, "scale": scale, "backend": self.backend}
-        attended = attention(query, key, value, kernel=kernel, relative=relative, key_mask=key_mask, **places)
+        options = {"is_causal": is_causal and query.shape[2] == num_keys, "scale": scale, "backend": self.backend}
+        kernels = {"kernel": kernel, "relative": relative}
+        attended = attention(query, key, value, key_mask=key_mask, **kernels, **places, **options)
         return attended[:, :, -num_queries:]
 
     def step(

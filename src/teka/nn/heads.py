@@ -1,11 +1,12 @@
 """The heads of a layer: which are computed together, from tokens to heads and back."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka._compat import replace
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.functional import KERNELS, Kernel, Relative

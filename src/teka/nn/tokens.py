@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from teka import functional
-from teka._compat import ProcessGroup
+from teka._compat import ProcessGroup, replace
 from teka.checks import WHOLE, check_flags, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional import length_mask
@@ -116,7 +116,7 @@ def make_scene(
     sequences = None
     if cu_seqlens is not None:
         excluded = {"key_mask or lengths": key_mask, "num_prefix_tokens": num_prefix_tokens or None}
-        excluded |= {"context": context, "num_queries": num_queries, "divide_tokens": group}
+        excluded = {**excluded, "context": context, "num_queries": num_queries, "divide_tokens": group}
         sequences = packed_lengths(cu_seqlens, tokens.shape[1], where, excluded)
     where = where if needs_places else Positions()
     return Scene(

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import ProcessGroup, is_plain_eager
+from teka._compat import ProcessGroup, is_plain_eager, replace
 from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")

@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from teka._compat import replace
 from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
 from teka.functional.backend.linear import CHUNK_ELEMENTS, LOWEST_LOG_SCALE, causal_rings
 from teka.functional.shapes import Cells, Channels, Features, RingWeights

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka._compat import replace
 from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, rows_of, with_ones
 from teka.functional.shapes import RowTerm
 from teka.grid import Grid

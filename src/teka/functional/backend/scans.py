@@ -1,13 +1,13 @@
 """Sums that decay with the distance along every axis, by scans: each cell takes on what its neighbour has, times λ."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from teka._compat import replace
 from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
 from teka.functional.backend.linear import (
     CHUNK_ELEMENTS,

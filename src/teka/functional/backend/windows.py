@@ -1,13 +1,14 @@
 """The windows backend: a grid is cut into tiles, and the cells of each see those of the tile and a margin around it."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from teka._compat import replace
 from teka.functional.backend import BYTES, Cost
 from teka.functional.backend.dense import dense_cost, matrix_attention
 from teka.functional.kernel.base import Pairwise

@@ -2,13 +2,14 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from teka._compat import replace
 from teka.checks import POSITIVE, check_name, check_nonnegative, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums
@@ -42,7 +43,7 @@ class DecayRelative(SeparableRelative):
         grid = positions.shared_grid
         fits = grid is not None and not any(grid.periodic) and (grid.num_axes == 1 or not sizes.is_causal)
         scans = {"linear": decay_cost(sizes, grid)} if grid is not None and fits else {}
-        return scans | super().costs(sizes, positions)
+        return {**scans, **super().costs(sizes, positions)}
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
         if backend != "linear":

@@ -1,7 +1,7 @@
 """Kernels of a few waves, and the Fourier kernel: a non-negative sum of them."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
+from teka._compat import replace
 from teka.checks import check_nonnegative, check_tensor
 from teka.functional.backend import Cost, Featured, Sums
 from teka.functional.backend.fused.position_maps import PositionMap, WaveMap

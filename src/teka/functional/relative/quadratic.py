@@ -1,12 +1,13 @@
 """Attention about a displaced point, of any shape, and a learned number for every offset along every axis."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from teka._compat import replace
 from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel.base import Kernel

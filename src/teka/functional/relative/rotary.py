@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from teka._compat import replace
 from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums, with_ones
@@ -30,6 +31,8 @@ LEAST_WEIGHT = 1e-3
 LENGTH_SHARE = 0.3
 # cos and sin of angles, as the complex numbers that rotate pairs where no compiler fuses the two.
 Phasor = Tensor | tuple[Tensor, Tensor]
+# What makes vectors of features at places, or of features without.
+Placing = Callable[[Tokens, Phasor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Rotary(Relative):
         of_query, of_key, log_scale = vectors(pairs.query, pairs.key, **options)
         phasor, key_phasor = self._phasors(positions, pairs.query)
 
-        def products(vectors: Callable[[Tokens, Phasor | None], Tensor]) -> Tensor:
+        def products(vectors: Placing) -> Tensor:
             left, right = vectors(of_query[:, :, first:], phasor), vectors(of_key[:, :, first:], key_phasor)
             pairs = left @ right.transpose(-2, -1)
             if first:

@@ -1,6 +1,6 @@
 """Kernels of the query and of the signed offset: embeddings of clipped offsets, and of their sinusoids."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
+from teka._compat import replace
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums

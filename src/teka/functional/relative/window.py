@@ -1,6 +1,6 @@
 """Windows: a query sees the keys that are near along every axis, and no others."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
+from teka._compat import replace
 from teka.checks import POSITIVE, check_kind, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost

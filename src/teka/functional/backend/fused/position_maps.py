@@ -1,13 +1,14 @@
 """What positions make of features, a block of tokens at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from teka._compat import replace
 from teka.functional.backend import Featured, Sums, add_prefix
 from teka.functional.backend.linear import linear
 from teka.functional.backend.sums import plain_sums

@@ -1,13 +1,14 @@
 """The Triton kernels as operators of torch, which compilers and exports see as one node, with their gradients."""
 
 import math
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from teka._compat import replace
 from teka.functional.backend.fused.position_maps import PositionMap
 from teka.functional.backend.gpu import MADE_WITHIN
 from teka.functional.backend.gpu.causal import causal
