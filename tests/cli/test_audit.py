@@ -7,7 +7,7 @@ from PIL import Image
 from tests.audit.adapters.tiny_vit import write_vit
 
 from teka import models
-from teka.audit.adapters import FORMS, load
+from teka.audit.adapters import FORMS, Reading, load
 from teka.audit.report import AuditReport
 from teka.cli import main
 from teka.cli.audit import OWN_LOADERS, load_model_file, load_run, shift_set
@@ -216,16 +216,16 @@ def test_a_packaged_model_goes_before_a_folder_of_its_name(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("size", [16, (16, 16)])
 def test_the_size_that_a_model_was_made_for_may_be_said_and_another_is_refused(size):
-    assert load("digits", input_size=size, loaders=OWN_LOADERS).input_size == (16, 16)
+    assert load("digits", Reading(input_size=size), loaders=OWN_LOADERS).input_size == (16, 16)
     with pytest.raises(ValueError, match=r"input_size is 20, expected \(16, 16\)"):
-        load("digits", input_size=20, loaders=OWN_LOADERS)
+        load("digits", Reading(input_size=20), loaders=OWN_LOADERS)
 
 
 def test_what_is_no_model_is_an_error_that_names_every_form(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json"):
-        load_run(str(tmp_path), None, None, None)
+        load_run(str(tmp_path), Reading())
     with pytest.raises(ValueError, match=r"config\.json"):
-        load_model_file(str(tmp_path), None, None, None)
+        load_model_file(str(tmp_path), Reading())
     with pytest.raises(ValueError, match="one of") as caught:
         load("dgits", loaders=OWN_LOADERS)
     assert all(form in str(caught.value) for form in (*FORMS, *(one.form for one in OWN_LOADERS)))

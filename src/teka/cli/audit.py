@@ -1,6 +1,7 @@
 """`teka audit`: what a model makes of images that move; the models of this library are read here."""
 
 import contextlib
+import dataclasses
 import math
 import sys
 import traceback
@@ -8,13 +9,12 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 import teka.audit
 from teka import models
-from teka.audit.adapters import FORMS, Loader, Preprocessing, Subject, load
+from teka.audit.adapters import FORMS, Loader, Preprocessing, Reading, Subject, load
 from teka.audit.adapters.case import AuditCase, make_case, usual_mode
-from teka.audit.adapters.subject import Size, subject_of_module
+from teka.audit.adapters.reading import Size
+from teka.audit.adapters.subject import subject_of_module
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
 from teka.audit.page.summary import write_badge, write_summary
@@ -32,33 +32,36 @@ from teka.files import check_output, make_directory, read_json, write_json
 from teka.models.model_file import PRETRAINED
 
 
-def load_run(path: str, input_size: Size, device: torch.device | str | None, data_dir: str | None) -> Subject:
+def load_run(path: str, reading: Reading) -> Subject:
     """The best model of a finished run; its data, which may have moved to `data_dir`, say how large it is."""
     from teka.training import restore
 
-    trained = restore(Path(path).expanduser(), data_dir=data_dir)
+    trained = restore(Path(path).expanduser(), data_dir=reading.data_dir)
     data, name = trained.dataset, trained.name
-    size = _checked_size(name, data.image_size, input_size)
-    transform = Preprocessing(data.in_channels, size)
+    transform, size = _checked(name, data.image_size, data.in_channels, reading)
     known = {"num_classes": data.num_classes, "loads_at_input_size": True}
-    return subject_of_module(trained.model, name, "teka run", transform, size, device, **known)
+    return subject_of_module(trained.model, name, "teka run", transform, size, reading.device, **known)
 
 
-def load_model_file(path: str, input_size: Size, device: torch.device | str | None, _data_dir: str | None) -> Subject:
+def load_model_file(path: str, reading: Reading) -> Subject:
     """The model of a model file's folder, or of the name of one that comes with the library."""
     config = models.read_config(path)
-    size = _checked_size(Path(path).name, config.image_size, input_size)
-    transform = Preprocessing(config.in_channels, size)
+    name = Path(path).name
+    transform, size = _checked(name, config.image_size, config.in_channels, reading)
     known = {"class_names": config.class_names, "num_classes": config.num_classes, "loads_at_input_size": True}
-    return subject_of_module(models.load(path), Path(path).name, "teka model file", transform, size, device, **known)
+    return subject_of_module(models.load(path), name, "teka model file", transform, size, reading.device, **known)
 
 
-def _checked_size(name: str, size: tuple[int, ...], wanted: Size) -> tuple[int, int]:
+def _checked(
+    name: str, size: tuple[int, ...], in_channels: int, reading: Reading
+) -> tuple[Preprocessing, tuple[int, int] | None]:
+    """The preprocessing of a model that was made for images of one size."""
     if len(size) != 2:
         raise wrong_value("model", name, f"a model of images, not of {len(size)} axes")
+    wanted = reading.input_size
     if wanted not in (None, size) and (wanted, wanted) != size:
         raise wrong_value("input_size", wanted, f"{size}, the size that {name} was made for")
-    return size[0], size[1]
+    return dataclasses.replace(reading, input_size=size).fit(Preprocessing(in_channels))
 
 
 def _is_model_file(spec: str) -> bool:
@@ -97,6 +100,11 @@ OPTIONS = (
     Option("--images", int, "Test images at most, drawn by --seed; 0 takes all.", 500),
     Option("--image_size", Size, "Size at which the data are loaded, in pixels."),
     Option("--input_size", Size, "Size of the model's images, if it takes any."),
+    Option("--weights", str | None, "File of weights, safetensors or tensors of torch; or random, as before training."),
+    Option("--num_classes", int | None, "Number of the model's classes, where --weights are given."),
+    Option("--mean", float, "Mean that is taken off intensities in [0, 1], by channel.", nargs="+", metavar="NUMBER"),
+    Option("--std", float, "What they are divided by then, by channel.", nargs="+", metavar="NUMBER"),
+    Option("--bgr", bool, "The model takes blue, green, red."),
     Option("--shift_before_resize", bool, "Shift images by the data's pixels, then resize them; else by the model's."),
     Option("--mode", str, MODE_HELP, dest="modes", nargs="+", action="extend", metavar="MODE"),
     Option("--max_shift", int | float | None, "Largest shift in pixels, by default 8, or a quarter of the side."),
@@ -247,13 +255,22 @@ def write_results(
 
 def read_case(model: str, options: Namespace, settings: AuditSettings) -> AuditCase:
     """A model and its images, by `OPTIONS`."""
-    folder, device = options.data_dir, options.device
-    subject = load(model, input_size=options.input_size, device=device, data_dir=folder, loaders=OWN_LOADERS)
+    reading = Reading(
+        options.input_size,
+        options.weights,
+        options.num_classes,
+        None if options.mean is None else tuple(options.mean),
+        None if options.std is None else tuple(options.std),
+        options.bgr,
+        options.device,
+        options.data_dir,
+    )
+    subject = load(model, reading, loaders=OWN_LOADERS)
     return make_case(
         subject,
         options.data,
         settings,
-        data_dir=folder,
+        data_dir=options.data_dir,
         image_size=options.image_size,
         num_images=options.images or None,
         placed_size=options.placed_size,

@@ -11,6 +11,7 @@ from torch import nn
 from teka.audit.adapters import (
     FORMS,
     Loader,
+    Reading,
     Subject,
     load,
     load_factory,
@@ -62,10 +63,10 @@ def test_every_form_is_told_by_its_look(vit_folder, file):
 
 def test_further_loaders_are_asked_first_and_the_number_of_classes_is_held(file):
     made = Subject("seven", "mine", lambda images: images, num_classes=7)
-    loader = Loader("a number", str.isdigit, lambda spec, size, device, data_dir: made)
-    assert load("7", num_classes=7, loaders=[loader]) is made
-    with pytest.raises(ValueError, match="a model of 4 classes, as the data have; it has 7"):
-        load("7", num_classes=4, loaders=[loader])
+    loader = Loader("a number", str.isdigit, lambda spec, reading: made)
+    assert load("7", Reading(num_classes=7), loaders=[loader]) is made
+    with pytest.raises(ValueError, match="a model of 4 classes; it has 7"):
+        load("7", Reading(num_classes=4), loaders=[loader])
     with pytest.raises(ValueError, match="one of: a number;") as caught:
         load("seven", loaders=[loader])
     assert all(form in str(caught.value) for form in FORMS)
@@ -74,7 +75,7 @@ def test_further_loaders_are_asked_first_and_the_number_of_classes_is_held(file)
 def test_an_impossible_device_is_one_line(file):
     for device in ("warp", "cuda:99", "meta"):
         with pytest.raises(ValueError, match=f"device is '{device}'") as caught:
-            load("mine.py:function", device=device)
+            load("mine.py:function", Reading(device=device))
         assert "\n" not in str(caught.value)
 
 
@@ -86,7 +87,7 @@ def test_a_file_of_weights_alone_is_refused_and_not_opened(tmp_path):
 
 def test_a_module_of_a_function_is_taken_in_the_mode_it_comes_in_and_the_import_path_left(file):
     before = list(sys.path)
-    subject = load_factory(f"{file}:network", input_size=(2, 3))
+    subject = load_factory(f"{file}:network", Reading(input_size=(2, 3)))
     assert sys.path == before
     assert subject.name == "mine:network"
     assert isinstance(subject.module, nn.Sequential)

@@ -7,6 +7,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
+from teka.audit.adapters import Reading
 from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
 
 
@@ -112,11 +113,11 @@ def test_channels_may_come_last_and_numbers_may_be_halves(tmp_path):
 def test_a_size_that_the_file_leaves_open_can_be_given(tmp_path):
     channel_means(tmp_path / "open.onnx", ["n", 1, "h", "w"])
     assert load_onnx(tmp_path / "open.onnx").input_size is None
-    subject = load_onnx(tmp_path / "open.onnx", input_size=(3, 4))
+    subject = load_onnx(tmp_path / "open.onnx", Reading(input_size=(3, 4)))
     assert (subject.input_size, subject.transform.resize) == ((3, 4), (3, 4))
     channel_means(tmp_path / "fixed.onnx", ["n", 1, 3, 4])
     with pytest.raises(ValueError, match="input_size is 7"):
-        load_onnx(tmp_path / "fixed.onnx", input_size=7)
+        load_onnx(tmp_path / "fixed.onnx", Reading(input_size=7))
 
 
 def test_what_cannot_be_run_is_one_line(tmp_path):
@@ -134,4 +135,4 @@ def test_what_cannot_be_run_is_one_line(tmp_path):
             load_onnx(tmp_path / f"{name}.onnx")
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="onnxruntime has"):
-        load_onnx(tmp_path / "whole.onnx", device="meta")
+        load_onnx(tmp_path / "whole.onnx", Reading(device="meta"))

@@ -8,6 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tests.audit.adapters.tiny_vit import CLASSES, quiet
 
+from teka.audit.adapters import Reading
 from teka.audit.adapters.transformers_model import STEPS, load_transformers, read_processor, read_processor_file
 from teka.data import Normalize
 
@@ -122,7 +123,7 @@ def test_convolutions_take_another_size(tmp_path):
         transformers.ResNetForImageClassification(config).save_pretrained(tmp_path)
         transformers.ConvNextImageProcessor(size={"shortest_edge": 32}).save_pretrained(tmp_path)
     assert load_transformers(str(tmp_path)).input_size == (32, 32)
-    subject = load_transformers(str(tmp_path), input_size=(24, 20))
+    subject = load_transformers(str(tmp_path), Reading(input_size=(24, 20)))
     assert subject.input_size == (24, 20)
     assert subject.class_names == ("x", "y", "z")
     placed = subject.transform.place(torch.rand(1, 1, 17, 19))

@@ -2,11 +2,9 @@
 
 import importlib.util
 import math
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,42 +16,51 @@ from torch import Tensor, nn
 from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, read_as, subject_of_module
+from teka.audit.adapters.programs import is_script, load_exported, load_script
+from teka.audit.adapters.reading import READING, Reading
+from teka.audit.adapters.subject import Subject, subject_of_module, tensors_only
 from teka.audit.adapters.transformers_model import load_transformers
 from teka.data import Normalize
 from teka.errors import FOREIGN, first_line, require, wrong_value
 
-__all__ = ["Loader", "Preprocessing", "Subject", "load"]
+__all__ = ["Loader", "Preprocessing", "Reading", "Subject", "load"]
 
 _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz")
-_TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_WITH_WEIGHTS = {True: " with trained weights", False: ""}
 _PRESET_FIELDS = ("resize_size", "crop_size", "mean", "std", "interpolation")
 
 
-def load_timm(name: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
-    """A model of timm, as `timm.create_model` takes it, such as "resnet50.a1_in1k"; the weights are downloaded."""
+def load_timm(name: str, reading: Reading = READING) -> Subject:
+    """A model of timm, as `timm.create_model` takes it, such as "resnet50.a1_in1k"; its own weights are downloaded."""
     library: Any = require("timm", "this model needs", "timm")
-    with tensors_only(f"timm:{name}", "a model of timm"):
-        module = library.create_model(name, pretrained=True).eval()
+    with tensors_only(f"timm:{name}", f"a model of timm{_WITH_WEIGHTS[reading.weights is None]}"), reading.drawn():
+        module = library.create_model(name, pretrained=reading.weights is None, **reading.classes_made).eval()
+    reading.fill(module)
     config = library.data.resolve_model_data_config(module)
     own = _of_levels(library.data.create_transform(**config))
     read = match_library(own, read_data_config(config), f"timm:{name}", "its transform")
-    transform, size = read.resized_to(input_size)
-    return subject_of_module(module, name, "timm", transform, size, device, num_classes=module.num_classes)
+    transform, size = reading.fit(read)
+    return subject_of_module(module, name, "timm", transform, size, reading.device, num_classes=module.num_classes)
 
 
-def load_torchvision(name: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
-    """A classifier of torchvision, as `torchvision.models.get_model` takes it, with its best weights, downloaded."""
+def load_torchvision(name: str, reading: Reading = READING) -> Subject:
+    """A classifier of torchvision, as `torchvision.models.get_model` takes it; its own best weights are downloaded."""
     models: Any = require("torchvision.models", "this model needs", "torchvision")
-    with tensors_only(f"torchvision:{name}", "a classifier of torchvision"):
+    own = reading.weights is None
+    with tensors_only(f"torchvision:{name}", f"a classifier of torchvision{_WITH_WEIGHTS[own]}"), reading.drawn():
         weights = models.get_model_weights(name).DEFAULT
-        module = models.get_model(name, weights=weights).eval()
+        module = models.get_model(name, weights=weights if own else None, **reading.classes_made).eval()
+    reading.fill(module)
     preset = weights.transforms()
     read = match_library(_of_levels(preset), read_preset(preset), f"torchvision:{name}", "its preset")
-    transform, size = read.resized_to(input_size)
-    classes, name = tuple(weights.meta["categories"]), f"{name} ({weights.name})"
-    known = {"class_names": classes, "num_classes": len(classes)}
-    return subject_of_module(module, name, "torchvision", transform, size, device, **known)
+    transform, size = reading.fit(read)
+    names = tuple(weights.meta["categories"])
+    if reading.num_classes in (None, len(names)):
+        known = {"class_names": names, "num_classes": len(names)}
+    else:
+        known = {"num_classes": reading.num_classes}
+    name = f"{name} ({weights.name})" if own else name
+    return subject_of_module(module, name, "torchvision", transform, size, reading.device, **known)
 
 
 def _of_levels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
@@ -61,21 +68,6 @@ def _of_levels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Ten
     from PIL import Image
 
     return lambda levels: transform(Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels))
-
-
-@contextmanager
-def tensors_only(model: str, kind: str) -> Iterator[None]:
-    """Every `torch.load` within reads tensors only, whatever its caller asked for; what is raised is one line."""
-    before = os.environ.get(_TENSORS_ONLY)
-    os.environ[_TENSORS_ONLY] = "1"
-    try:
-        with read_as(model, f"{kind} with trained weights"):
-            yield
-    finally:
-        if before is None:
-            del os.environ[_TENSORS_ONLY]
-        else:
-            os.environ[_TENSORS_ONLY] = before
 
 
 def read_data_config(config: dict[str, Any]) -> Preprocessing:
@@ -112,35 +104,26 @@ class Loader:
 
     form: str  # how they are named, in words
     fits: Callable[[str], object]  # whether a name is one of them
-    # The model of a name, an input size, a device and the folder of its data's files, or None for each.
-    read: Callable[[str, Size, torch.device | str | None, str | None], Subject]
+    read: Callable[[str, Reading], Subject]
+    takes_weights: bool = False  # whether others than the model's own
 
 
-def load(
-    spec: str,
-    *,
-    input_size: Size = None,
-    num_classes: int | None = None,
-    device: torch.device | str | None = None,
-    data_dir: str | None = None,
-    loaders: Sequence[Loader] = (),
-) -> Subject:
+def load(spec: str, reading: Reading | None = None, *, loaders: Sequence[Loader] = ()) -> Subject:
     """The model that a name or a path stands for, ready to be audited.
 
     Nothing is unpickled. Only "path/module.py:function" runs code that is not of an installed library.
 
     Args:
         spec: One of `FORMS`, or what a further loader takes. A path that exists is meant before anything else.
-        input_size: Size of the model's images, one side or (height, width), for models that take any.
-        num_classes: Number of classes that the model must have; None takes any.
-        device: Where it runs; None is the CPU.
-        data_dir: Folder with the data set's files, for loaders of models that know their data.
+        reading: What is said of it beside its name.
         loaders: Loaders that are asked before those of this library.
 
     Raises:
         ImportError: A library that is needed is not installed; the message says what to install.
         ValueError: No such model, one that cannot be read, or one of another size or number of classes.
     """
+    reading = READING if reading is None else reading
+    device = reading.device
     if str(device).startswith("meta"):
         raise wrong_value("device", str(device), "a device that computes")
     try:
@@ -153,16 +136,18 @@ def load(
     if loader is None:
         expected = f"one of: {'; '.join(one.form for one in known)}"
         if Path(spec).suffix in _WEIGHTS:
-            expected = "a model: a file of weights alone does not say what they are for; write path/module.py:function"
+            expected = "a model: a file of weights alone does not say which; name the model, and this as its weights"
         raise wrong_value("model", spec, expected)
-    subject = loader.read(spec, input_size, device, data_dir)
-    if num_classes is not None and subject.num_classes not in (None, num_classes):
-        expected = f"a model of {num_classes} classes, as the data have; it has {subject.num_classes}"
+    if reading.weights is not None and not loader.takes_weights:
+        raise wrong_value("weights", str(reading.weights), f"None for {loader.form}: it has its own")
+    subject = loader.read(spec, reading)
+    if reading.num_classes is not None and subject.num_classes not in (None, reading.num_classes):
+        expected = f"a model of {reading.num_classes} classes; it has {subject.num_classes}"
         raise wrong_value("model", spec, expected)
     return subject
 
 
-def load_factory(spec: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
+def load_factory(spec: str, reading: Reading = READING) -> Subject:
     """What a function without arguments makes, "path/module.py:function"; the file is executed, with all rights."""
     path, _, name = spec.rpartition(":")
     file = Path(path).expanduser()
@@ -171,9 +156,9 @@ def load_factory(spec: str, *, input_size: Size = None, device: torch.device | s
     made = _make(file, name)
     if isinstance(made, Subject):
         return made
-    (transform, size), label = Preprocessing().resized_to(input_size), f"{file.stem}:{name}"
+    (transform, size), label = reading.fit(Preprocessing()), f"{file.stem}:{name}"
     if isinstance(made, nn.Module):
-        return subject_of_module(made, label, "factory", transform, size, device)
+        return subject_of_module(reading.fill(made), label, "factory", transform, size, reading.device)
     if not callable(made):
         raise wrong_value("model", spec, f"a function that returns a module or a callable, not {type(made).__name__}")
     return Subject(label, "factory", made, input_size=size, transform=transform)
@@ -206,17 +191,19 @@ def _is_transformers(spec: str) -> object:
     return is_folder or (not Path(spec).exists() and re.fullmatch(r"(?!\.)[\w.-]+/[\w.-]+", spec))
 
 
-def _loader(form: str, fits: Callable[[str], object], read: Callable[..., Subject], prefix: str = "") -> Loader:
-    """A loader of models that do not know their data; what is read comes after a prefix."""
-    return Loader(form, fits, lambda spec, size, on, _: read(spec.removeprefix(prefix), input_size=size, device=on))
+def without(prefix: str, read: Callable[[str, Reading], Subject]) -> Callable[[str, Reading], Subject]:
+    """What reads a model of what comes after a prefix."""
+    return lambda spec, reading: read(spec.removeprefix(prefix), reading)
 
 
 TRANSFORMERS = "a folder or hub id (owner/name, or transformers:ID) of transformers"
 LOADERS = (
-    _loader("timm:NAME", re.compile("timm:.").match, load_timm, "timm:"),
-    _loader("torchvision:NAME", re.compile("torchvision:.").match, load_torchvision, "torchvision:"),
-    _loader("path/module.py:function", re.compile(r"\.py:[^/]*$").search, load_factory),
-    _loader("a file.onnx", re.compile(r"\.onnx\Z").search, load_onnx),
-    _loader(TRANSFORMERS, _is_transformers, load_transformers, "transformers:"),
+    Loader("timm:NAME", re.compile("timm:.").match, without("timm:", load_timm), takes_weights=True),
+    Loader("torchvision:NAME", re.compile("torchvision:.").match, without("torchvision:", load_torchvision), True),
+    Loader("path/module.py:function", re.compile(r"\.py:[^/]*$").search, load_factory, takes_weights=True),
+    Loader("a file.onnx", re.compile(r"\.onnx\Z").search, load_onnx),
+    Loader("a file.pt2 of torch.export", re.compile(r"\.pt2\Z").search, load_exported),
+    Loader("a file of TorchScript", is_script, load_script),
+    Loader(TRANSFORMERS, _is_transformers, without("transformers:", load_transformers), takes_weights=True),
 )
 FORMS = tuple(one.form for one in LOADERS)

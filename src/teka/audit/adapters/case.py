@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject
+from teka.audit.adapters.reading import Size
+from teka.audit.adapters.subject import Subject
 from teka.audit.caveats import other_scale, resized
 from teka.audit.settings import AuditSettings
 from teka.checks import check_name, check_sizes, height_and_width

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, read_as, spoken_names
+from teka.audit.adapters.reading import READING, Reading
+from teka.audit.adapters.subject import Subject, read_as, spoken_names
 from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
 from teka.checks import height_and_width
 from teka.errors import require, wrong_value
@@ -48,12 +50,12 @@ class OnnxFunction:
         return self.session.run([self.output], {self.input.name: filled})[0][: len(part)]
 
 
-def load_onnx(path: str | Path, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
+def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     """The model of an ONNX file of one input, (B, C, H, W) or (B, H, W, C), and its answer "logits", or the first."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
-    session = _session(require("onnxruntime", "this model needs", "teka[audit]"), file, device)
+    session = _session(require("onnxruntime", "this model needs", "teka[audit]"), file, reading.device)
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
         came = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
@@ -62,10 +64,10 @@ def load_onnx(path: str | Path, *, input_size: Size = None, device: torch.device
     height, width, channels = shape if _is_channels_last(inputs[0].shape) else (shape[1], shape[2], shape[0])
     in_channels = channels if isinstance(channels, int) else None
     size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
-    if input_size is not None:
-        wanted = height_and_width("input_size", input_size)
+    if reading.input_size is not None:
+        wanted = height_and_width("input_size", reading.input_size)
         if size not in (None, wanted):
-            raise wrong_value("input_size", input_size, f"{size}, as {path} takes no other")
+            raise wrong_value("input_size", reading.input_size, f"{size}, as {path} takes no other")
         size = wanted
     transform = read_processor_file(file.parent, in_channels or 3)
     note = "" if transform else f"no {PROCESSOR_FILE} lies beside the file: images in [0, 1] go in as they are"
@@ -73,6 +75,7 @@ def load_onnx(path: str | Path, *, input_size: Size = None, device: torch.device
         transform = Preprocessing(in_channels, size)
     elif size is not None and size != transform.crop:
         transform, _ = transform.resized_to(size)
+    transform, _ = replace(reading, input_size=None).fit(transform)
     config = file.parent / "config.json"
     names = spoken_names(read_json(config).get("id2label") if config.is_file() else None)
     function = OnnxFunction(session, transform)

@@ -1,5 +1,6 @@
 """A model under audit: a function of pictures in [0, 1], and what is known of it."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from teka.audit.function import weights_hash
 from teka.codec import encode
 from teka.errors import FOREIGN, wrong_value
 
-Size = int | tuple[int, int] | None  # one side or (height, width); None leaves it to the model
+_TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,21 @@ def read_as(model: str, expected: str) -> Iterator[None]:
         yield
     except FOREIGN as error:
         raise wrong_value("model", model, f"{expected} ({' '.join(str(error).split())})") from error
+
+
+@contextmanager
+def tensors_only(model: str, kind: str) -> Iterator[None]:
+    """Every `torch.load` within reads tensors only, whatever its caller asked for; what is raised is one line."""
+    before = os.environ.get(_TENSORS_ONLY)
+    os.environ[_TENSORS_ONLY] = "1"
+    try:
+        with read_as(model, kind):
+            yield
+    finally:
+        if before is None:
+            del os.environ[_TENSORS_ONLY]
+        else:
+            os.environ[_TENSORS_ONLY] = before
 
 
 def spoken_names(labels: object) -> tuple[str, ...] | None:

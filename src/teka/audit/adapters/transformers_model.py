@@ -10,7 +10,8 @@ import torch
 
 from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.subject import Size, Subject, read_as, spoken_names, subject_of_module
+from teka.audit.adapters.reading import READING, Reading
+from teka.audit.adapters.subject import Subject, read_as, spoken_names, subject_of_module
 from teka.data import Normalize
 from teka.errors import require, wrong_value
 from teka.files import read_json
@@ -106,29 +107,46 @@ def _per_channel(argument: str, values: object, in_channels: int) -> list[float]
     return [float(one) for one in given] * (in_channels if len(given) == 1 else 1)
 
 
-def load_transformers(source: str, *, input_size: Size = None, device: torch.device | str | None = None) -> Subject:
+def load_transformers(source: str, reading: Reading = READING) -> Subject:
     """An image classifier of `transformers` in float32, with the settings of its image processor, where it has one."""
     library = require("transformers", "this model needs", "teka[audit]")
     folder = Path(source).expanduser()
     source = str(folder) if folder.is_dir() else source
     with _quiet(library):
-        with read_as(source, "an image classifier of transformers with its weights as safetensors"):
-            settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
-            models = library.AutoModelForImageClassification
-            module, found = models.from_pretrained(source, output_loading_info=True, **settings)
-        missing = sorted(found["missing_keys"]) + sorted(map(str, found["mismatched_keys"]))
-        if missing:
-            expected = f"weights for the whole model; {', '.join(missing[:3])} would be left at random"
-            raise wrong_value("model", source, expected)
+        module = (
+            _trained(library, source) if reading.weights is None else reading.fill(_drawn(library, source, reading))
+        )
         in_channels = int(getattr(module.config, "num_channels", 3))
         transform, note = _preprocessing(library, source, in_channels)
     side, size = getattr(module.config, "image_size", None), transform.crop or transform.resize
-    if input_size is not None or (size is None and side is not None):
-        transform, size = transform.resized_to(side if input_size is None else input_size)
+    fitted, wanted = reading.fit(transform)
+    if reading.input_size is not None or (size is None and side is not None):
+        fitted, size = fitted.resized_to(side if wanted is None else wanted)
     size = size if isinstance(size, tuple) else None
     name = Path(source).name if Path(source).is_dir() else source
     known = {"class_names": spoken_names(module.config.id2label), "num_classes": module.config.num_labels, "note": note}
-    return subject_of_module(module.eval(), name, "transformers", transform, size, device, **known)
+    return subject_of_module(module.eval(), name, "transformers", fitted, size, reading.device, **known)
+
+
+def _trained(library: Any, source: str) -> Any:
+    """The model with the weights that lie beside its config, all of which must be there."""
+    with read_as(source, "an image classifier of transformers with its weights as safetensors"):
+        settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
+        models = library.AutoModelForImageClassification
+        module, found = models.from_pretrained(source, output_loading_info=True, **settings)
+    missing = sorted(found["missing_keys"]) + sorted(map(str, found["mismatched_keys"]))
+    if missing:
+        expected = f"weights for the whole model; {', '.join(missing[:3])} would be left at random"
+        raise wrong_value("model", source, expected)
+    return module
+
+
+def _drawn(library: Any, source: str, reading: Reading) -> Any:
+    """The model of a config, without its weights."""
+    with read_as(source, "an image classifier of transformers by its config"), reading.drawn():
+        classes = {} if reading.num_classes is None else {"num_labels": reading.num_classes}
+        config = library.AutoConfig.from_pretrained(source, trust_remote_code=False, **classes)
+        return library.AutoModelForImageClassification.from_config(config)
 
 
 def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preprocessing, str]:

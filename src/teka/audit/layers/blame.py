@@ -138,8 +138,8 @@ def blame_layers(
     for argument, number in (("threshold", threshold), ("num_images", num_images), ("batch_size", batch_size)):
         if number is not None and not number > 0:
             raise wrong_value(argument, number, "a positive number")
-    # Lists of modules are never called themselves.
-    parts = {name: part for name, part in module.named_modules() if not isinstance(part, nn.ModuleList | nn.ModuleDict)}
+    unseen = (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)  # which are not called, or take no hooks
+    parts = {name: part for name, part in module.named_modules() if not isinstance(part, unseen)}
     for name in layers or ():
         if name not in parts:
             raise unknown_name("layers", name, [one for one in parts if one])

@@ -47,9 +47,11 @@ class Trace(ExitStack):
     def __init__(self, model: Model, modules: Mapping[str, nn.Module], see: See) -> None:
         super().__init__()
         self._model, self._modules, self._see = model, modules, see
-        for name, module in modules.items():
-            self.callback(module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True).remove)
-            self.callback(module.register_forward_hook(partial(self._after, name)).remove)
+        with ExitStack() as hooks:  # where a module takes none, none is left behind
+            for name, module in modules.items():
+                hooks.callback(module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(partial(self._after, name)).remove)
+            self.push(hooks.pop_all())
 
     def run(self, batch: Tensor, what: str) -> None:
         """Ask the model for a batch of what is said in words."""

@@ -1,0 +1,82 @@
+"""Programs that torch has saved with their weights: TorchScript and `torch.export`."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.reading import Reading
+from teka.audit.adapters.subject import Subject, read_as, subject_of_module, tensors_only
+from teka.errors import wrong_value
+
+NOTE = "a program does not say how its images are to be made: unless --mean and --std say so they go in as they are"
+
+
+def in_batches_of(
+    size: int | None, answer: Callable[[Tensor], Tensor], images: Float[Tensor, "batch channels height width"]
+) -> Tensor:
+    """What a program that takes batches of one size alone says of images; the last batch is filled up with copies."""
+    if size is None or not len(images):
+        return answer(images)
+    parts = []
+    for part in images.split(size):
+        filled = torch.cat([part, part[-1:].expand(size - len(part), *part.shape[1:])])
+        parts.append(answer(filled)[: len(part)])
+    return torch.cat(parts)
+
+
+class ExportedProgram(nn.Module):
+    """The module of an exported program, whose batches are of one size where it was exported so."""
+
+    def __init__(self, module: nn.Module, batch_size: int | None) -> None:
+        super().__init__()
+        self.program, self.batch_size = module, batch_size
+        for part in self.modules():
+            part.training = False
+
+    def train(self, mode: bool = True) -> "ExportedProgram":
+        """Nothing: an exported program has no modes, and computes what was exported."""
+        return self
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+        """What the program says of images."""
+        return in_batches_of(self.batch_size, self.program, images)
+
+
+def is_script(spec: str) -> bool:
+    """Whether a file is a program of TorchScript, which has its code within, and not weights alone."""
+    file = Path(spec).expanduser()
+    if not file.is_file() or not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return any("/code/" in name for name in archive.namelist()) and file.suffix != ".pt2"
+
+
+def load_script(path: str, reading: Reading) -> Subject:
+    """The program of a file that `torch.jit.save` wrote, run by torch's own interpreter."""
+    with read_as(path, "a program of TorchScript"):
+        module = torch.jit.load(Path(path).expanduser(), map_location=reading.device or "cpu").eval()
+    filters = next((one for one in module.state_dict().values() if one.ndim == 4), None)
+    in_channels = None if filters is None or filters.shape[1] not in (1, 3) else filters.shape[1]
+    transform, size = reading.fit(Preprocessing(in_channels))
+    return subject_of_module(module, Path(path).stem, "torchscript", transform, size, None, note=NOTE)
+
+
+def load_exported(path: str, reading: Reading) -> Subject:
+    """The program of a file that `torch.export.save` wrote, of one input, images (B, C, H, W)."""
+    with tensors_only(path, "a program of torch.export"):
+        program = torch.export.load(Path(path).expanduser())
+    inputs = [one for one in program.graph.nodes if one.name in program.graph_signature.user_inputs]
+    shapes: list[Any] = [getattr(one.meta.get("val"), "shape", ()) for one in inputs]
+    if len(shapes) != 1 or len(shapes[0]) != 4:
+        raise wrong_value(f"the inputs of {path}", [tuple(one) for one in shapes], "one of images, with four axes")
+    batch, channels, height, width = (one if isinstance(one, int) else None for one in shapes[0])
+    size = None if height is None or width is None else (height, width)
+    transform, size = reading.fit(Preprocessing(channels, size, crop=size))
+    module = ExportedProgram(program.module(), batch)
+    return subject_of_module(module, Path(path).stem, "torch.export", transform, size, reading.device, note=NOTE)

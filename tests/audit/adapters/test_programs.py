@@ -1,0 +1,55 @@
+"""Programs that torch has saved answer as the models that they were made of."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from teka.audit import AuditSettings, audit
+from teka.audit.adapters import Reading, load
+
+IMAGES = torch.rand(5, 3, 8, 6, generator=torch.Generator().manual_seed(0))
+HALF = Reading(mean=(0.5,), deviation=(0.5,))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(24, 7)).eval()
+
+
+def test_a_script_answers_as_its_model_and_is_audited_as_a_whole(tmp_path: Path):
+    model = network()
+    torch.jit.save(torch.jit.script(model), tmp_path / "net.pt")
+    subject = load(str(tmp_path / "net.pt"), HALF)
+    torch.testing.assert_close(subject.function(IMAGES), model(2 * IMAGES - 1))
+    assert subject.kind == "torchscript"
+    report = audit(subject.function, IMAGES.repeat(4, 1, 1, 1), settings=AuditSettings(shifts=((0, 0), (0, 1))))
+    assert report.failures == ()
+    assert report.layers is not None
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(tmp_path: Path, batch_size: int | None):
+    model, dynamic = network(), {0: torch.export.Dim("batch")} if batch_size is None else None
+    program = torch.export.export(model, (IMAGES[:2],), dynamic_shapes=None if dynamic is None else (dynamic,))
+    torch.export.save(program, tmp_path / "net.pt2")
+    subject = load(str(tmp_path / "net.pt2"))
+    torch.testing.assert_close(subject.function(IMAGES), model(IMAGES))
+    assert (subject.kind, subject.input_size, subject.in_channels) == ("torch.export", (8, 6), 3)
+    assert subject.module is not None
+    assert not any(part.training for part in subject.module.modules())
+
+
+def test_what_is_no_program_of_images_is_one_line(tmp_path: Path):
+    torch.save(network().state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"a file of weights alone does not say which; name the model"):
+        load(str(tmp_path / "weights.pt"))
+    (tmp_path / "bad.pt2").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"model is '.*bad.pt2', expected a program of torch.export"):
+        load(str(tmp_path / "bad.pt2"))
+    torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.zeros(4, 3),)), tmp_path / "flat.pt2")
+    with pytest.raises(ValueError, match=r"the inputs of .*flat.pt2 is \[\(4, 3\)\], expected one of images"):
+        load(str(tmp_path / "flat.pt2"))
+    with pytest.raises(ValueError, match="weights is 'random', expected None for a"):
+        load(str(tmp_path / "flat.pt2"), Reading(weights="random"))
