@@ -35,6 +35,13 @@ class Grid:
     moves what is at index i to index i + t: downwards along the first axis of an image and to the right along the
     second. Everything in teka that shifts, shifts in this sense. Sizes or numbers that do not fit are a ValueError.
 
+    >>> import teka
+    >>> teka.Grid((2, 2), spacing=0.5).positions().tolist()
+    [[0.0, 0.0], [0.0, 0.5], [0.5, 0.0], [0.5, 0.5]]
+    >>> ring = teka.Grid(4, periodic=True)
+    >>> ring.offsets()[0, :, 0]  # x_0 − x_j, the shorter way round
+    tensor([ 0., -1., -2.,  1.])
+
     Args:
         shape: Cells along each axis; an int is a grid of one axis.
         spacing: Distance between neighbouring cells in physical units, one positive number or one for each axis.

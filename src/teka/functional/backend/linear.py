@@ -105,6 +105,14 @@ def empty_state(features: Float[Tensor, "batch heads tokens products"], value: T
 class DecodingState:
     """What the tokens so far have left.
 
+    >>> import torch
+    >>> from teka.functional import decode
+    >>> query, key, value = torch.randn(3, 1, 2, 5, 4)
+    >>> prompt, state = decode(query, key, value, None, kernel="squared_relu", relative="decay")
+    >>> next_token, later = decode(*torch.randn(3, 1, 2, 1, 4), state, kernel="squared_relu", relative="decay")
+    >>> (state.num_tokens, later.num_tokens), state.total.total.shape == later.total.total.shape
+    ((5, 6), True)
+
     Args:
         num_tokens: Their number.
         total: Sums over all keys, or with rings over those at least k steps back.

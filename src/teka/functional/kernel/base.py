@@ -35,7 +35,14 @@ LOWEST_EXPONENT = -40.0
 
 
 class Kernel(ABC):
-    """A content kernel: how much query q attends to key k for what they are, wherever they are."""
+    """A content kernel: how much query q attends to key k for what they are, wherever they are.
+
+    >>> import torch
+    >>> from teka.functional import DotProduct, Softmax
+    >>> query, key = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[0.0, 1.0], [1.0, 0.0], [3.0, 0.0]]]])
+    >>> [kernel.weights(query, key, scale=1.0).flatten().round(decimals=2) for kernel in (Softmax(), DotProduct())]
+    [tensor([0.0400, 0.1100, 0.8400]), tensor([0., 1., 3.])]
+    """
 
     name: ClassVar[str]
     uses_content: ClassVar[bool] = True  # whether κ depends on q and k
@@ -134,6 +141,20 @@ class FeatureKernel(Kernel):
     Every kernel declares `nonnegative`, or is a TypeError: True if κ(q, k) ≥ 0 for all vectors and every draw. A
     denominator below the smallest normal number is then that of a row without weights, and log κ may be taken. False is
     safe for any kernel; a wrong True gives wrong outputs without a word.
+
+    >>> import torch
+    >>> from teka.functional import FeatureKernel, attention
+    >>> from teka.functional.kernel.base import mask_features
+    >>> class Absolute(FeatureKernel):
+    ...     name, nonnegative = "absolute", True
+    ...     def num_features(self, dim):
+    ...         return dim
+    ...     def query_features(self, query, *, scale):
+    ...         return query.abs()
+    ...     def key_features(self, key, *, scale, key_mask=None):
+    ...         return mask_features(key.abs(), key_mask)
+    >>> attention(*torch.randn(3, 1, 2, 6, 4), kernel=Absolute(), backend="linear").shape
+    torch.Size([1, 2, 6, 4])
     """
 
     nonnegative: ClassVar[bool]

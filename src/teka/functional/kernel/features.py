@@ -45,7 +45,15 @@ KeyShift = Literal["none", "mean"]
 
 @dataclass(frozen=True)
 class Softmax(Kernel):
-    """κ(q, k) = exp(scale · qᵀk), with no finite feature map: O(L²). Source: Vaswani et al. 2017, equation 1."""
+    """κ(q, k) = exp(scale · qᵀk), with no finite feature map: O(L²). Source: Vaswani et al. 2017, equation 1.
+
+    >>> import torch
+    >>> from teka.functional import Softmax, attention
+    >>> query, key, value = torch.randn(3, 1, 2, 6, 4)
+    >>> of_torch = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    >>> torch.allclose(attention(query, key, value, kernel=Softmax()), of_torch, atol=1e-6)
+    True
+    """
 
     name: ClassVar[str] = "softmax"
     estimates_softmax: ClassVar[bool] = True
@@ -76,6 +84,12 @@ class Taylor2(FeatureKernel):
     φ(x) = [1, x, x_i²/√2, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. κ = ((1 + t)² + 1)/2
     ≥ ½ is within 0.22 of exp(t) for |t| ≤ 1, and about t²/2 for large t of either sign. Less the mean of the keys,
     which softmax would not notice, t is smaller, κ nearer to it. Source: Keles et al. 2023; Arora et al. 2024 (Based).
+
+    >>> import torch
+    >>> from teka.functional import Taylor2
+    >>> query, key = torch.tensor([[[[0.5, 0.0]]]]), torch.tensor([[[[1.0, 0.0]]]])  # t = 0.5, where exp(t) = 1.6487
+    >>> Taylor2().weights(query, key, scale=1.0).item(), Taylor2().num_features(2)
+    (1.625, 6)
 
     Args:
         key_shift: What is subtracted from the keys: "none", or "mean" for that of the kept keys; causally a ValueError.
@@ -149,6 +163,12 @@ class Hedgehog(FeatureKernel):
     changes how it shares its weight among queries and not how much it has. x = √(scale · √d) · q (or k), with the scale
     1/√d q itself, as in the paper. Source: Zhang et al. 2024 (The Hedgehog & the Porcupine), §4.
 
+    >>> import torch
+    >>> from teka.functional import Hedgehog
+    >>> kernel = Hedgehog.identity(2)  # W = I and b = 0, from which it is learned
+    >>> kernel.query_features(torch.tensor([[[[1.0, 0.0]]]]), scale=2**-0.5).round(decimals=3)
+    tensor([[[[0.5340, 0.1970, 0.0720, 0.1970]]]])
+
     Args:
         query_weight: W of the queries, shape (H, r, d), or (1, r, d) for all heads.
         key_weight: W of the keys.
@@ -199,7 +219,13 @@ class Hedgehog(FeatureKernel):
 
 @dataclass(frozen=True)
 class Elu(PointwiseKernel):
-    """φ(x) = elu(x) + 1 with x = √scale · q (or k), no less than exp(−40) (Katharopoulos et al. 2020, equation 7)."""
+    """φ(x) = elu(x) + 1 with x = √scale · q (or k), no less than exp(−40) (Katharopoulos et al. 2020, equation 7).
+
+    >>> import torch
+    >>> from teka.functional import Elu
+    >>> Elu().feature_map(torch.tensor([-1.0, 0.0, 2.0]), scale=1.0).round(decimals=3)
+    tensor([0.3680, 1.0000, 3.0000])
+    """
 
     name: ClassVar[str] = "elu"
     nonnegative: ClassVar[bool] = True
@@ -214,7 +240,15 @@ class Elu(PointwiseKernel):
 
 @dataclass(frozen=True)
 class Constant(PointwiseKernel):
-    """κ(q, k) = 1, φ(x) = [1]: attention by place alone. Source: Cordonnier et al. 2020, §3 (content left out)."""
+    """κ(q, k) = 1, φ(x) = [1]: attention by place alone. Source: Cordonnier et al. 2020, §3 (content left out).
+
+    >>> import torch
+    >>> from teka.functional import Constant, attention
+    >>> query, key, value = torch.randn(3, 1, 2, 6, 4)
+    >>> mean = value.mean(dim=2, keepdim=True).expand_as(value)
+    >>> torch.allclose(attention(query, key, value, kernel=Constant()), mean, atol=1e-6)
+    True
+    """
 
     name: ClassVar[str] = "constant"
     uses_content: ClassVar[bool] = False

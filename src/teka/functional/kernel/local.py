@@ -207,6 +207,13 @@ class SquaredRelu(FlooredRelu):
     The normalised weights do not change when a query, or all keys, are multiplied by a positive number. Source: cf. So
     et al. 2021 (Primer) for the activation; as a feature map, this library.
 
+    >>> import torch
+    >>> from teka.functional import SquaredRelu, attention
+    >>> query, key, value = torch.randn(3, 1, 2, 6, 4)
+    >>> larger = attention(9 * query, key / 7, value, kernel=SquaredRelu())
+    >>> torch.allclose(larger, attention(query, key, value, kernel=SquaredRelu()), atol=1e-5)
+    True
+
     Args:
         epsilon: ε > 0, a share of the root mean square of the vector's entries; else a ValueError.
     """
@@ -225,7 +232,13 @@ class SquaredRelu(FlooredRelu):
 
 @dataclass(frozen=True)
 class Relu(FlooredRelu):
-    """φ(x) = max(x, ε ‖x‖/√d), else as `SquaredRelu`: Performer-ReLU (Choromanski et al. 2021) with our floor."""
+    """φ(x) = max(x, ε ‖x‖/√d), else as `SquaredRelu`: Performer-ReLU (Choromanski et al. 2021) with our floor.
+
+    >>> import torch
+    >>> from teka.functional import Relu
+    >>> Relu(epsilon=0.01).feature_map(torch.tensor([3.0, -4.0]), scale=1.0).round(decimals=4)  # 0.01 · 5/√2 for −4
+    tensor([3.0000, 0.0354])
+    """
 
     name: ClassVar[str] = "relu"
 
@@ -242,6 +255,13 @@ class Focused(FlooredRelu):
 
     Cubing turns a vector towards its nearest axes: similar pairs gain weight and dissimilar ones lose it. Source: Han
     et al. 2023 (FLatten Transformer), focused function with p = 3; the relative floor is ours.
+
+    >>> import torch
+    >>> from teka.functional import Focused
+    >>> vector = torch.tensor([2.0, 1.0])
+    >>> features = Focused().feature_map(vector, scale=1.0)
+    >>> features.round(decimals=3), torch.allclose(features.norm(), vector.norm())
+    (tensor([2.2190, 0.2770]), True)
     """
 
     name: ClassVar[str] = "focused"

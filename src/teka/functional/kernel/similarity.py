@@ -28,6 +28,13 @@ class DotProduct(FeatureKernel):
 
     A key that is twice as long weighs twice as much, and nothing bounds the output by the values. Source: Wang et al.
     2018 (Non-local neural networks), equation 4; that Σ c is the number of keys where there is a c is this library's.
+
+    >>> import torch
+    >>> from teka.functional import DotProduct, attention
+    >>> query, key = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[1.0, 0.0], [-2.0, 0.0]]]])
+    >>> value = torch.tensor([[[[10.0], [100.0]]]])
+    >>> attention(query, key, value, kernel=DotProduct(), scale=1.0).item()  # (1 · 10 − 2 · 100) / 2
+    -95.0
     """
 
     name: ClassVar[str] = "dot_product"
@@ -50,6 +57,12 @@ class Concatenation(Kernel):
 
     The paper's relu(wᵀ[q; k]) with w of ones: any other w is a linear map of q and k, which is what makes them. Source:
     Wang et al. 2018, equation 5.
+
+    >>> import torch
+    >>> from teka.functional import Concatenation
+    >>> query, key = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0, 1.0], [3.0, -9.0]]]])
+    >>> Concatenation().weights(query, key, scale=1.0).flatten()
+    tensor([7., 0.])
     """
 
     name: ClassVar[str] = "concatenation"
@@ -72,6 +85,12 @@ class Gaussian(Softmax):
     """κ(q, k) = exp(−scale · ‖q − k‖²/2): softmax with −scale · ‖k‖²/2 added for each key, fused where there is no c.
 
     No key wins for being long. Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
+
+    >>> import torch
+    >>> from teka.functional import Gaussian, Softmax
+    >>> query, key = torch.tensor([[[[2.0, 0.0]]]]), torch.tensor([[[[2.0, 0.0], [9.0, 0.0]]]])
+    >>> [kernel.weights(query, key, scale=1.0).flatten().round(decimals=3) for kernel in (Gaussian(), Softmax())]
+    [tensor([1., 0.]), tensor([0., 1.])]
     """
 
     name: ClassVar[str] = "gaussian"

@@ -30,6 +30,20 @@ class Relative(ABC):
     """How much a query attends to a key for where the key lies, seen from the query. Wrong shapes are a ValueError.
 
     `equivariance`: a shift of all positions changes nothing, whatever random features are drawn, or nothing on average.
+
+    >>> import torch, teka
+    >>> from teka.functional.relative.stationary import SeparableRelative
+    >>> class Near(SeparableRelative):
+    ...     name = "near"
+    ...     def check(self, *, heads, dim, num_axes, kernel):
+    ...         pass
+    ...     def axis_log_kernel(self, axis, offsets):
+    ...         return -offsets.square()[None]
+    >>> options = {"kernel": "relu", "relative": Near(), "grid": teka.Grid(8, periodic=True)}
+    >>> tokens = torch.randn(3, 1, 1, 8, 4)  # queries, keys and values
+    >>> moved = teka.functional.attention(*tokens.roll(3, dims=3), **options)
+    >>> torch.allclose(moved, teka.functional.attention(*tokens, **options).roll(3, dims=2), atol=1e-5)
+    True
     """
 
     name: ClassVar[str]

@@ -69,6 +69,12 @@ class Decay(DecayRelative):
     Along an axis that is periodic |Δ| is the shorter way round, and sums go by matrices. Source: Sun et al. 2023
     (RetNet), equation 5, in one direction; both directions and several axes are this library's.
 
+    >>> import torch
+    >>> from teka.functional import Decay
+    >>> half_life = Decay(torch.log(torch.tensor([[2.0]])))
+    >>> half_life.log_at(torch.tensor([[0.0], [1.0], [-3.0]])).exp()
+    tensor([[1.0000, 0.5000, 0.1250]])
+
     Args:
         rate: r ≥ 0 per unit of length, shape (heads, axes); a ValueError if negative.
     """
@@ -98,6 +104,13 @@ class Alibi(DecayRelative):
     """log c(Δ) = −m ‖Δ‖₁ with a slope m for each head: `Decay` with one rate for all axes, and so as fast.
 
     Source: Press et al. 2022, §3, with |i − j|, on more axes the Manhattan distance.
+
+    >>> import torch
+    >>> from teka.functional import Alibi
+    >>> Alibi.of_heads(4).slope
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    >>> Alibi.of_heads(4).log_at(torch.tensor([[3.0, -5.0]])).flatten()  # −m (3 + 5)
+    tensor([-2.0000, -0.5000, -0.1250, -0.0312])
 
     Args:
         slope: m ≥ 0 per unit of length, shape (heads,); a ValueError if negative. `of_heads` has the paper's.
@@ -137,6 +150,12 @@ class Kerple(SeparableRelative):
 
     log c is conditionally positive definite, with b ≤ 2 in the second form. Source: Chi et al. 2022 (KERPLE), on one
     axis; the sum over axes is this library's, and keeps that.
+
+    >>> import torch
+    >>> from teka.functional import Kerple
+    >>> kernel = Kerple(weight=torch.tensor([[1.0]]), bend=torch.tensor([[1.0]]))
+    >>> kernel.log_at(torch.tensor([[0.0], [1.0], [9.0], [99.0]])).exp()  # 1 / (1 + |Δ|)
+    tensor([[1.0000, 0.5000, 0.1000, 0.0100]])
 
     Args:
         weight: w ≥ 0, shape (heads, axes); a ValueError if negative.
@@ -183,6 +202,12 @@ class T5(SeparableRelative):
     Half of the buckets are for keys before the query or at it, half for keys after it. Of a half one is for each of its
     first distances 0, 1, …, and the others, as many, are of equal ratios up to `farthest`, beyond which all is in the
     last. Source: Raffel et al. 2020, §2.1, and its code, with 32 and 128, on one axis; the sum over axes is ours.
+
+    >>> import torch
+    >>> from teka.functional import T5
+    >>> kernel = T5(torch.zeros(1, 1, 16), farthest=64.0)  # buckets 0 … 7 up to the query, 8 … 15 after it
+    >>> kernel.bucket(torch.tensor([0.0, 1.0, 3.0, 7.0, 8.0, 64.0, 999.0, -1.0, -64.0]))
+    tensor([ 0,  1,  3,  4,  5,  7,  7,  9, 15])
 
     Args:
         tables: t, shape (heads, axes, buckets), a multiple of 4 buckets; else a ValueError.

@@ -115,6 +115,12 @@ class Clipped(RingRelative):
     A sum over keys is a weighted sum of k + 1 ring sums: O(L · k). Source: Horn et al. 2021, §2.3 (strategy 2), after
     Shaw et al. 2018; with w_0 … w_k, the Manhattan distance and the denominator, which the paper's text leaves out.
 
+    >>> import torch
+    >>> from teka.functional import Clipped
+    >>> kernel = Clipped(torch.zeros(4, 8))  # k = 3
+    >>> kernel.ring(torch.tensor([[0.0, 0.0], [1.0, -1.0], [-2.0, 7.0]]))
+    tensor([0, 2, 3])
+
     Args:
         distance_embedding: w_0 … w_k, shape (k + 1, d), at least two.
         ring_width: Distance between neighbouring rings in physical units, above 0; else a ValueError.
@@ -166,6 +172,14 @@ class ClippedFeatures(Clipped):
 
     It costs more than the exact kernel and errs by the estimator's error, but is equivariant for every draw. Kept for
     parity with the paper, with its missing denominator. Source: Horn et al. 2021, §2.3 (strategy 2).
+
+    >>> import torch, teka
+    >>> few = teka.functional.ClippedFeatures(torch.randn(3, 4), projection=torch.randn(2, 4))
+    >>> options = {"kernel": "relu", "relative": few, "grid": teka.Grid(8, periodic=True)}
+    >>> tokens = torch.randn(3, 1, 2, 8, 4)  # queries, keys and values
+    >>> moved = teka.functional.attention(*tokens.roll(3, dims=3), **options)
+    >>> torch.allclose(moved, teka.functional.attention(*tokens, **options).roll(3, dims=2), atol=1e-5)
+    True
 
     Args:
         distance_embedding: As for `Clipped`, and so is ring_width.

@@ -85,6 +85,13 @@ class Fourier(WaveRelative):
 
     Source: this library; near to the Fourier masks of Choromanski et al. 2023 (FLT), whose waves are drawn at random.
 
+    >>> import math, torch
+    >>> from teka.functional import Fourier
+    >>> frequency, phase = torch.full((1, 1, 1), math.pi / 4), torch.zeros(1, 1)  # one wave of 8 cells
+    >>> kernel = Fourier(torch.tensor([0.5]), torch.ones(1, 1), frequency, phase)
+    >>> kernel.log_at(torch.tensor([[0.0], [2.0], [4.0], [8.0]])).exp().round(decimals=4)
+    tensor([[2.5000, 1.5000, 0.5000, 2.5000]])
+
     Args:
         constant_weight: a_0, used as it is, shape (heads,).
         amplitude: a_f, used as it is, shape (heads, waves).

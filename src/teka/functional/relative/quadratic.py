@@ -45,6 +45,13 @@ class Quadratic(CentredRelative, SeparableRelative):
     With offsets x_i − x_j, as everywhere here, −α ‖(x_i − x_j) + Δ_h‖², a sum over axes, shorter way round a torus.
     Source: Cordonnier et al. 2020, equation 9; its δ is x_j − x_i.
 
+    >>> import torch, teka
+    >>> value = torch.arange(5.0).view(1, 1, 5, 1)
+    >>> two_on = teka.functional.Quadratic(center=torch.tensor([[2.0]]), precision=torch.tensor([50.0]))
+    >>> options = {"kernel": "constant", "relative": two_on, "grid": teka.Grid(5, periodic=True)}
+    >>> teka.functional.attention(value, value, value, **options).flatten().round()
+    tensor([2., 3., 4., 0., 1.])
+
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
         precision: α ≥ 0 in units of length^−2, shape (heads,); a ValueError if negative.
@@ -80,6 +87,12 @@ class GeneralizedQuadratic(CentredRelative):
     """log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h) with δ = x_j − x_i and Σ⁻¹ = LᵀL: a Gaussian of any shape for each head.
 
     With offsets x_i − x_j, −½ ‖L ((x_i − x_j) + Δ_h)‖², the shorter way round. Source: Cordonnier et al. 2020, eq. 16.
+
+    >>> import torch
+    >>> from teka.functional import GeneralizedQuadratic
+    >>> column = GeneralizedQuadratic(torch.zeros(1, 2), precision_factor=torch.tensor([[[0.0, 0.0], [0.0, 2.0]]]))
+    >>> column.log_at(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 1.0]])).exp()  # no matter how far above or below
+    tensor([[1.0000, 1.0000, 0.1353]])
 
     Args:
         center: Δ_h as for `Quadratic`, and so are the periods.
@@ -123,6 +136,12 @@ class Table(SeparableRelative):
 
     Beyond ±k cells the last entry holds. Offsets between cells have no entry: it takes grids and no bare positions.
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; the clipping is Shaw et al. 2018.
+
+    >>> import torch
+    >>> from teka.functional import Table
+    >>> kernel = Table(torch.tensor([[[-1.0, 0.0, 2.0]]]))  # of Δ = −1, 0 and 1
+    >>> kernel.log_at(torch.tensor([[-7.0], [-1.0], [0.0], [1.0], [7.0]]))
+    tensor([[-1., -1.,  0.,  2.,  2.]])
 
     Args:
         tables: t, entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).

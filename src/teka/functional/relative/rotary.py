@@ -59,6 +59,14 @@ class Rotary(Relative):
     Source: Su et al. 2021 (RoFormer), §3.2 and §3.3 for φ and "features"; Heo et al. 2024 (RoPE-Mixed) for several
     axes; the bounded denominators are this library's (docs/maths/rotary.md).
 
+    >>> import torch
+    >>> from teka.functional import Rotary, attention
+    >>> tokens, places = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    >>> relative = Rotary(torch.randn(2, 2, 2))
+    >>> moved = attention(*tokens, kernel="relu", relative=relative, positions=places + 100)
+    >>> torch.allclose(moved, attention(*tokens, kernel="relu", relative=relative, positions=places))
+    True
+
     Args:
         frequency: ω in radians per unit of length, shape (heads, pairs, axes).
         normalizer: What the denominator of a kernel with features is made of; a ValueError for an unknown name.

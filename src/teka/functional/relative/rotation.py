@@ -44,6 +44,13 @@ class Rotation(SeparableRelative):
 
     Source: Horn et al. 2021, Lemma 1 and §2.3 (strategy 1); the separable form is this library's.
 
+    >>> import math, torch
+    >>> from teka.functional import Rotation
+    >>> cosine, sine = torch.tensor([[[2.0]]]), torch.tensor([[[1.0]]])
+    >>> kernel = Rotation(torch.tensor([math.pi / 2]), cosine, sine)
+    >>> kernel.log_at(torch.tensor([[0.0], [1.0], [-1.0], [2.0]])).round(decimals=3)
+    tensor([[ 2.,  1., -1., -2.]])
+
     Args:
         frequency: ω in radians per unit of length, shape (scales,).
         cosine_weight: α, shape (heads, axes, scales).
@@ -120,6 +127,16 @@ class RotationJoint(Rotation):
     In expectation over the draws it equals `Rotation`, whose parameters it has, with the softmax kernel. For one draw w
     it does not: exp(wᵀ[q; u(x_i)W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i)W + u(x_j) and not on x_i − x_j, so a shift
     changes the output by as much as the estimator's error. For parity with Horn et al. 2021, §2.3 (strategy 1).
+
+    >>> import torch
+    >>> from teka.functional import RotationJoint, attention
+    >>> tokens, places = torch.randn(3, 1, 1, 6, 4), torch.arange(6.0)[:, None]
+    >>> joint = RotationJoint(torch.ones(1), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+    >>> at = lambda where: {"relative": joint, "positions": where}
+    >>> estimate, moved = (attention(*tokens, kernel="positive", **at(where)) for where in (places, places + 1))
+    >>> exact, exact_moved = (attention(*tokens, kernel="softmax", **at(where)) for where in (places, places + 1))
+    >>> torch.allclose(exact, exact_moved, atol=1e-5), torch.allclose(estimate, moved, atol=1e-5)
+    (True, False)
     """
 
     name: ClassVar[str] = "rotation_joint"

@@ -30,6 +30,12 @@ class Shaw(FactorRelative):
     axes it is strategy 2 of Horn et al. 2021 with signs. Source: Shaw et al. 2018, equations 2 and 4, on one axis and
     without embeddings of values; our offset is query minus key, theirs key minus query.
 
+    >>> import torch
+    >>> from teka.functional import Shaw
+    >>> kernel = Shaw(torch.randn(1, 5, 8))  # k = 2
+    >>> kernel.entry(torch.tensor([[-9.0], [-1.0], [0.0], [1.0], [9.0]])).flatten()
+    tensor([0, 1, 2, 3, 4])
+
     Args:
         embedding: w, entry k + Δ for an offset of Δ cells, shape (axes, 2k + 1, d) with k of at least 1.
         unit: Width of a cell in physical units, above 0; an offset is rounded to a whole number of them.
@@ -139,6 +145,15 @@ class TransformerXL(FactorRelative):
     every pair. On a periodic axis frequencies are rounded to those of the torus.
 
     Source: Dai et al. 2019, §3.3; Cordonnier et al. 2020, equation 8, on two axes.
+
+    >>> import math, torch
+    >>> from teka.functional import TransformerXL
+    >>> weight = torch.tensor([[[[0.0]], [[1.0]]]])  # α = 0 and β = q: the query says on which side it looks
+    >>> kernel = TransformerXL(torch.tensor([[math.pi / 2]]), weight, bias=torch.zeros(1, 2, 1))
+    >>> query, offsets = torch.tensor([[[[1.0], [-1.0]]]]), torch.tensor([[[1.0], [-1.0]]]).expand(2, 2, 1)
+    >>> kernel.log_kernel(query, offsets, scale=1.0)
+    tensor([[[[ 1., -1.],
+              [-1.,  1.]]]])
 
     Args:
         frequency: ω in radians per unit of length, shape (scales, axes).

@@ -29,6 +29,13 @@ class Window(StationaryRelative):
     al. 2019; Hassani et al. 2023 (neighbourhood attention), whose windows at an edge move inwards, which is not
     equivariant, and here are cut.
 
+    >>> import torch, teka
+    >>> value = torch.tensor([0.0, 3.0, 0.0, 0.0, 9.0]).view(1, 1, 5, 1)
+    >>> window = teka.functional.Window(torch.zeros(1, 3))  # r = 1, without a bias: a moving average
+    >>> options = {"kernel": "constant", "relative": window, "grid": teka.Grid(5)}
+    >>> teka.functional.attention(value, value, value, **options).flatten()
+    tensor([1.5000, 1.0000, 1.0000, 3.0000, 4.5000])
+
     Args:
         bias: b, entry r + Δ along every axis for an offset of Δ cells, shape (heads, 2r + 1, …, 2r + 1), r ≥ 1.
         unit: Width of a cell in physical units, above 0; an offset is rounded to a whole number of them.
