@@ -38,6 +38,12 @@ class Attention(nn.Module):
     `LargeOutputWarning`, of heads' outputs more than 1,000 times as large as the largest value. Compiled graphs are not
     looked at, nor is `step`. Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
 
+    >>> import torch, teka
+    >>> layer, ring = teka.nn.Attention(16, 2, num_axes=1), teka.Grid(12, periodic=True)
+    >>> tokens = torch.randn(1, 12, 16)
+    >>> torch.allclose(layer(tokens.roll(5, 1), ring), layer(tokens, ring).roll(5, 1), atol=1e-5)
+    True
+
     Args:
         dim: Size of a token.
         heads: Number of heads.

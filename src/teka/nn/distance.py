@@ -17,7 +17,13 @@ WAVE_BASE = 10_000.0  # Vaswani et al. 2017: the ratio of the longest wave to th
 
 
 class Decay(RelativeModule):
-    """`teka.functional.Decay` with learned rates for each head and axis, at first the slopes of `Alibi`."""
+    """`teka.functional.Decay` with learned rates for each head and axis, at first the slopes of `Alibi`.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.Decay(num_axes=2, heads=4)
+    >>> torch.allclose(relative().rate, teka.nn.Alibi(4)().slope[:, None].expand(4, 2))
+    True
+    """
 
     head_parameters = ("raw_rate",)
 
@@ -32,7 +38,13 @@ class Decay(RelativeModule):
 
 
 class Alibi(RelativeModule):
-    """`teka.functional.Alibi` with the paper's slopes, which are not learned (Press et al. 2022)."""
+    """`teka.functional.Alibi` with the paper's slopes, which are not learned (Press et al. 2022).
+
+    >>> import torch, teka
+    >>> relative = teka.nn.Alibi(4)
+    >>> relative().slope, list(relative.parameters())
+    (tensor([0.2500, 0.0625, 0.0156, 0.0039]), [])
+    """
 
     head_parameters = ("slope",)
     slope: Tensor
@@ -47,7 +59,14 @@ class Alibi(RelativeModule):
 
 
 class T5(RelativeModule):
-    """`teka.functional.T5` with learned entries, 0 at first, of `num_buckets` buckets up to the distance `farthest`."""
+    """`teka.functional.T5` with learned entries, 0 at first, of `num_buckets` buckets up to the distance `farthest`.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.T5(num_axes=1, heads=2, num_buckets=8, farthest=16.0)
+    >>> layer = teka.nn.Attention(16, 2, kernel="softmax", relative=relative)
+    >>> relative().tables.shape, relative().bucket(torch.tensor([0.0, 1.0, 5.0, 99.0, -1.0]))
+    (torch.Size([2, 1, 8]), tensor([0, 1, 2, 3, 5]))
+    """
 
     head_parameters = ("tables",)
 
@@ -67,6 +86,11 @@ class Kerple(RelativeModule):
     """`teka.functional.Kerple`, w and b softplus of learned numbers, at first uniform in [0, 2) and [0, 1) (its code).
 
     With `form` "power" b is 2 · sigmoid of a learned number, so that c stays positive definite.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.Kerple(num_axes=1, heads=8, form="power")
+    >>> bool(((relative().bend > 0) & (relative().bend < 2)).all())
+    True
     """
 
     head_parameters = ("raw_weight", "raw_bend")
@@ -86,7 +110,15 @@ class Kerple(RelativeModule):
 
 
 class Window(RelativeModule):
-    """`teka.functional.Window` of a reach of `max_distance` cells with a learned bias, 0 at first."""
+    """`teka.functional.Window` of a reach of `max_distance` cells with a learned bias, 0 at first.
+
+    >>> import torch, teka
+    >>> near = teka.nn.Window(num_axes=1, heads=2, max_distance=2)
+    >>> layer, tokens = teka.nn.Attention(16, 2, relative=near, num_axes=1), torch.randn(1, 9, 16)
+    >>> other_end = torch.cat([torch.randn(1, 1, 16), tokens[:, 1:]], dim=1)
+    >>> torch.allclose(layer(other_end, teka.Grid(9))[:, 3:], layer(tokens, teka.Grid(9))[:, 3:])
+    True
+    """
 
     head_parameters = ("bias",)
 
@@ -100,7 +132,14 @@ class Window(RelativeModule):
 
 
 class Shaw(RelativeModule):
-    """`teka.functional.Shaw` with learned embeddings, 0 at first, shared by the heads of a layer (Shaw et al. 2018)."""
+    """`teka.functional.Shaw` with learned embeddings, 0 at first, shared by the heads of a layer (Shaw et al. 2018).
+
+    >>> import torch, teka
+    >>> relative = teka.nn.Shaw(num_axes=2, dim_head=8, max_distance=3)
+    >>> layer = teka.nn.Attention(32, 4, relative=relative)
+    >>> relative.embedding.shape  # an axis, an offset from −3 to 3, a number of the queries
+    torch.Size([2, 7, 8])
+    """
 
     uses_query = True
     head_parameters = ()
@@ -116,6 +155,12 @@ class Shaw(RelativeModule):
 
 class TransformerXL(RelativeModule):
     """`teka.functional.TransformerXL` with learned W, as PyTorch's linear maps at first, and b, 0 at first.
+
+    >>> import torch, teka
+    >>> frequency = 8.0 ** -(torch.arange(3) / 2)
+    >>> relative = teka.nn.TransformerXL(num_axes=2, heads=2, dim_head=8, frequency=frequency)
+    >>> {name: tuple(parameter.shape) for name, parameter in relative.named_parameters()}
+    {'query_weight': (2, 6, 2, 8), 'bias': (2, 6, 2)}
 
     Args:
         num_axes: Number of axes n of the grid.

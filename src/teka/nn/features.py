@@ -20,6 +20,14 @@ class RandomFeatures(nn.Module):
     loaded from a state_dict computes the same and will redraw the same. Nothing is redrawn in `forward`; call
     `redraw_projections(model)` on a schedule of your own, as `teka train` does every 1,000 steps (Horn et al. 2021).
 
+    >>> import torch, teka
+    >>> features, copy = (teka.nn.RandomFeatures("positive", 8, num_features=5) for _ in range(2))
+    >>> _ = copy.load_state_dict(features.state_dict())
+    >>> features.redraw()
+    >>> copy.redraw()
+    >>> torch.equal(features.projection, copy.projection), features().num_features(8)
+    (True, 5)
+
     Args:
         kernel: A name of `teka.functional.kernel.RANDOM_KERNELS`.
         dim: Size of queries and keys.
@@ -91,7 +99,14 @@ def redraw_projections(model: nn.Module) -> int:
 
 
 class LearnedFeatures(nn.Module):
-    """A kernel with a feature map that is learned for each head, from the identity on (Zhang et al. 2024)."""
+    """A kernel with a feature map that is learned for each head, from the identity on (Zhang et al. 2024).
+
+    >>> import torch, teka
+    >>> features = teka.nn.LearnedFeatures("hedgehog", dim=8, heads=2)
+    >>> layer = teka.nn.Attention(16, 2, kernel=features)
+    >>> features.query_weight.shape, features().num_features(8)  # softmax of [Wx, −Wx]
+    (torch.Size([2, 8, 8]), 16)
+    """
 
     head_parameters: ClassVar[tuple[str, ...]] = ("query_weight", "key_weight", "query_bias", "key_bias")
 

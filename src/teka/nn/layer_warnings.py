@@ -21,11 +21,30 @@ STACK_LEVEL = 5  # past the layer's forward and torch's two frames of a call
 
 
 class CollapseWarning(UserWarning):
-    """A layer's random features predict the mean of the values."""
+    """A layer's random features predict the mean of the values.
+
+    >>> import warnings, torch, teka
+    >>> layer = teka.nn.Attention(16, 2, kernel="positive", relative=None, query_key="normalized")
+    >>> _ = layer.kernel.projection.zero_()  # draws along which all keys look the same
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     _ = layer(torch.randn(1, 50, 16))
+    >>> [warning.category.__name__ for warning in caught]
+    ['CollapseWarning']
+    """
 
 
 class LargeOutputWarning(UserWarning):
-    """A layer's heads gave outputs more than 1,000 times as large as the largest value."""
+    """A layer's heads gave outputs more than 1,000 times as large as the largest value.
+
+    >>> import warnings, torch, teka
+    >>> layer = teka.nn.Attention(16, 2, kernel="dot_product", relative=None)  # whose weights nothing bounds
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     _ = layer(100 * torch.randn(1, 50, 16))
+    >>> [warning.category.__name__ for warning in caught]
+    ['LargeOutputWarning']
+    """
 
 
 def warn_of_collapse(

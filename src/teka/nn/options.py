@@ -64,6 +64,12 @@ class AttentionKeywords(BlockKeywords, total=False):
 class AttentionOptions:
     """How an attention layer attends; `Attention` takes these as keywords, and blocks and models hand them on.
 
+    >>> import torch, teka
+    >>> options = teka.nn.AttentionOptions(kernel="softmax", relative="alibi", query_key="normalized")
+    >>> down = teka.nn.AttentionDownsample(4, 8, 2, sampling=teka.nn.PolyphaseDownsample(2), options=options)
+    >>> down(torch.randn(1, 4, 6, 6))[0].shape
+    torch.Size([1, 8, 3, 3])
+
     Args:
         dim_head: Size of a head, dim / heads by default.
         kernel: Content kernel, a name of `teka.functional.KERNELS`, an instance, `RandomFeatures` or `LearnedFeatures`.

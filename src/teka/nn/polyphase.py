@@ -121,6 +121,12 @@ class PolyphaseUpsample(nn.Module):
 
     Source: Chaman & Dokmanić 2021 (arXiv 2105.04040).
 
+    >>> import torch
+    >>> from teka.nn import PolyphaseDownsample, PolyphaseUpsample
+    >>> cells, offset = PolyphaseDownsample(2, num_axes=1).sample(torch.tensor([[[1.0, 7.0, 2.0, 8.0]]]))
+    >>> PolyphaseUpsample(2, num_axes=1)(cells, offset)
+    tensor([[[0., 7., 0., 8.]]])
+
     Args:
         stride: As of the `PolyphaseDownsample`.
         num_axes: Axes of the inputs, 1, 2 or 3.

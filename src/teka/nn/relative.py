@@ -25,6 +25,11 @@ class Clipped(RelativeModule):
     """`teka.functional.Clipped` with learned embeddings, in half of the heads, by position alone (Horn et al. 2021).
 
     The embeddings, one a ring up to `max_distance`, are shared by the heads of a layer and begin at 0.
+
+    >>> import torch, teka
+    >>> layer = teka.nn.Attention(16, 4, relative=teka.nn.Clipped(4, max_distance=2), num_axes=1)
+    >>> (layer.content_heads, layer.position_heads), layer.relative.distance_embedding.shape
+    ((2, 2), torch.Size([3, 4]))
     """
 
     has_own_heads = True
@@ -44,7 +49,13 @@ class Clipped(RelativeModule):
 
 
 class ClippedFeatures(Clipped):
-    """`teka.functional.ClippedFeatures` with what `Clipped` learns, of ⌊d ln d⌋ random features by default."""
+    """`teka.functional.ClippedFeatures` with what `Clipped` learns, of ⌊d ln d⌋ random features by default.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.ClippedFeatures(8, max_distance=2)
+    >>> relative().projection.shape, relative.distance_embedding.shape
+    (torch.Size([16, 8]), torch.Size([3, 8]))
+    """
 
     head_parameters = ()
 
@@ -65,7 +76,14 @@ class ClippedFeatures(Clipped):
 
 
 class Quadratic(RelativeModule):
-    """`teka.functional.Quadratic`, Δ_h ~ N(0, 2²), α = softplus(`raw_precision`) = 1 (Cordonnier et al. 2020)."""
+    """`teka.functional.Quadratic`, Δ_h ~ N(0, 2²), α = softplus(`raw_precision`) = 1 (Cordonnier et al. 2020).
+
+    >>> import torch, teka
+    >>> relative = teka.nn.Quadratic(num_axes=2, heads=9)
+    >>> relative.center.data = teka.Grid((3, 3), origin=-1.0).positions()  # the offsets of a 3 × 3 convolution
+    >>> relative().log_at(torch.tensor([[-1.0, 1.0]])).argmax().item()  # the head that looks down and to the left
+    6
+    """
 
     head_parameters = ("center", "raw_precision")
 
@@ -83,6 +101,12 @@ class GeneralizedQuadratic(RelativeModule):
     """`teka.functional.GeneralizedQuadratic` with learned Δ_h ~ N(0, 2²) and L, the identity at first.
 
     Σ⁻¹ = LᵀL is positive semi-definite for any L (Cordonnier et al. 2020).
+
+    >>> import torch, teka
+    >>> relative, offsets = teka.nn.GeneralizedQuadratic(num_axes=2, heads=3), torch.randn(5, 2)
+    >>> round_ = teka.functional.Quadratic(relative.center, precision=torch.full((3,), 0.5))
+    >>> torch.allclose(relative().log_at(offsets), round_.log_at(offsets), rtol=1e-4)
+    True
     """
 
     head_parameters = ("center", "precision_factor")
@@ -98,7 +122,13 @@ class GeneralizedQuadratic(RelativeModule):
 
 
 class Table(RelativeModule):
-    """`teka.functional.Table` with learned entries, 0 at first, for offsets of up to `max_offset` cells."""
+    """`teka.functional.Table` with learned entries, 0 at first, for offsets of up to `max_offset` cells.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.Table(num_axes=2, heads=3, max_offset=4)
+    >>> relative.tables.shape, relative().log_at(torch.tensor([[9.0, -2.0]])).exp().flatten().tolist()
+    (torch.Size([3, 2, 9]), [1.0, 1.0, 1.0])
+    """
 
     head_parameters = ("tables",)
 
@@ -119,6 +149,11 @@ class EmbeddedTable(RelativeModule):
     be learned is what `Table` can learn, but steps of one size move an entry about D_p times as far.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with D_p = 400.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.EmbeddedTable(num_axes=2, heads=3, max_offset=4, embedding_dim=400)
+    >>> relative().tables.shape, relative.embeddings[0].weight.shape, relative.head_vectors[0].weight.shape
+    (torch.Size([3, 2, 9]), torch.Size([9, 400]), torch.Size([3, 400]))
     """
 
     head_parameters = ("head_vectors",)

@@ -67,6 +67,12 @@ class AttentionDownsample(nn.Module):
 class AttentionUpsample(nn.Module):
     """x[n] = f[n] + Attention(norm f → norm z)[n]: every fine cell asks the coarse ones, which stand at s·n + ĉ.
 
+    >>> import torch, teka
+    >>> up = teka.nn.AttentionUpsample(8, 4, 2, stride=(2, 3))
+    >>> coarse, offset = torch.randn(1, 8, 5, 5), torch.tensor([0])
+    >>> up(coarse, offset).shape, up(coarse, offset, fine=torch.randn(1, 4, 10, 15)).shape
+    (torch.Size([1, 4, 10, 15]), torch.Size([1, 4, 10, 15]))
+
     Args:
         dim: Channels of the coarse cells.
         fine_dim: Channels of the fine ones.

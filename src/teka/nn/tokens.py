@@ -130,6 +130,12 @@ class AbsolutePosition(nn.Module):
     ω_f = 10000^(−2f / (dim / n)) at first, learned, shared by n = `num_axes` axes. Nothing after it is equivariant.
 
     Source: Vaswani et al. 2017, §3.5; Horn et al. 2021 (learnable frequencies, dim/2 per axis).
+
+    >>> import torch, teka
+    >>> position = teka.nn.AbsolutePosition(4, num_axes=1)
+    >>> position(torch.zeros(1, 2, 4), teka.Grid(2)).detach().round(decimals=2)  # sin x, sin x/100, cos x, cos x/100
+    tensor([[[0.0000, 0.0000, 1.0000, 1.0000],
+             [0.8400, 0.0100, 0.5400, 1.0000]]])
     """
 
     equivariance: ClassVar[dict[str, str]] = {}
@@ -159,6 +165,12 @@ class AbsoluteTable(nn.Module):
 
     It belongs to one grid's cells, `shape`, and nothing after it is equivariant. Source: Cordonnier et al. 2020,
     equation 7; Dosovitskiy et al. 2021 (ViT) for the numbers at first.
+
+    >>> import torch, teka
+    >>> position = teka.nn.AbsoluteTable(8, (2, 3))
+    >>> tokens = torch.zeros(1, 6, 8)
+    >>> torch.equal(position(tokens, teka.Grid((2, 3)))[0], position.table)
+    True
     """
 
     equivariance: ClassVar[dict[str, str]] = {}
@@ -184,6 +196,11 @@ class AttentionPool(nn.Module):
     divide `dim`; values may have a bias (`qkv_bias`), one of keys would cancel in the softmax.
 
     Source: attention with a learned query; Lee et al. 2019 (Set Transformer), §3.2.
+
+    >>> import torch, teka
+    >>> pool, tokens = teka.nn.AttentionPool(16, 4, num_queries=2), torch.randn(1, 7, 16)
+    >>> pool(tokens).shape, torch.allclose(pool(tokens.flip(1)), pool(tokens), atol=1e-6)
+    (torch.Size([1, 2, 16]), True)
     """
 
     equivariance: ClassVar[dict[str, str]] = {"permutation": "exact"}
@@ -224,6 +241,11 @@ class InvertibleDownsampling(nn.Module):
     numbers back, bit for bit. A shift by f cells is one by a cell of what comes out; other shifts mix the channels.
 
     Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020, §4.1, with f = 2.
+
+    >>> import torch, teka
+    >>> down, maps = teka.nn.InvertibleDownsampling(2), torch.randn(1, 3, 4, 6)
+    >>> down(maps).shape, torch.equal(down.inverse(down(maps)), maps)
+    (torch.Size([1, 12, 2, 3]), True)
     """
 
     def __init__(self, factor: int = 2, num_axes: int = 2) -> None:

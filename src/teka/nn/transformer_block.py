@@ -46,6 +46,11 @@ class TransformerBlock(nn.Module):
 
     Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
 
+    >>> import torch, teka
+    >>> block = teka.nn.TransformerBlock(16, 4, relative="fourier", window_reach=1)
+    >>> block(torch.randn(2, 1 + 20, 16), teka.Grid((4, 5)), num_prefix_tokens=1).shape
+    torch.Size([2, 21, 16])
+
     Args:
         dim: Size of a token.
         heads: Number of heads.

@@ -47,6 +47,12 @@ class Rotation(RelativeModule):
 
     α, β ~ N(0, σ²) for every head, axis and scale; ω = 8^(−s/2), shared by axes and heads (Horn et al. 2021).
 
+    >>> import torch, teka
+    >>> first = teka.nn.Rotation(num_axes=2, heads=2, dim_head=8)
+    >>> second = teka.nn.Rotation(num_axes=2, heads=2, dim_head=8, frequency=first.frequency, weight_scale=0.0)
+    >>> second.frequency is first.frequency, bool(second().log_at(torch.randn(5, 2)).any())
+    (True, False)
+
     Args:
         num_axes: Number of axes n of the grid.
         heads: Number of heads.
@@ -90,7 +96,14 @@ class Rotation(RelativeModule):
 
 
 class RotationJoint(Rotation):
-    """`teka.functional.RotationJoint` with what `Rotation` learns: equivariant in expectation only."""
+    """`teka.functional.RotationJoint` with what `Rotation` learns: equivariant in expectation only.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.RotationJoint(num_axes=2, heads=2, dim_head=8, num_frequencies=4)
+    >>> layer = teka.nn.Attention(16, 2, kernel="positive", relative=relative)
+    >>> layer.equivariance, relative.num_position_features
+    ({'shift': 'in expectation'}, 16)
+    """
 
     needs_content = True
     head_parameters = Rotation.head_parameters
@@ -106,6 +119,11 @@ class Fourier(RelativeModule):
 
     At first wavelengths are log-uniform between the shortest and the longest in random directions, θ = 0, a_0 = 1 and
     a_f = A/F, so that c is 1 + 2A at the query itself and between 1 and 1 + 2A elsewhere.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.Fourier(num_axes=2, heads=1, wave_weight=3.0)
+    >>> relative().log_at(torch.zeros(1, 2)).exp().round(decimals=3).item()  # 1 + 2A
+    7.0
 
     Args:
         num_axes: Number of axes n of the grid.
@@ -149,6 +167,11 @@ class Fourier(RelativeModule):
 
 class Rotary(RelativeModule):
     """`teka.functional.Rotary` with learned ω, of lengths base^(−p / pairs) in random directions at first.
+
+    >>> import torch, teka
+    >>> relative = teka.nn.Rotary(num_axes=2, heads=1, num_pairs=4, base=10_000.0)
+    >>> relative().frequency.norm(dim=-1).detach().round(decimals=4)
+    tensor([[1.0000, 0.1000, 0.0100, 0.0010]])
 
     Args:
         num_axes: Number of axes n of the grid.
