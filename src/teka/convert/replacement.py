@@ -23,7 +23,14 @@ KNOWN = "torch.nn.MultiheadAttention, or the attention of timm's vision transfor
 
 @dataclass(frozen=True)
 class ReplacementReport:
-    """What `replace_attention` did: names of layers, with what they were, or why they are as they were."""
+    """What `replace_attention` did: names of layers, with what they were, or why they are as they were.
+
+    >>> import torch, teka
+    >>> model = torch.nn.ModuleDict({"attention": torch.nn.MultiheadAttention(16, 2), "mlp": torch.nn.Linear(16, 16)})
+    >>> report = teka.convert.replace_attention(model, relative="decay", num_axes=1)
+    >>> report.replaced, report.num_kept, report.num_new
+    ({'attention': 'torch.nn.MultiheadAttention'}, 1360, 2)
+    """
 
     kernels: str  # "content kernel × relative kernel"
     replaced: dict[str, str]

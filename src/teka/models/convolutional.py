@@ -33,6 +33,11 @@ class AlexNet(ImageClassifier):
     Source: Krizhevsky, Sutskever and Hinton 2012; Krizhevsky 2014 (One weird trick); Horn et al. 2021, Table 1, and
     their notebook CNN/CIFAR10.ipynb.
 
+    >>> import torch, teka
+    >>> model = teka.models.AlexNet(32, in_channels=3, num_classes=10)
+    >>> sum(weights.numel() for weights in model.parameters()), model(torch.zeros(2, 3, 32, 32)).shape
+    (2472266, torch.Size([2, 10]))
+
     Args:
         dropout: Probability of dropping a number.
     """
@@ -79,6 +84,11 @@ class VGG16(ImageClassifier):
 
     Source: Simonyan and Zisserman 2015, Table 1, column D; He et al. 2015 (Delving deep into rectifiers), §2.2; Horn et
     al. 2021, Table 1.
+
+    >>> import torch, teka
+    >>> model = teka.models.VGG16((32, 48), in_channels=1, num_classes=10, width=4, hidden=16)  # a sixteenth as wide
+    >>> model(torch.zeros(2, 1, 32, 48)).shape
+    torch.Size([2, 10])
 
     Args:
         width: Channels of the first convolutions; the others have 2, 4 and 8 times as many.
@@ -165,6 +175,12 @@ class ResNet18(ImageClassifier):
 
     Source: He et al. 2016, Table 1, 18 layers, with shortcuts of option B; He et al. 2015 (Delving deep into
     rectifiers), §2.2; Horn et al. 2021, Table 1; Cordonnier et al. 2020, §4.
+
+    >>> import torch, teka
+    >>> images, sizes = torch.zeros(2, 3, 32, 32), {"image_size": 32, "in_channels": 3, "num_classes": 10, "width": 8}
+    >>> large, small = (teka.models.ResNet18(**sizes, resnet_stem=stem) for stem in ("7x7", "3x3"))
+    >>> large(images).shape, [tuple(model.blocks(model.stem(images)).shape[2:]) for model in (large, small)]
+    (torch.Size([2, 10]), [(1, 1), (4, 4)])
 
     Args:
         width: Channels of the stem and the first stage; the others have 2, 4 and 8 times as many.

@@ -85,6 +85,12 @@ class Linformer(ImageClassifier):
     Source: Wang et al. 2020; Horn et al. 2021, Table 1, and their notebook CNN/CIFAR10.ipynb; Dosovitskiy et al. 2021
     for the tokens.
 
+    >>> import torch, teka
+    >>> sizes = {"image_size": 8, "in_channels": 3, "num_classes": 10, "dim": 16, "depth": 1, "heads": 2}
+    >>> model = teka.models.Linformer(**sizes, tokens="pixel", num_projected=4)  # 65 tokens attend to 4 keys
+    >>> model(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
+
     Args:
         tokens: What a token is: "pixel", or "image" for one token that holds all pixels.
         dim: Size of a token.

@@ -54,6 +54,12 @@ def options_class(model: str) -> type[Any]:
 class ModelConfig:
     """A model by name, sizes and options, and what is known of it; all of it plain JSON, which `teka.codec` writes.
 
+    >>> import torch, teka
+    >>> options = {"dim": 16, "depth": 1, "heads": 2, "patch_size": 4}
+    >>> config = teka.models.ModelConfig("performer", (8, 12), in_channels=3, num_classes=5, options=options)
+    >>> config.make_model()(torch.zeros(2, 3, 8, 12)).shape
+    torch.Size([2, 5])
+
     Args:
         model: A name of `teka.models.model_config.MODELS`.
         image_size: Pixels along each axis of its images, height and width but for a Performer of signals or volumes.

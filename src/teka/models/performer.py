@@ -40,6 +40,12 @@ class Performer(nn.Module):
     With one number for each stage in `dim`, `depth` and `heads` a polyphase halving stands between two stages. On
     periodic images stem="polyphase" and these halvings keep every whole shift exactly (docs/maths/polyphase.md).
 
+    >>> import torch, teka
+    >>> sizes = {"image_size": (8, 12), "in_channels": 3, "num_classes": 10, "dim": 16, "depth": 2, "heads": 2}
+    >>> model, image = teka.models.Performer(**sizes, periodic=True), torch.rand(1, 3, 8, 12)
+    >>> torch.allclose(model(image.roll((3, 5), (2, 3))), model(image), atol=1e-5)
+    True
+
     Args:
         image_size: Pixels along each of one to three axes, or one number for the height and width of an image.
         in_channels: Channels of the images.

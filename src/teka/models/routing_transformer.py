@@ -123,6 +123,12 @@ class RoutingTransformer(ImageClassifier):
 
     Source: Roy et al. 2021; Horn et al. 2021, Table 1.
 
+    >>> import torch, teka
+    >>> model = teka.models.RoutingTransformer(8, in_channels=3, num_classes=10, dim=16, depth=1, heads=2).eval()
+    >>> images = torch.rand(4, 3, 8, 8)
+    >>> torch.allclose(model(images)[:1], model(images[:1]), atol=1e-5)
+    True
+
     Args:
         dim: Size of a token.
         depth: Number of blocks.

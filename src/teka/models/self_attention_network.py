@@ -59,6 +59,13 @@ class SelfAttentionNetwork(ImageClassifier):
 
     Source: Cordonnier et al. 2020, §4, A.1 and A.4; their code, github.com/epfml/attention-cnn.
 
+    >>> import torch, teka
+    >>> sizes = {"image_size": 8, "in_channels": 3, "num_classes": 10, "dim": 16, "depth": 1}
+    >>> model = teka.models.SelfAttentionNetwork(**sizes, heads=9, periodic=True).eval()
+    >>> image = torch.rand(1, 3, 8, 8)
+    >>> torch.allclose(model(image.roll(2, 3)), model(image), atol=1e-5)  # by a token, which is 2 × 2 pixels
+    True
+
     Args:
         position: How weights depend on positions: "quadratic" (Gaussians about a learned offset),
             "generalized_quadratic" (Gaussians of any shape) or "table" (learned for rows and columns).

@@ -39,6 +39,17 @@ class PictureSettings:
     "ink" what stands out from the ground is cut out, made to fit a box with its shape kept, and put in the middle of a
     canvas, bright on a ground of 0; the canvas is then resized to the model's images.
 
+    >>> from dataclasses import asdict
+    >>> from PIL import Image
+    >>> from teka.prediction.pictures import PictureSettings, read_images
+    >>> wide = Image.new("L", (200, 100), 255)
+    >>> wide.paste(0, (10, 10, 20, 90))  # a black bar far left on white
+    >>> ink = PictureSettings("ink", canvas=(28, 28), box=(20, 20))
+    >>> image = read_images([wide], asdict(ink), image_size=(28, 28), in_channels=1)
+    >>> rows, columns = (image[0, 0] > 0.5).nonzero().T
+    >>> (rows.min().item(), rows.max().item()), (columns.min().item(), columns.max().item())
+    ((4, 23), (13, 15))
+
     Args:
         fit: "whole" or "ink".
         canvas: Height and width of the canvas in pixels, for "ink".

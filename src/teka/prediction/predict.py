@@ -16,7 +16,18 @@ DEFAULT_MODEL = "mnist"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of a picture file: the classes, the most probable first, and their softmax probabilities."""
+    """What a model says of a picture file: the classes, the most probable first, and their softmax probabilities.
+
+    >>> import tempfile
+    >>> from PIL import Image, ImageOps
+    >>> from teka.prediction import predict
+    >>> bar = ImageOps.expand(Image.new("L", (10, 70)), border=20, fill=255)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     bar.save(f"{folder}/bar.png")
+    ...     (prediction,) = predict([f"{folder}/bar.png"], "digits")
+    >>> prediction.class_names[0], round(sum(prediction.probabilities), 3)
+    ('1', 1.0)
+    """
 
     picture: str
     class_names: tuple[str, ...]
