@@ -22,6 +22,14 @@ class RandomShift:
 
     The largest shift is one number or (along the height, along the width). In mode "zero" what leaves is lost, and
     background enters; in "circular" it enters at the other side.
+
+    >>> import torch
+    >>> from teka.data import RandomShift
+    >>> images, generator = torch.tensor([[[[1, 2, 3]]]]).expand(3, 1, 1, 3), torch.Generator().manual_seed(0)
+    >>> RandomShift((0, 1), mode="circular")(images, generator).flatten(1)
+    tensor([[2, 3, 1],
+            [1, 2, 3],
+            [2, 3, 1]])
     """
 
     max_shift: int | tuple[int, int]
@@ -48,6 +56,12 @@ class RandomCrop:
     """Cut a window of `size` pixels out of each image and `padding` pixels around it, at a place drawn evenly.
 
     The size is one side or (height, width); the padding has the value of the background.
+
+    >>> import torch
+    >>> from teka.data import RandomCrop
+    >>> images, generator = torch.rand(4, 3, 32, 32), torch.Generator().manual_seed(0)
+    >>> RandomCrop(32, padding=4)(images, generator).shape, RandomCrop((24, 16))(images, generator).shape
+    (torch.Size([4, 3, 32, 32]), torch.Size([4, 3, 24, 16]))
     """
 
     size: int | tuple[int, int]
@@ -71,7 +85,13 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class HorizontalFlip:
-    """Mirror images left to right with a probability; not for data where that changes the class, such as digits."""
+    """Mirror images left to right with a probability; not for data where that changes the class, such as digits.
+
+    >>> import torch
+    >>> from teka.data import HorizontalFlip
+    >>> HorizontalFlip(probability=1.0)(torch.tensor([[[[1, 2, 3]]]]), torch.Generator())
+    tensor([[[[3, 2, 1]]]])
+    """
 
     probability: float = 0.5
 
@@ -117,6 +137,13 @@ class Normalize:
 
     Take both from the training images, `Normalize.of(dataset.train.images)`, and apply them to every part. A shift
     fills with background, which is 0 before this and −mean_c / deviation_c after it: shift first.
+
+    >>> import torch
+    >>> from teka.data import Normalize
+    >>> images = torch.rand(8, 3, 4, 4)
+    >>> normal = Normalize.of(images)(images)
+    >>> bool(normal.mean(dim=(0, 2, 3)).abs().max() < 1e-6), normal.square().mean(dim=(0, 2, 3)).round(decimals=3)
+    (True, tensor([1., 1., 1.]))
     """
 
     mean: tuple[float, ...]

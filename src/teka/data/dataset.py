@@ -25,6 +25,13 @@ class Split:
     """One part of a data set, maybe empty: intensities in [0, 1], shape (N, C, H, W), and the classes' indices (N,).
 
     A background, where there is one, is 0.
+
+    >>> import torch
+    >>> from teka.data import Split
+    >>> split = Split(torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 0, 1, 1]))
+    >>> ones = split.take(split.labels.nonzero().flatten())
+    >>> len(split), len(ones), ones.images.shape
+    (5, 3, torch.Size([3, 1, 8, 8]))
     """
 
     images: Tensor
@@ -76,7 +83,15 @@ class Levels:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set for classification, ready for training."""
+    """A data set for classification, ready for training.
+
+    >>> import torch
+    >>> from teka.data import Dataset, Split
+    >>> whole = Split(torch.rand(10, 1, 8, 8), torch.arange(10) % 2)
+    >>> parts = [whole.take(torch.arange(*ends)) for ends in ((0, 6), (6, 8), (8, 10))]
+    >>> Dataset("stripes", *parts, num_classes=2, image_size=(8, 8), in_channels=1).sizes
+    {'image_size': (8, 8), 'in_channels': 1, 'num_classes': 2}
+    """
 
     name: str  # it was loaded by
     train: Split

@@ -26,6 +26,16 @@ class PublishedFile:
 class Fetcher:
     """How files are fetched: with what patience.
 
+    >>> import hashlib, tempfile
+    >>> from pathlib import Path
+    >>> from teka.data.fetch import Fetcher, PublishedFile
+    >>> known_hash = f"sha256:{hashlib.sha256(b'text').hexdigest()}"
+    >>> file = PublishedFile("a.txt", ("https://example.org/a.txt",), known_hash)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.txt").write_bytes(b"text")  # it is there, and so nothing is fetched
+    ...     Fetcher(timeout=10.0, attempts=2).fetch(file, Path(folder)).name
+    'a.txt'
+
     Args:
         timeout: Seconds without a byte after which a connection counts as stalled.
         attempts: Failures after which an address is given up; the waits between them grow from 1 s by 1 s up to 10.
