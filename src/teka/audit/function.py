@@ -15,7 +15,16 @@ Model = Callable[[Tensor], object]
 
 
 class ModelError(ValueError):
-    """A model under audit raised, or gave an output that cannot be measured; `responses` are those before it."""
+    """A model under audit raised, or gave an output that cannot be measured; `responses` are those before it.
+
+    >>> import torch
+    >>> from teka.audit import ModelError, Movement, measure_responses
+    >>> try:
+    ...     measure_responses(lambda images: images.mean(), torch.rand(1, 1, 2, 3), [(0, 0)], Movement("zero"))
+    ... except ModelError as error:
+    ...     print(error)
+    the output of the model has shape () at shift (0, 0), images 0 to 0, expected (1, …), one entry for each image
+    """
 
     responses: Any = None
 

@@ -75,6 +75,12 @@ TRANSLATION_MODES = tuple(MODES)
 class Movement:
     """How images are moved, the same for every image and every shift of a measurement.
 
+    >>> import torch
+    >>> from teka.audit import Movement
+    >>> images = torch.tensor([[[[1, 2, 3]]]])
+    >>> [Movement(mode).move(images, (0, 1)).flatten().tolist() for mode in ("circular", "zero", "reflect")]
+    [[3, 1, 2], [0, 1, 2], [2, 1, 2]]
+
     Raises:
         ValueError: An unknown mode; a canvas or crop size without its mode, or none with it.
     """

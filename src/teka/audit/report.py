@@ -104,7 +104,16 @@ def _smallest(table: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Everything that an audit found."""
+    """Everything that an audit found.
+
+    >>> import torch
+    >>> from teka.audit import AuditSettings, audit
+    >>> model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 4))
+    >>> settings = AuditSettings(shifts=[(0, 1), (1, 0)], parts=(), num_examples=0)
+    >>> report = audit(model, torch.rand(20, 3, 8, 8), settings=settings)
+    >>> report.number("consistency"), report.verdict[0]
+    (1.0, 'With circular wrap, which no camera does, moving the image changes nothing but rounding.')
+    """
 
     name: str  # what to call the model
     model: dict[str, object]  # what it is, its parameters, a hash of its weights

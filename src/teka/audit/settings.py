@@ -24,6 +24,11 @@ MAX_SHIFT = 8
 class AuditSettings:
     """What an audit is asked to do.
 
+    >>> from teka.audit import AuditSettings, square_shifts
+    >>> settings = AuditSettings(shifts=square_shifts(2), modes=("circular", "crop"), parts=())
+    >>> len(settings.shifts_for((28, 28))), settings.movement("crop", (28, 28)).crop_size
+    (25, (24, 24))
+
     Args:
         shifts: The set of shifts; None for the square of ±8 pixels, less for images of fewer than 32.
         modes: Modes of the function `teka.audit.translate`, each measured for itself.

@@ -100,7 +100,16 @@ def _normalization(mean: Any, deviation: Any) -> Normalize:
 
 @dataclass(frozen=True)
 class Loader:
-    """A family of models that `load` knows."""
+    """A family of models that `load` knows.
+
+    >>> import torch
+    >>> from teka.audit.adapters import Loader, Subject, load
+    >>> def read(spec, input_size, device, data_dir):
+    ...     return Subject(spec, "mean", lambda images: images.mean(dim=(2, 3)))
+    >>> means = Loader("mean", "mean".__eq__, read)
+    >>> load("mean", loaders=[means]).function(torch.ones(2, 3, 4, 4)).shape
+    torch.Size([2, 3])
+    """
 
     form: str  # how they are named, in words
     fits: Callable[[str], object]  # whether a name is one of them

@@ -78,6 +78,14 @@ class Preprocessing:
 
     Images are whole levels 0 … 255 in uint8, which are resized to whole levels by the library itself; or intensities in
     [0, 1], which nothing rounds, and which keep their gradients.
+
+    >>> import torch
+    >>> from teka.audit.adapters import Preprocessing
+    >>> from teka.data import Normalize
+    >>> before = Preprocessing(3, resize=8, crop=(8, 8), normalization=Normalize((0.5,) * 3, (0.5,) * 3))
+    >>> placed = before.place(torch.zeros(2, 1, 16, 24, dtype=torch.uint8))
+    >>> placed.shape, before.normalize(placed).unique(), before.describe((16, 24))
+    (torch.Size([2, 3, 8, 8]), tensor([-1.]), 'resized to 8 × 12 (bilinear), cropped to the middle 8 × 8')
     """
 
     in_channels: int | None = None  # grey becomes colour by equal channels, colour grey by luminance; None leaves them

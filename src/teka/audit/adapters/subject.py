@@ -20,7 +20,15 @@ _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model under audit, as a function of images (B, C, H, W) in [0, 1], which is a module wherever it has one."""
+    """A model under audit, as a function of images (B, C, H, W) in [0, 1], which is a module wherever it has one.
+
+    >>> import torch
+    >>> from teka.audit.adapters import Subject
+    >>> model = torch.nn.Conv2d(3, 8, 3)
+    >>> subject = Subject("edges", "factory", model, model, in_channels=3)
+    >>> subject.function(torch.rand(2, 3, 8, 8)).shape, subject.describe()["parameters"]
+    (torch.Size([2, 8, 6, 6]), 224)
+    """
 
     name: str  # what to call it
     kind: str  # what it was read from, such as "transformers", "timm", "torchvision", "onnx" or "factory"

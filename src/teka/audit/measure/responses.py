@@ -21,7 +21,15 @@ _TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "loss", 
 
 @dataclass(frozen=True, eq=False)
 class Responses:
-    """What a model answered for every image at every shift; entries that are not there hold 0, or −1 as predictions."""
+    """What a model answered for every image at every shift; entries that are not there hold 0, or −1 as predictions.
+
+    >>> import torch
+    >>> from teka.audit import Movement, measure_responses
+    >>> brightest = lambda images: images.flatten(1)  # which pixel it is
+    >>> responses = measure_responses(brightest, torch.rand(5, 1, 2, 3), [(0, 0), (0, 1)], Movement("circular"))
+    >>> responses.predictions.shape, responses.agreement.float().mean(dim=1)
+    (torch.Size([2, 5]), tensor([1., 0.]))
+    """
 
     movement: Movement
     shifts: CheckedShifts  # S, one step for each spatial axis; of images, (dy, dx). The zero shift is among them
