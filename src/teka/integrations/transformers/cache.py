@@ -63,6 +63,17 @@ class StateCache(Cache):
 
     Each new token costs the same, where a cache of keys costs L. Kernels without a state, such as softmax, are a
     ValueError. `model.generate(..., past_key_values=StateCache())`, or `cache=` in newer transformers.
+
+    >>> import torch, transformers
+    >>> from teka.integrations.transformers import StateCache, register
+    >>> register()
+    >>> config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
+    >>> model, cache = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="teka"), StateCache()
+    >>> words, length = torch.tensor([[1, 2, 3]]), {"min_new_tokens": 5, "max_new_tokens": 5}
+    >>> model.generate(words, past_key_values=cache, pad_token_id=0, **length).shape
+    torch.Size([1, 8])
+    >>> cache.get_seq_length(), cache.layers[0].state.total.total.shape
+    (7, torch.Size([1, 2, 8, 9]))
     """
 
     def __init__(self) -> None:

@@ -32,6 +32,12 @@ SAVED = ("model", "image_size", "in_channels", "options", "pictures")  # what a 
 class TekaConfig(PretrainedConfig):
     """`teka.models.ModelConfig` for transformers: the number of classes and their names are its labels.
 
+    >>> from teka.integrations.transformers import TekaConfig
+    >>> from teka.models import read_config
+    >>> config = TekaConfig.of(read_config("digits"))
+    >>> config.num_labels, config.image_size, config.model_config.model
+    (10, [16, 16], 'performer')
+
     Args:
         model: A name of `teka.models.model_config.MODELS`.
         image_size: Pixels along each axis of its images.
@@ -117,6 +123,12 @@ class TekaForImageClassification(PreTrainedModel):
 
 class TekaImageProcessor(BaseImageProcessor):
     """Pictures to the images that a model of teka's was trained on, intensities in [0, 1]; without torchvision.
+
+    >>> from PIL import Image
+    >>> from teka.integrations.transformers import TekaImageProcessor
+    >>> processor = TekaImageProcessor(image_size=(16, 24), in_channels=3)
+    >>> processor(Image.new("L", (100, 50), 255))["pixel_values"].shape
+    torch.Size([1, 3, 16, 24])
 
     Args:
         image_size: Height and width.
