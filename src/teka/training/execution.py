@@ -29,6 +29,14 @@ class Execution:
     A step has the run's `batch_size` images in the same order for any number of processes and parts, but dropout
     differs: each part draws its own.
 
+    >>> import torch, teka
+    >>> from teka.training import Execution
+    >>> block = teka.nn.TransformerBlock(8, 2)
+    >>> Execution(activation_checkpointing=True).prepare(block)
+    >>> block(torch.randn(1, 6, 8), teka.Grid((2, 3))).sum().backward()  # keeps less and computes it again
+    >>> all(weights.grad is not None for weights in block.parameters())
+    True
+
     Args:
         accelerator: "auto", "cpu", "gpu" or "mps".
         devices: Number of processes on a machine, each with a device of its own; by default as many as torchrun or srun

@@ -22,6 +22,11 @@ SUFFIX = ".yaml"
 class Recipe:
     """How a model is trained, and neither on what nor which model.
 
+    >>> from teka.training import Recipe, Run
+    >>> recipe = Recipe(epochs=3, optimizer="sgd", momentum=0.9, learning_rate=0.1)
+    >>> Run(recipe=recipe).learning_rate
+    0.1
+
     Args:
         epochs: Most passes over the training images.
         batch_size: Images a step.

@@ -166,7 +166,14 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides what a training run computes; its parts' fields are its own too: `run.learning_rate`."""
+    """Everything that decides what a training run computes; its parts' fields are its own too: `run.learning_rate`.
+
+    >>> from teka.training import Run
+    >>> run = Run.of(position="fourier", dim=16, epochs=3)
+    >>> other = run.replace(seed=1, epochs=5)
+    >>> run.seed, run.differs_from(other), Run.from_dict(run.to_dict()) == run
+    (0, ['epochs', 'seed'], True)
+    """
 
     images: DataOptions = field(default_factory=DataOptions)
     network: ModelOptions = field(default_factory=ModelOptions)

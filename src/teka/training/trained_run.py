@@ -36,7 +36,17 @@ EVALUATION_FACTS = ("dataset", "test_images", "accuracy", "interval")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run: its folder, its best model in evaluation mode, its data, and what `result.json` holds."""
+    """A run: its folder, its best model in evaluation mode, its data, and what `result.json` holds.
+
+    >>> import teka.data
+    >>> from pathlib import Path
+    >>> from teka.training import Run, TrainedRun
+    >>> run, digits = Run.of(dim=8, heads=2), teka.data.load("digits")
+    >>> model = run.make_model(**digits.sizes).eval()
+    >>> trained = TrainedRun(Path("runs/digits"), run, model, digits, {"validation_accuracy": 0.1})
+    >>> trained.name, trained.model(digits.test.images[:2]).shape
+    ('rotary, squared_relu', torch.Size([2, 10]))
+    """
 
     folder: Path
     run: Run

@@ -58,6 +58,11 @@ class Stability:
 class Measure:
     """What is measured of every trained model.
 
+    >>> from teka.experiments.study import Measure, Study
+    >>> measure = Measure(images=1000, shifts=((0, 4), (4, 0)), mode="zero", save="float16")
+    >>> Study("heads", {"heads": {"2": {"heads": 2}, "4": {"heads": 4}}}, measure=measure).measure.shifts
+    ((0, 4), (4, 0))
+
     Args:
         images: Number of test images, drawn once with a fixed seed; None for all.
         shifted_images: Number of these that are shifted, the first ones; None for all.
@@ -104,6 +109,13 @@ class Tune:
 
     The value with the lowest loss on held-out images, in the mean of the places, is taken.
 
+    >>> from teka.experiments.study import Study, Tune
+    >>> positions = {"rotary": {"position": "rotary"}, "fourier": {"position": "fourier"}}
+    >>> tune = Tune("learning_rate", values=(1e-3, 3e-3), per=("position",), at=({},))
+    >>> study = Study("tuned", {"position": positions}, seeds=(0, 1), tune=tune)
+    >>> {levels: len(cells) for levels, cells in study.tuning_cells(study.places({})).items()}
+    {('rotary',): 2, ('fourier',): 2}
+
     Args:
         field: The field of `Run`.
         values: The values tried.
@@ -130,6 +142,14 @@ class Tune:
 @dataclass(frozen=True)
 class Study:
     """A grid of runs: the product of the factors' levels and the seeds.
+
+    >>> from teka.experiments.study import Study
+    >>> positions = {"rotary": {"position": "rotary"}, "none": {"position": "none"}}
+    >>> kernels = {"relu": {"kernel": "relu"}, "softmax": {"kernel": "softmax"}}
+    >>> study = Study("two by two", {"position": positions, "kernel": kernels}, base={"epochs": 3}, seeds=(0, 1, 2))
+    >>> cells = study.cells(study.places({"kernel": ["relu"]}), {})
+    >>> len(cells), cells[0].labels, cells[0].run.epochs
+    (6, {'position': 'rotary', 'kernel': 'relu'}, 3)
 
     Args:
         name: What to call it.
