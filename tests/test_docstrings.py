@@ -8,7 +8,7 @@ import pkgutil
 import re
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import pytest
 import torch
@@ -79,6 +79,16 @@ def test_the_command_line_names_what_a_run_takes(argument: str):
     assert all(f'"{name}"' in text for name in TAKES[argument])
 
 
+@functools.cache
+def modules() -> list[ModuleType]:
+    """Every module of the library."""
+    # timm does not import beside the newest torch without torchvision; tests/vision has an environment for it.
+    apart = ("teka.__main__", "teka.integrations.timm")
+    names = [one.name for one in pkgutil.walk_packages(teka.__path__, "teka.") if one.name not in apart]
+    kept = [name for name in names if gpu.HAS_TRITON or not name.startswith(f"{gpu.__name__}.")]
+    return [teka, *map(import_module, kept)]
+
+
 def documented(kind: type, name: str) -> bool:
     """Whether a class, or one that it derives from, says what its method does; a module's `forward` is its own."""
     bases = [one for one in kind.__mro__ if name in vars(one) and one.__module__ != "torch.nn.modules.module"]
@@ -86,11 +96,7 @@ def documented(kind: type, name: str) -> bool:
 
 
 def test_every_public_method_has_a_docstring_or_overrides_one_that_has_or_is_what_its_class_says():
-    # timm does not import beside the newest torch without torchvision; tests/vision has an environment for it.
-    apart = ("teka.__main__", "teka.integrations.timm")
-    names = [one.name for one in pkgutil.walk_packages(teka.__path__, "teka.") if one.name not in apart]
-    modules = [import_module(name) for name in names if gpu.HAS_TRITON or not name.startswith(f"{gpu.__name__}.")]
-    classes = {kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)}
+    classes = {kind for module in modules() for kind in vars(module).values() if inspect.isclass(kind)}
     mute = [
         f"{kind.__module__}.{kind.__name__}.{name}"
         for kind in classes
@@ -102,6 +108,13 @@ def test_every_public_method_has_a_docstring_or_overrides_one_that_has_or_is_wha
         if isinstance(member, FunctionType | classmethod | staticmethod | property) and not documented(kind, name)
     ]
     assert mute == []
+
+
+def test_every_class_that_a_package_offers_has_an_example_of_its_own():
+    offered = [getattr(module, name) for module in modules() for name in getattr(module, "__all__", ())]
+    classes = {one for one in offered if inspect.isclass(one)}
+    assert {teka.Grid, teka.nn.Attention} <= classes
+    assert [kind for kind in classes if ">>> " not in (vars(kind)["__doc__"] or "")] == []
 
 
 WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
