@@ -104,7 +104,7 @@ class Loader:
 
     >>> import torch
     >>> from teka.audit.adapters import Loader, Subject, load
-    >>> def read(spec, input_size, device, data_dir):
+    >>> def read(spec, reading):
     ...     return Subject(spec, "mean", lambda images: images.mean(dim=(2, 3)))
     >>> means = Loader("mean", "mean".__eq__, read)
     >>> load("mean", loaders=[means]).function(torch.ones(2, 3, 4, 4)).shape

@@ -24,6 +24,11 @@ _WITHIN = ("state_dict", "model_state_dict", "model")  # where training scripts 
 class Reading:
     """How a model is to be read.
 
+    >>> from teka.audit.adapters import Preprocessing, Reading
+    >>> transform, size = Reading(input_size=224, mean=(0.5,), deviation=(0.25,)).fit(Preprocessing(in_channels=1))
+    >>> size, transform.normalization
+    ((224, 224), Normalize(mean=(0.5,), deviation=(0.25,)))
+
     Args:
         input_size: Size of the model's images, one side or (height, width), for models that take any.
         weights: A file of weights, safetensors or tensors of torch, of which nothing is unpickled; or "random", as they
