@@ -124,8 +124,9 @@ def test_the_same_size_leaves_every_pixel():
     assert all(torch.equal(resample(images, (9, 5), resampling), images) for resampling in RESAMPLINGS)
 
 
-def test_it_has_gradients():
-    images = random_images(1, 1, 5, 7).double().requires_grad_()
+@pytest.mark.parametrize("factor", [0, 1])
+def test_it_has_gradients_of_black_too(factor: int):
+    images = (factor * random_images(1, 1, 5, 7).double()).requires_grad_()
     resample(images, (3, 4), "bicubic").sum().backward()
     assert images.grad is not None
     assert math.isclose(float(images.grad.sum()), 12, abs_tol=1e-9)

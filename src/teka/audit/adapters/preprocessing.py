@@ -195,10 +195,15 @@ def resample(
         return images
     # An axis that keeps its size keeps its pixels, whatever the kernel.
     if width != images.shape[3]:
-        images = (images @ _weights(images.shape[3], width, resampling).to(images).T).clamp(0, 1)
+        images = _cut_off(images @ _weights(images.shape[3], width, resampling).to(images).T)
     if height != images.shape[2]:
-        images = (_weights(images.shape[2], height, resampling).to(images) @ images).clamp(0, 1)
+        images = _cut_off(_weights(images.shape[2], height, resampling).to(images) @ images)
     return images
+
+
+def _cut_off(images: Tensor) -> Tensor:
+    """What is outside [0, 1] at its ends; not by `clamp`, of which black has no gradient from torch 2.14 on."""
+    return images.masked_fill(images < 0, 0.0).masked_fill(images > 1, 1.0)
 
 
 def _middles(side: int) -> Float[Tensor, " side"]:

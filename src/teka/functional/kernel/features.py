@@ -235,7 +235,10 @@ class Elu(PointwiseKernel):
 
     def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
         scaled = vectors * math.sqrt(scale)
-        return torch.where(scaled > 0, 1 + scaled, torch.exp(scaled.clamp(LOWEST_EXPONENT, 0.0)))
+        is_positive = scaled > 0
+        return torch.where(
+            is_positive, 1 + scaled, torch.exp(scaled.masked_fill(is_positive, 0.0).clamp_min(LOWEST_EXPONENT))
+        )
 
 
 @dataclass(frozen=True)

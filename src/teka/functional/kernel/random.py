@@ -112,11 +112,18 @@ class Exponential(RandomKernel):
         exponent = self.key_exponent(key, scale=scale)
         kept = exponent if key_mask is None else exponent.masked_fill(~key_mask[:, None, :, None], -torch.inf)
         peak = kept.amax(dim=(-2, -1), keepdim=True).detach()
-        return mask_features(torch.exp((exponent - peak).clamp(LOWEST_EXPONENT, 0.0)), key_mask)
+        below = _below(exponent, peak).clamp_min(LOWEST_EXPONENT)
+        return mask_features(torch.exp(below), key_mask)
 
     def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> CausalFeatures:
         features, log_scale = _raise_over_peak(self.key_exponent(key, scale=scale))
         return mask_features(features, key_mask), log_scale
+
+
+def _below(exponent: Tensor, peak: Tensor) -> Tensor:
+    """e − peak, and 0 for dropped keys above it; not by `clamp`, whose gradient at its ends depends on torch."""
+    below = exponent - peak
+    return below.masked_fill(below > 0, 0.0)
 
 
 def _raise_over_peak(exponent: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,7 +285,7 @@ class Trigonometric(RandomKernel):
         waves, exponent = self.causal_key_features(key, scale=scale, key_mask=key_mask)
         kept = exponent if key_mask is None else exponent.masked_fill(~key_mask[:, None], -math.inf)
         peak = kept.amax(dim=-1, keepdim=True).detach()
-        return mask_features(torch.exp((exponent - peak).clamp_max(0.0))[..., None] * waves, key_mask)
+        return mask_features(torch.exp(_below(exponent, peak))[..., None] * waves, key_mask)
 
     def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> tuple[KeyFeatures, Tensor]:
         squares = (key * math.sqrt(scale)).square().sum(dim=-1)
