@@ -40,13 +40,13 @@ def test_a_winner_is_named_with_its_evidence():
     headline, evidence = winner(PAIRS[:1], reports_of("patches", "rotation"))
     assert headline == "In mode circular, by the share answered correctly at every shift, rotation wins."
     assert evidence == [
-        "Every shift: rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001).",
-        "Mean error: rotation lies below patches by 0.25 (0.15 to 0.35, p < 0.001).",
+        ("worst_shift_accuracy", "Every shift: rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001)."),
+        ("mean_error", "Mean error: rotation lies below patches by 0.25 (0.15 to 0.35, p < 0.001)."),
     ]
 
 
 def test_nobody_wins_who_is_not_told_apart_and_the_others_are_counted():
-    headline, (first, _) = winner(PAIRS, reports_of(*NAMES))
+    headline, ((_, first), _) = winner(PAIRS, reports_of(*NAMES))
     assert headline.endswith("nobody wins: rotation and table are not told apart.")
     apart, above = first.split("; ")
     assert apart == (
@@ -60,7 +60,7 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
     reports = [*reports_of("patches"), make_report("rotation", caveats=(void,)), *reports_of("table")]
     headline, evidence = winner(PAIRS, reports)
     assert headline.endswith("table wins.")
-    assert evidence[-1] == "Left out is rotation, whose numbers do not hold: constant predictor."
+    assert evidence[-1] == ("", "Left out is rotation, whose numbers do not hold: constant predictor.")
     assert "no two models can be compared" in winner(PAIRS[:1], reports[:2])[0]
 
 

@@ -1,4 +1,6 @@
+import csv
 import dataclasses
+import io
 import math
 import re
 from xml.etree import ElementTree
@@ -18,6 +20,7 @@ from teka.audit.page.curves import (
 from teka.audit.page.style import line_style
 
 ACCURACY = quantity_of("accuracy")
+ENDS = ("values", "lower", "upper", "band_lower", "band_upper")
 
 
 def points_of(metrics, curve="accuracy", axis="dx"):
@@ -104,6 +107,33 @@ def test_bands_are_drawn_of_few_lines_and_not_where_there_is_no_interval():
     chart = curve_chart(quantity_of("error"), "dx", line, line)
     assert bands_of(chart) == 0
     assert f"few images, dx +4: {points[-1].value:.3g}<" in chart
+
+
+def test_the_numbers_of_a_figure_are_those_of_its_curves_in_percent():
+    metrics = make_metrics(shifts=CROSS)
+    rows = list(csv.DictReader(io.StringIO(figure_of(["one"], {0: metrics})["numbers"])))
+    assert len(rows) == len(CROSS) + 1  # Unshifted is on both axes.
+    numbers = zip(*(getattr(metrics.curves["accuracy"], end) for end in ENDS), strict=True)
+    values = dict(zip(metrics.shifts, numbers, strict=True))
+    for row in rows:
+        step = int(row["pixels"])
+        expected = values[(0, step) if row["axis"] == "dx" else (step, 0)]
+        found = [float(row[name]) for name in ("correct (%)", "lower", "upper", "lower of band", "upper of band")]
+        assert found == pytest.approx([100 * one for one in expected], rel=1e-5)
+
+
+def test_a_line_and_its_bands_are_hidden_by_one_name():
+    metrics = [make_metrics(shifts=CROSS), make_metrics(shifts=CROSS, fall=0.1)]
+    lines = lines_of(metrics)
+    found = ElementTree.fromstring(curve_chart(ACCURACY, "dx", lines, lines))
+    groups = [one for one in found if one.get("data-line")]
+    assert [one.get("data-line") for one in groups] == ["model 0", "model 1"] * 2
+    assert not any(
+        colour in ElementTree.tostring(one, encoding="unicode")
+        for one in found
+        if one not in groups
+        for colour in (line_style(0).colour, line_style(1).colour)
+    )
 
 
 def test_differences_are_drawn_with_their_signs_around_zero():

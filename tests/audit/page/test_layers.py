@@ -1,4 +1,6 @@
+import csv
 import dataclasses
+import io
 import re
 from xml.etree import ElementTree
 
@@ -14,6 +16,7 @@ from teka.audit.page.layers import (
     blamed_layers,
     layer_chart,
     layer_legend,
+    layer_numbers,
     layer_rows,
 )
 from teka.audit.page.pages import render_audit_page
@@ -69,6 +72,14 @@ def test_every_error_has_its_point_and_breaks_are_named(width):
     words = [text.text for text in found.iter("text")]
     assert {"embed", "add_position", "limit"} <= set(words)
     assert found.attrib["aria-label"].endswith("The first layer that breaks is add_position.")
+
+
+def test_the_numbers_of_the_chart_are_its_errors():
+    layers = make_layers()
+    rows = list(csv.DictReader(io.StringIO(layer_numbers(layers))))
+    assert [row["layer"] for row in rows] == [one.name for one in layers.findings]
+    for row, one in zip(rows, layers.findings, strict=True):
+        assert row["within the image"] == ("" if one.interior_error is None else f"{one.interior_error:.6g}")
 
 
 def test_no_error_is_drawn_lower_than_it_is():

@@ -32,8 +32,9 @@ def test_a_mode_has_its_curves_and_the_maps_of_every_model():
     assert section["mode"] == "circular"
     assert [figure["name"] for figure in section["curves"]] == ["correct (%)", "answered as unshifted (%)"]
     assert [figure["name"] for figure in section["more_curves"]] == ["cross-entropy (nats)", "relative error"]
-    assert [figure["model"] for figure in section["maps"]] == [0, 0, 0, 1, 1, 1]
-    assert len({figure["key"] for figure in section["maps"]}) == 6
+    assert [figure["model"] for figure in section["maps"]] == [0, 1]
+    assert [figure["model"] for figure in section["more_maps"]] == [0, 0, 1, 1]
+    assert len({figure["key"] for figure in (*section["maps"], *section["more_maps"])}) == 6
 
 
 def test_modes_come_in_the_order_of_the_reports():
@@ -58,7 +59,7 @@ def test_outputs_without_answers_show_their_error_at_once():
 
 def test_words_name_the_worst_shift_and_the_multiples_of_the_stride():
     (section,) = mode_sections([make_report()])
-    shifts, sensitivity, phase = section["maps"]
+    (shifts,), (sensitivity, phase) = section["maps"], section["more_maps"]
     assert shifts["words"].startswith("Lowest: 49.5 % at dx ")
     assert "1 is as far as those to another image" in sensitivity["words"]
     assert phase["words"] == "Lowest: 45.0 % at phase (1, 1) (bold frame). At multiples of the stride: 95.0 %."
@@ -101,7 +102,7 @@ def map_of(number, values):
 
 def cells_of(chart):
     """For each colour, the (row, column) of its cells."""
-    (group,) = [one for one in ElementTree.fromstring(chart).iter("g") if one.get("shape-rendering") == "crispEdges"]
+    group = next(one for one in ElementTree.fromstring(chart).iter("g") if one.get("shape-rendering") == "crispEdges")
     return {
         path.attrib["fill"]: {(int(y), int(x)) for x, y in re.findall(r"M(\d+) (\d+)h1v1h-1z", path.attrib["d"])}
         for path in group.findall("path")
@@ -123,6 +124,13 @@ def test_what_was_not_evaluated_is_grey():
     assert len(found[NOT_EVALUATED]) == len(SQUARE) - len(CROSS)
     assert len(found[heat_colour(0.0)]) == len(CROSS)
     assert "not evaluated" in chart
+
+
+def test_the_numbers_of_a_map_are_those_of_its_pairs_in_the_unit_of_its_label():
+    text = map_of("accuracy", {(-1, 0): 0.123456789, (0, 2.5): 1.0}).numbers("correct (%)")
+    head, *rows = text.splitlines()
+    assert head == '"downwards, dy (pixels)","to the right, dx (pixels)",correct (%)'
+    assert rows == ["-1,0,12.3457", "0,2.5,100"]
 
 
 def test_the_worst_is_the_lowest_share_or_the_highest_error():

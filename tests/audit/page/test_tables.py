@@ -1,8 +1,10 @@
+import csv
+import io
 import re
 
 import pytest
 
-from teka.audit.page.tables import WIDEST, WIDTH, Table
+from teka.audit.page.tables import WIDEST, WIDTH, Table, csv_text
 
 HEADS = ("name", *(f"head number {index}" for index in range(17)))
 NAME = "a name that is " + "very " * 30 + "long"
@@ -42,3 +44,10 @@ def test_a_wide_table_is_as_wide_as_it_needs_with_numbers_to_the_right_and_words
     assert first == f"{name}  7{'9.1%':>13}"
     assert second == f"{'two':<{len(name)}}  twelve  100.0%"
     assert head == f"{'picture':<{len(name)}}  class{'share':>9}"
+
+
+def test_comma_separated_values_are_read_back_whatever_the_words():
+    words = 'a "name", of\ntwo lines'
+    text = csv_text(("model", "value", "end"), [(words, 0.123456789, None), ("b", 3, 4.0)])
+    read = list(csv.reader(io.StringIO(text)))
+    assert read == [["model", "value", "end"], [words, "0.123457", ""], ["b", "3", "4"]]

@@ -271,6 +271,9 @@
     });
     const answers = image.answers.map((answer) => {
       const line = document.createElement("li");
+      if (content.models.length > 1) line.append(document.createElement("span"), " ");
+      if (content.models.length > 1) line.firstChild.textContent = content.models[answer.model].name;
+      line.append(document.createElement("b"));
       part("answers").append(line);
       const places = new Map(content.shifts[answer.shifts].map((shift, at) => [String(shift), at]));
       return { ...answer, line, places, unshifted: answer.classes[places.get("0,0")] };
@@ -286,7 +289,7 @@
         const right = place === undefined || classes[place] === (image.label === null ? unshifted : image.label);
         const name = place === undefined ? "–" : content.models[model].classes?.[classes[place]] ?? String(classes[place]);
         const said = place === undefined ? "" : ` ${right ? "✓" : "✗"} ${percent(probabilities[place])}`;
-        line.textContent = `${content.models.length > 1 ? `${content.models[model].name}: ` : ""}${name}${said}`;
+        line.lastChild.textContent = `${name}${said}`;
         line.className = right ? "right" : "wrong";
       }
     };

@@ -14,15 +14,15 @@ from teka.audit.statistics.ranking import Lead, Pair, find_leads
 DECISIVE = ("worst_shift_accuracy", "consistency", "mean_error")  # the first that is defined names the winner
 
 
-def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, list[str]]:
-    """Which of the models wins in the mode of the pairs, and the evidence, a sentence for each number.
+def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, list[tuple[str, str]]]:
+    """Which of the models wins in the mode of the pairs, and the evidence: each number with a sentence of it.
 
     A model of which a caveat makes the numbers void does not compete.
     """
     names, mode = [report.name for report in reports], pairs[0].comparison.movement.mode
     void = {at: report.invalid for at, report in enumerate(reports) if report.invalid}
     leads = find_leads([pair for pair in pairs if void.keys().isdisjoint((pair.first, pair.second))])
-    out = [f"Left out is {names[at]}, whose numbers do not hold: {', '.join(why)}." for at, why in void.items()]
+    out = [("", f"Left out is {names[at]}, whose numbers do not hold: {', '.join(why)}.") for at, why in void.items()]
     found = next((lead for number in DECISIVE for lead in leads if lead.number == number), None)
     if found is None:
         return f"In mode {mode} no two models can be compared by a number.", out
@@ -30,7 +30,7 @@ def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, 
     by = f"In mode {mode}, by {'the ' + number.meaning if number.is_share else number.label},"
     tied = [names[at] for at in (found.best, *found.tied)]
     headline = f"{by} nobody wins: {listed(tied)} are not told apart." if found.tied else f"{by} {tied[0]} wins."
-    return headline, [*(_evidence(lead, names) for lead in leads), *out]
+    return headline, [*((lead.number, _evidence(lead, names)) for lead in leads), *out]
 
 
 def _evidence(lead: Lead, names: Sequence[str]) -> str:

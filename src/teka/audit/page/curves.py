@@ -1,6 +1,5 @@
 """A number along both axes of shifts: a chart for each axis, with a line and its bands for each model."""
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 from teka.audit.page import svg
 from teka.audit.page.notation import is_share, write_difference, write_number, write_size, write_step
 from teka.audit.page.style import GRID, SOFT, LineStyle, chosen_ticks, line_style
+from teka.audit.page.tables import csv_text
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import Curve, has_interval
 from teka.audit.statistics.metrics import CURVES
@@ -45,19 +45,21 @@ class Quantity(NamedTuple):
     ends: tuple[int, ...]  # of bands, 0 the lower, that the scale has room for beside the values
     tick: Callable[[float], str]
     write: Callable[[float], str]
+    factor: float = 1.0  # from the number to the unit of the label
 
 
 def quantity_of(curve: str) -> Quantity:
     """A curve of `metrics.CURVES` as it is drawn."""
     shares = is_share(curve)
     scale, ends, tick = (svg.share_scale, (0,), _percent) if shares else (svg.size_scale, (1,), write_size)
-    return Quantity(CURVES[curve].label, scale, ends, tick, lambda value: write_number(curve, value))
+    factor = 100.0 if shares else 1.0
+    return Quantity(CURVES[curve].label, scale, ends, tick, lambda value: write_number(curve, value), factor)
 
 
 def difference_of(curve: str, reference: str) -> Quantity:
     """The difference of a share of `metrics.CURVES` from that of a reference, in points."""
     label = f"{CURVES[curve].label.removesuffix(' (%)')}, less {reference} (points)"
-    return Quantity(label, svg.signed_scale, (0, 1), _percent, lambda value: write_difference(curve, value))
+    return Quantity(label, svg.signed_scale, (0, 1), _percent, lambda value: write_difference(curve, value), 100.0)
 
 
 def _percent(share: float) -> str:
@@ -67,7 +69,7 @@ def _percent(share: float) -> str:
 def curve_figure(
     names: Sequence[str], curves: Mapping[int, tuple[CheckedShifts, Curve | None]], quantity: Quantity, title: str
 ) -> dict[str, Any]:
-    """A drawing of a curve for each axis, and the places of the models that are drawn; empty if there is none."""
+    """A drawing of a curve for each axis, the models that are drawn by their places, the numbers; empty without any."""
     lines: dict[str, dict[int, CurveLine]] = {axis: {} for axis in AXES}
     for axis, of_axis in lines.items():
         for at, (shifts, curve) in curves.items():
@@ -76,7 +78,21 @@ def curve_figure(
     every = [line for of_axis in lines.values() for line in of_axis.values()]
     charts = tuple(curve_chart(quantity, axis, list(found.values()), every) for axis, found in lines.items() if found)
     models = tuple(at for at in curves if any(at in of_axis for of_axis in lines.values()))
-    return {"name": title, "charts": charts, "models": models} if charts else {}
+    numbers = csv_text(
+        ("model", "axis", "pixels", quantity.label, "lower", "upper", "lower of band", "upper of band"),
+        (
+            (line.name, axis, *_numbers(point, quantity.factor))
+            for axis, of_axis in lines.items()
+            for line in of_axis.values()
+            for point in line.points
+        ),
+    )
+    return {"name": title, "charts": charts, "models": models, "numbers": numbers} if charts else {}
+
+
+def _numbers(point: CurvePoint, factor: float) -> list[float | int | None]:
+    ends = [end for pair in (point.interval, point.band) for end in pair or (None, None)]
+    return [point.step, *(None if one is None else factor * one for one in (point.value, *ends))]
 
 
 def curve_along(shifts: CheckedShifts, curve: Curve | None, axis: str) -> tuple[CurvePoint, ...]:
@@ -103,34 +119,38 @@ def curve_chart(quantity: Quantity, axis: str, lines: Sequence[CurveLine], all_l
         bands = (point.band for line in all_lines for point in line.points if point.band is not None)
         numbers += [band[end] for band in bands for end in quantity.ends]
     up = quantity.scale(numbers, BOTTOM, TOP)
-    parts = []
-    for tick in up.ticks(5):
-        y = up.place(tick)
-        colour = SOFT if tick == 0 and up.low < 0 else GRID
-        parts += [svg.rule(LEFT, y, RIGHT, y, colour), svg.label(quantity.tick(tick), LEFT - 6, y + 4, anchor="end")]
-    for at in chosen_ticks(steps):
-        x = across.place(steps[at])
-        parts += [svg.rule(x, BOTTOM, x, BOTTOM + 4), svg.label(write_step(steps[at]), x, BOTTOM + 18)]
+    parts, ticks = [], [(tick, up.place(tick)) for tick in up.ticks(5)]
+    for tick, y in ticks:
+        parts.append(svg.rule(LEFT, y, RIGHT, y, SOFT if tick == 0 and up.low < 0 else GRID))
+    named = [(step, across.place(step)) for step in (steps[at] for at in chosen_ticks(steps))]
+    parts += [svg.rule(x, BOTTOM, x, BOTTOM + 4) for _, x in named]
     if steps[0] <= 0 <= steps[-1]:
         parts.append(svg.rule(across.place(0), TOP, across.place(0), BOTTOM, GRID, "2 3"))
     parts.append(svg.label(AXES[axis][1], (LEFT + RIGHT) / 2, HEIGHT - 6))
     # Bands first, so that none hides a line.
-    kinds = ((attrgetter("band"), 0.13), (attrgetter("interval"), 0.15))
-    for line, (read, opacity) in itertools.product(lines if banded else (), kinds):
-        found = [(across.place(one.step), read(one)) for one in line.points if read(one) is not None]
-        low, high = ([(x, up.place(ends[at])) for x, ends in found] for at in (0, 1))
-        if found:
-            path = f"{svg.polygon([*high, *low[::-1]])}z"
-            parts.append(svg.element("path", {"d": path, "fill": line.style.colour, "fill-opacity": opacity}))
+    for line in lines if banded else ():
+        bands = []
+        for read, opacity in ((attrgetter("band"), 0.13), (attrgetter("interval"), 0.15)):
+            found = [(across.place(one.step), read(one)) for one in line.points if read(one) is not None]
+            low, high = ([(x, up.place(ends[at])) for x, ends in found] for at in (0, 1))
+            if found:
+                path = f"{svg.polygon([*high, *low[::-1]])}z"
+                bands.append(svg.element("path", {"d": path, "fill": line.style.colour, "fill-opacity": opacity}))
+        parts.append(svg.line(line.name, *bands))
     for at, line in enumerate(lines):
-        places = [(across.place(point.step), up.place(point.value)) for point in line.points]
-        # Earlier lines are wider, so that curves that lie on one another are all seen.
-        size, above = min(1.0, max(0.45, 17 / len(places))), min(len(lines) - 1 - at, 3)
-        parts.append(svg.styled_line(line.style, svg.polygon(places), 1.8 + 0.7 * above))
-        for point, (x, y) in zip(line.points, places, strict=True):
-            ends = "" if point.interval is None else f" ({' to '.join(map(quantity.write, point.interval))})"
-            words = f"{line.name}, {axis} {write_step(point.step)}: {quantity.write(point.value)}{ends}"
-            parts.append(svg.styled_point(line.style, x, y, size * (4 + 0.8 * above), svg.title(words)))
+        # Earlier lines are wider, so that curves that lie on one another are all seen; less so where there are many.
+        above = min(len(lines) - 1 - at, 3) * min(1.0, 4 / len(lines))
+        size = min(1.0, max(0.45, 17 / len(line.points))) * (4 + 0.8 * above)
+        points = []
+        for one in line.points:
+            ends = "" if one.interval is None else f" ({' to '.join(map(quantity.write, one.interval))})"
+            words = f"{line.name}, {axis} {write_step(one.step)}: {quantity.write(one.value)}{ends}"
+            points.append((across.place(one.step), up.place(one.value), words))
+        path = svg.styled_line(line.style, svg.polygon([point[:2] for point in points]), 1.8 + 0.7 * above)
+        parts.append(svg.line(line.name, path, svg.styled_points(line.style, points, size)))
+    left = (svg.label(quantity.tick(tick), LEFT - 6, y + 4, anchor="end") for tick, y in ticks)
+    below = (svg.label(write_step(step), x, BOTTOM + 18) for step, x in named)
+    parts += [svg.ticks("left", *left), svg.ticks("below", *below)]
     said = []
     for line in lines:
         ends = sorted(line.points, key=lambda point: point.value)

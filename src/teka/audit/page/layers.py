@@ -1,6 +1,5 @@
 """Layers: which are to blame, in words, and the error of each in the order of execution, drawn and in numbers."""
 
-import itertools
 import math
 from collections.abc import Callable
 from operator import attrgetter
@@ -9,6 +8,7 @@ from teka.audit.layers.blame import LayerFinding, LayerFindings
 from teka.audit.page import svg
 from teka.audit.page.notation import write_size
 from teka.audit.page.style import INK, SOFT, LineStyle
+from teka.audit.page.tables import csv_text
 
 NARROW, WIDE = 360.0, 860.0  # widths of the drawing for a phone and for a page
 HEIGHT, LEFT, BOTTOM = 280.0, 48.0, 246.0
@@ -57,6 +57,12 @@ def layer_legend(layers: LayerFindings) -> list[tuple[str, str]]:
     return [(name, svg.swatch(style)) for name, style in reversed(drawn)]
 
 
+def layer_numbers(layers: LayerFindings) -> str:
+    """Every error that is drawn, as comma-separated values."""
+    rows = ([one.name, one.kind, *(read(one) for *_, read in KINDS), one.noise] for one in layers.findings)
+    return csv_text(("layer", "kind", *(name for name, *_ in KINDS), "noise"), rows)
+
+
 def layer_rows(layers: LayerFindings) -> list[tuple[str, tuple[str, ...], bool]]:
     """For each layer its name, what stands in `COLUMNS`, and whether it is the first that breaks."""
     rows = []
@@ -81,11 +87,12 @@ def layer_chart(layers: LayerFindings, width: float) -> str:
     known = [max(error, LOWEST) for error in (*errors, layers.threshold) if error is not None and error > 0]
     low, high = min(known, default=LOWEST), max(known, default=1.0)
     up = svg.decade_scale(low, high, BOTTOM, 26.0 + NAME_HEIGHT * len(breaks))
-    parts = []
+    parts, labels = [], []
     for tick in up.ticks(6):
         y = up.place(tick)
         words = write_size(tick) if tick >= 0.01 else f"1e{round(math.log10(tick))}".replace("-", "−")
-        parts += [svg.rule(LEFT, y, width - 4, y), svg.label(words, LEFT - 6, y + 4, anchor="end")]
+        parts.append(svg.rule(LEFT, y, width - 4, y))
+        labels.append(svg.label(words, LEFT - 6, y + 4, anchor="end"))
     tops = [(across.place(at), up.place(max(one.noise, up.low))) for at, one in enumerate(findings)]
     noise = f"{svg.polygon([(tops[0][0], BOTTOM), *tops, (tops[-1][0], BOTTOM)])}z"
     parts.append(svg.element("path", {"d": noise, "fill": "#dfe3e8", "fill-opacity": 0.8}, svg.title("noise")))
@@ -103,15 +110,18 @@ def layer_chart(layers: LayerFindings, width: float) -> str:
         parts.append(svg.edged(svg.label(words, at, y, colour=INK, weight=700)))
     parts.append(svg.edged(svg.label("relative error at the worst shift", 2.0, up.end - 12, anchor="start")))
     size = min(4.0, max(1.6, 150 / len(findings)))
-    for _, style, read in KINDS:
-        found = [(at, one, error) for at, one in enumerate(findings) if (error := read(one)) is not None]
-        drawn = [(at, one, error, across.place(at), up.place(error)) for at, one, error in found]
-        for before, after in itertools.pairwise(drawn):
-            if after[0] == before[0] + 1:
-                parts.append(svg.styled_line(style, svg.polygon([before[3:], after[3:]]), 1.0))
-        for at, one, error, x, y in drawn:
-            words = f"{at + 1}. {one.name} ({one.kind}): {write_size(error)}"
-            parts.append(svg.styled_point(style, x, y, size, svg.title(words)))
+    for name, style, read in KINDS:
+        path, points = "", []
+        for at, one in enumerate(findings):
+            if (error := read(one)) is None:
+                continue
+            x, y = across.place(at), up.place(error)
+            # A line joins neighbours alone.
+            path += f"{'L' if at and read(findings[at - 1]) is not None else 'M'}{x:.1f} {y:.1f}"
+            points.append((x, y, f"{at + 1}. {one.name} ({one.kind}): {write_size(error)}"))
+        if points:
+            parts.append(svg.line(name, svg.styled_line(style, path, 1.0), svg.styled_points(style, points, size)))
+    parts.append(svg.ticks("left", *labels))
     parts.append(svg.label(f"layers in the order of execution, 1 to {len(findings)}", (LEFT + width) / 2, HEIGHT - 8))
     first = layers.first_break
     words = f"The first layer that breaks is {first}." if first else "No layer breaks within the image."

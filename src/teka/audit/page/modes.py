@@ -9,7 +9,8 @@ from teka.audit.movement import MODES, Movement
 from teka.audit.page.curves import MOST_BANDS, curve_figure, quantity_of
 from teka.audit.page.notation import is_share, listed, missing_intervals, write_number, write_shift, write_step
 from teka.audit.page.style import HEAT_LEVELS, INK, chosen_ticks, heat_colour, ink_on
-from teka.audit.page.svg import Scale, drawing, element, label, share_scale
+from teka.audit.page.svg import Scale, drawing, element, label, share_scale, ticks
+from teka.audit.page.tables import csv_text
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
@@ -57,6 +58,12 @@ class HeatMap:
         """For each dy, how it is written and the number at each dx."""
         return [(self.write_place(down), [self.write((down, right)) for right in self.columns]) for down in self.rows]
 
+    def numbers(self, label: str) -> str:
+        """Every pair and its number, as comma-separated values."""
+        factor = 100.0 if is_share(self.number) else 1.0
+        rows = ([down, right, factor * value] for (down, right), value in self.values.items())
+        return csv_text((self.down, self.across, label), rows)
+
 
 def heat_scale(maps: Sequence[HeatMap]) -> Scale:
     """The scale of maps of one number that are to be compared, from 0 for good to 1 for bad."""
@@ -85,10 +92,10 @@ def heat_map_chart(heat_map: HeatMap, scale: Scale, description: str) -> str:
         for colour, stroke in zip(("#fff", INK), strokes, strict=True) if pair in places else ():
             box = {"x": places[pair][0], "y": places[pair][1], "width": side, "height": side, "fill": "none"}
             parts.append(element("rect", {**box, "stroke": colour, "stroke-width": stroke}))
-    for at in chosen_ticks(rows):
-        parts.append(label(heat_map.write_place(rows[at]), left - 6, TOP + (at + 0.5) * side + 4, anchor="end"))
-    for at in chosen_ticks(columns):
-        parts.append(label(heat_map.write_place(columns[at]), left + (at + 0.5) * side, TOP + height + 15))
+    beside = ((heat_map.write_place(rows[at]), left - 6, TOP + (at + 0.5) * side + 4) for at in chosen_ticks(rows))
+    below = ((heat_map.write_place(columns[at]), left + (at + 0.5) * side) for at in chosen_ticks(columns))
+    parts.append(ticks("left", *(label(*one, anchor="end") for one in beside)))
+    parts.append(ticks("below", *(label(*one, TOP + height + 15) for one in below)))
     parts.append(label(heat_map.across, left + width / 2, TOP + height + 32))
     x, y = left - 36, TOP + height / 2
     parts.append(element("g", {"transform": f"rotate(-90 {x:.1f} {y:.1f})"}, label(heat_map.down, x, y + 4)))
@@ -111,18 +118,17 @@ def _cells(heat_map: HeatMap, scale: Scale, left: float, side: float) -> str:
 
 
 def _legend(heat_map: HeatMap, scale: Scale, top: float) -> str:
-    left, width, step = LEFT + 38, 150.0, 150.0 / HEAT_LEVELS
-    box = {"y": top, "height": 9, "shape-rendering": "crispEdges"}
-    parts = []
-    for at in range(HEAT_LEVELS):
-        colour = heat_colour(at / (HEAT_LEVELS - 1))
-        parts.append(element("rect", {**box, "x": left + at * step, "width": step + 0.3, "fill": colour}))
+    left, width = LEFT + 38, 150.0
+    levels = enumerate(heat_colour(at / (HEAT_LEVELS - 1)) for at in range(HEAT_LEVELS))
+    move = f"translate({left} {top:.2f}) scale({width / HEAT_LEVELS} 9)"
+    place = {"transform": move, "shape-rendering": "crispEdges"}
+    parts = [element("g", place, *(element("path", {"d": f"M{at} 0h1.1v1h-1.1z", "fill": one}) for at, one in levels))]
     shares = is_share(heat_map.number)
     good, bad = (scale.high, scale.low) if shares else (scale.low, scale.high)
     for at, value, anchor in ((left - 6, good, "end"), (left + width + 6, bad, "start")):
         parts.append(label(write_number(heat_map.number, value) + " %" * shares, at, top + 9, anchor=anchor))
     if len(heat_map.rows) * len(heat_map.columns) > len(heat_map.values):
-        parts.append(element("rect", {**box, "x": 264, "width": 9, "fill": NOT_EVALUATED}))
+        parts.append(element("rect", {"x": 264, "y": top, "width": 9, "height": 9, "fill": NOT_EVALUATED}))
         parts.append(label("not evaluated", 277.0, top + 9, anchor="start"))
     return "".join(parts)
 
@@ -165,7 +171,7 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
             "curves": [drawn[curve] for curve in first],
             "more_curves": [figure for curve, figure in drawn.items() if curve not in first],
             "bands": f"{paler} Intervals: {listed(methods) or 'none'}. {missing_intervals(found)}".strip(),
-            "maps": _map_figures(reports, chosen, mode),
+            **_map_figures(reports, chosen, mode),
         }
         sections.append(section)
     return sections
@@ -189,15 +195,17 @@ def mode_words(movement: Movement) -> str:
     return words
 
 
-def _map_figures(reports: Sequence[AuditReport], chosen: Mapping[int, Metrics], mode: str) -> list[dict[str, Any]]:
-    """Maps of every model: a drawing, what stands out in it, and the same as a table."""
+def _map_figures(
+    reports: Sequence[AuditReport], chosen: Mapping[int, Metrics], mode: str
+) -> dict[str, list[dict[str, Any]]]:
+    """Maps of every model: a drawing, what stands out in it, the same as a table; those of no curve are more."""
     found = [
         (model, kind, heat_map)
         for model, metrics in chosen.items()
         if all(len(shift) == 2 for shift in metrics.shifts)
         for kind, heat_map in _maps(reports[model], metrics, mode).items()
     ]
-    figures = []
+    figures: dict[str, list[dict[str, Any]]] = {"maps": [], "more_maps": []}
     for model, kind, one in found:
         metric = CURVES.get(one.number)
         head = MAP_KINDS[kind].format(metric.label if metric else "")
@@ -209,7 +217,8 @@ def _map_figures(reports: Sequence[AuditReport], chosen: Mapping[int, Metrics], 
         figure = {"key": f"{kind}-{model}-{mode}", "model": model, "name": head, "chart": chart, "words": words}
         columns = list(map(one.write_place, one.columns))
         table = {"corner": f"{one.down} \\ {one.across}", "columns": columns, "rows": one.table()}
-        figures.append({**figure, **table, "unit": unit})
+        place = figures["maps" if kind == "shifts" else "more_maps"]
+        place.append({**figure, **table, "unit": unit, "numbers": one.numbers(head)})
     return figures
 
 

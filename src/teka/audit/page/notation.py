@@ -7,6 +7,7 @@ from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 
 MISSING = "–"
+FOR_EXPERTS = ("consistency_when_right", "probability_change", "divergence")  # numbers that are folded away at first
 
 
 def percent(share: float, decimals: int = 1) -> str:

@@ -25,6 +25,7 @@ from teka.files import write_bytes
 
 FIRST_NUMBERS = ("consistency", "accuracy", "worst_shift_accuracy", "mean_error", "maximum_error")
 MOST_NAMED = 2  # models whose names stand in the title
+SCRIPTS = ("audit.js", "figures.js")
 LONGEST = 12  # a list of more settings is shortened: the JSON file of the report has all of it
 
 
@@ -192,7 +193,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
     data = dict.fromkeys(str(report.data.get("name", "images")) for report in reports)
     content = {
         "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
-        "script": (folder / "audit.js").read_text(encoding="utf-8"),
+        "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
         "title": f"{_named(reports)}: what happens when the input moves?",
         "data": listed(list(data)),
         "reports": reports,
@@ -201,6 +202,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "caveats": _caveats(reports),
         "severities": SEVERITIES,
         "columns": [NUMBERS[name] for name in columns],
+        "experts": [NUMBERS[name] for name in notation.FOR_EXPERTS],
         "rows": audit_rows(reports, columns),
         "first_numbers": _first_numbers(reports),
         "interval_note": interval_note(reports, columns),

@@ -8,11 +8,15 @@ import numpy as np
 
 INK, SOFT, PALE, GRID, BLACK = "#1c2430", "#556070", "#8a8f98", "#dfe3e8", "#000000"
 """Text; what stands beside numbers, 6.4 : 1 on white; the background; rules; the reference of a comparison."""
-# Okabe and Ito's colours, which colour-blind readers tell apart, but for the three that are pale on white, and two dark
-# ones; markers and dashes repeat the difference for those who see or print no colour.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", BLACK, "#CC79A7", "#7A6A00", "#332288", "#882255")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
-DASHES = ((), (), (3, 2), (1, 1.2), (5, 1, 1, 1, 1, 1), (8, 2), (4, 1.5), (5, 1, 1, 1))
+# Okabe and Ito's colours, which colour-blind readers tell apart, but for the three that are pale on white, and others,
+# so that ten lines have ten; markers and dashes repeat the difference for those who see or print no colour.
+COLOURS = (
+    "#D55E00", "#0072B2", "#009E73", BLACK, "#CC79A7", "#7A6A00", "#332288", "#882255", "#9944FF", "#553311",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h", "*", ">")
+DASHES = (
+    (), (), (3, 2), (1, 1.2), (5, 1, 1, 1, 1, 1), (8, 2), (4, 1.5), (5, 1, 1, 1), (2, 1), (8, 1, 2, 1),
+)  # fmt: skip
 HEAT = ("#fff8ec", "#fddba6", "#fca55d", "#e8602c", "#b32413", "#5f0a07")  # from pale, good, to dark, bad
 HEAT_LEVELS = 40  # number of colours that are used, so that cells of one colour can be drawn as one
 MOST_TICKS = 9

@@ -28,7 +28,7 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
     parts = []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
         headline, evidence = winner([pair for pair in pairs if pair.comparison.movement.mode == mode], reports)
-        parts += [f"**{headline}**", "\n".join(f"- {sentence}" for sentence in evidence)]
+        parts += [f"**{headline}**", "\n".join(f"- {sentence}" for _, sentence in evidence)]
     for report in reports:
         parts.append(f"**{report.name}.** {report.verdict[0]}")
     columns = audit_columns(reports, SUMMARY_NUMBERS)

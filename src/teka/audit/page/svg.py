@@ -1,11 +1,12 @@
 """Drawings within a page, as SVG that needs no other package and is sharp on paper: elements, lines, scales."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
-from teka.audit.page.style import GRID, INK, SOFT, LineStyle
+from teka.audit.page.style import GRID, SOFT, LineStyle
 
 POINTS = {
     "o": "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0z",
@@ -16,8 +17,12 @@ POINTS = {
     "P": "M-.4 -1.1h.8v.7h.7v.8h-.7v.7h-.8v-.7h-.7v-.8h.7z",
     "X": "M-.5 -1.1L0 -.6L.5 -1.1L1.1 -.5L.6 0L1.1 .5L.5 1.1L0 .6L-.5 1.1L-1.1 .5L-.6 0L-1.1 -.5z",
     "h": "M0 -1.1L.95 -.55V.55L0 1.1L-.95 .55V-.55z",
+    "*": "M0 -1.25L.32 -.44L1.19 -.39L.52 .17L.73 1.01L0 .55L-.73 1.01L-.52 .17L-1.19 -.39L-.32 -.44z",
+    ">": "M1.1 0L-.8 1.05V-1.05z",
 }
 """Outline of each of `teka.audit.page.style.MARKERS`, about 1 in every direction."""
+LABEL = {"text-anchor": "middle", "font-size": 12.0, "fill": SOFT, "font-weight": 400}
+"""How the words of a drawing look unless they say otherwise."""
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 DECADES_FOR_LOGARITHM = 2.5  # numbers that span more powers of ten than this are drawn on a logarithmic scale
 
@@ -36,8 +41,14 @@ def label(
     words: str, x: float, y: float, *, anchor: str = "middle", size: float = 12.0, colour: str = SOFT, weight: int = 400
 ) -> str:
     """Text on a base line, anchored at its "start", "middle" or "end"; a weight of 700 is bold."""
-    place = {"x": x, "y": y, "text-anchor": anchor, "font-size": size, "fill": colour}
-    return element("text", {**place, **({} if weight == 400 else {"font-weight": weight})}, escape(words))
+    look = {"text-anchor": anchor, "font-size": size, "fill": colour, "font-weight": weight}
+    chosen = {name: value for name, value in look.items() if value != LABEL[name]}
+    return element("text", {"x": x, "y": y, **chosen}, escape(words))
+
+
+def ticks(side: Literal["left", "below"], *labels: str) -> str:
+    """The labels of an axis, which stay in sight where the drawing is zoomed."""
+    return element("g", {"class": f"ticks-{side}"}, *labels)
 
 
 def edged(words: str) -> str:
@@ -65,7 +76,7 @@ def drawing(width: float, height: float, description: str, *content: str) -> str
     """A drawing of a size in its own units, as wide as its place allows, described for those who do not see it."""
     size = (_written(float(width)), _written(float(height)))
     frame = {"viewBox": f"0 0 {size[0]} {size[1]}", "role": "img", "aria-label": description, "class": "drawing"}
-    return element("svg", {**frame, "style": f"aspect-ratio: {size[0]} / {size[1]}", "fill": INK}, *content)
+    return element("svg", {**frame, "style": f"aspect-ratio: {size[0]} / {size[1]}", **LABEL}, *content)
 
 
 def styled_line(style: LineStyle, path: str, width: float) -> str:
@@ -75,17 +86,25 @@ def styled_line(style: LineStyle, path: str, width: float) -> str:
     return element("path", {"d": path, **line, **dashes})
 
 
-def styled_point(style: LineStyle, x: float, y: float, size: float, *content: str) -> str:
-    """The marker of a style at a place; its content may be a title."""
-    place = {"d": POINTS[style.marker], "transform": f"translate({x:.2f} {y:.2f}) scale({size:.2f})"}
-    edge = {"fill": style.colour, "stroke": "#fff", "stroke-width": 0.6, "vector-effect": "non-scaling-stroke"}
-    return element("path", {**place, **edge}, *content)
+def styled_points(style: LineStyle, points: Iterable[tuple[float, float, str]], size: float) -> str:
+    """The marker of a style at places, each with the words that are shown when one points at it, if any."""
+    drawn = []
+    for x, y, words in points:
+        place = {"d": POINTS[style.marker], "transform": f"translate({x:.1f} {y:.1f}) scale({size:.2f})"}
+        drawn.append(element("path", place, *([title(words)] if words else ())))
+    edge = {"fill": style.colour, "stroke": "#fff", "stroke-width": 0.6 / size}
+    return element("g", {"class": "points", **edge}, *drawn)
+
+
+def line(name: str, *content: str) -> str:
+    """What belongs to one line of a chart, which the legend's entry of that name hides."""
+    return element("g", {"data-line": name}, *content)
 
 
 def swatch(style: LineStyle) -> str:
     """A short piece of a line with its marker for a legend, where its name stands beside it."""
     frame = {"viewBox": "0 0 34 12", "width": 34, "height": 12, "aria-hidden": "true", "class": "swatch"}
-    return element("svg", frame, styled_line(style, "M1 6H33", 2.0), styled_point(style, 17.0, 6.0, 4.0))
+    return element("svg", frame, styled_line(style, "M1 6H33", 2.0), styled_points(style, [(17.0, 6.0, "")], 4.0))
 
 
 @dataclass(frozen=True)

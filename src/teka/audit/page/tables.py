@@ -1,8 +1,9 @@
 """A table from one description of its columns, for the terminal and as Markdown, and files with what they tell."""
 
+import csv
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -61,6 +62,14 @@ class Table:
         lines = [[cell.translate(marks) for cell in line] for line in (self.heads, *self.rows)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rules, *lines[1:]))
         return f"### {self.title}\n\n{body}" if self.title else body
+
+
+def csv_text(heads: Sequence[str], rows: Iterable[Sequence[str | float | int | None]]) -> str:
+    """Rows as comma-separated values, numbers to six digits, nothing where a number is None."""
+    text = io.StringIO()
+    lines = ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows([heads, *lines])
+    return text.getvalue()
 
 
 class Written(NamedTuple):

@@ -65,7 +65,7 @@ def _wrap(words: str, first: str = "") -> list[str]:
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
     """Who wins in the mode of the pairs and by what, and the differences of the first model from each other."""
     headline, evidence = winner(pairs, reports)
-    texts = ["\n".join([*_wrap(headline), *(line for one in evidence for line in _wrap(one, "  "))])]
+    texts = ["\n".join([*_wrap(headline), *(line for _, one in evidence for line in _wrap(one, "  "))])]
     for pair in pairs:
         if pair.first == 0:
             texts.append(_differences(pair.comparison, reports[0].name, reports[pair.second].name))
