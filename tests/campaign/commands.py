@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.campaign.outcome import Tally, run_command
 
+from teka.audit.layers.fixes import FIXES
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import PARTS
 from teka.cli.audit import METRICS, SHIFT_SETS
@@ -14,7 +15,7 @@ from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 
 # A command that works, for each; what is fuzzed goes behind it, and goes before it.
 SMALL = ["--image-size", "8", "--train-size", "48", "--validation-size", "16", "--dim", "8", "--heads", "2"]
-AUDIT = ["--data", "data.npz", "--images", "8", "--max-shift", "1", "--skip", *PARTS]
+AUDIT = ["--data", "data.npz", "--images", "8", "--max-shift", "1"]
 BASES = {
     "train": ["train", *SMALL, "--epochs", "1", "--out", "new"],
     "evaluate": ["evaluate", "run"],
@@ -23,8 +24,9 @@ BASES = {
     "prune": ["prune", "run", "--out", "new"],
     "export": ["export", "run", "--out", "new"],
     "predict": ["predict", "picture.png", "--model", "model"],
-    "audit": ["audit", "model.py:make", *AUDIT],
+    "audit": ["audit", "model.py:make", *AUDIT, "--skip", *PARTS],
     "compare": ["compare", "model.py:make", "model", *AUDIT],
+    "mend": ["mend", "model.py:make", *AUDIT],
     "study": ["study", "study.yaml", "--summary", "--out", "new"],
     "reproduce": ["reproduce", "table1", "--list"],
     "approximate": [
@@ -80,6 +82,8 @@ OPTIONS = {
     "fail_under metric markdown badge weights num_classes mean std bgr",
     "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
     "resume",
+    "mend": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
+    "resume fix weights",
     "study": "out data_dir processes parallel only summary repeat",
     "reproduce": "scale out data_dir processes parallel only list summary",
     "approximate": "sizes radii num_features kernels projections dim tokens draws seed out",
@@ -157,6 +161,7 @@ FITTING = {
     "metric": METRICS,
     "shifts": SHIFT_SETS,
     "skip": PARTS,
+    "fix": (*FIXES, "blur,circular", "positions,"),
     "model": ("performer", "self_attention", "linformer", "resnet18", "digits", "model"),
     "backend": ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows"),
     "stem": ("patch", "convolution"),

@@ -28,6 +28,7 @@ COMMANDS = {
     "predict": ("pictures:predict", "what a trained model says of pictures"),
     "audit": ("audit:audit", "what a model makes of images that move"),
     "compare": ("compare:compare", "models over the same images, moved alike"),
+    "mend": ("mend:mend", "change what a model loses shifts by, and audit it before and after"),
     "study": ("experiments:study", "train a grid of runs and compare them"),
     "reproduce": ("experiments:reproduce", "the table and the figure of Horn et al. (2021)"),
     "approximate": ("experiments:approximate", "how near random features come to softmax"),

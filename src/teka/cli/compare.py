@@ -1,8 +1,9 @@
 """`teka compare`: models over the same images, moved alike."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -11,7 +12,7 @@ from teka.audit.measure.responses import Responses
 from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport, make_examples
 from teka.audit.settings import PARTS
-from teka.audit.statistics.ranking import compare_every_two, disagreement
+from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement
 from teka.cli.audit import MODEL_HELP, OPTIONS, audit_case, check_files, make_settings, read_case, write_results
 from teka.cli.parser import Option, command
 from teka.codec import encode
@@ -41,21 +42,38 @@ def compare(options: Namespace, command: str) -> None:
     cases = [read_case(model, options, settings) for model in options.models]
     check_same_sizes(cases)
     print(*(case.description for case in cases), sep="\n")
-    reports = []
-    for number, case in enumerate(cases):
-        folder = None if state is None else make_directory("resume", state / str(number))
-        report = audit_case(case, command, folder, debug=options.debug)
-        if len(report.metrics) < len(settings.modes):
-            raise ValueError(f"{report.name}: {'; '.join(failure.message for failure in report.failures)}")
-        reports.append(report)
+    folders = [None if state is None else make_directory("resume", state / str(at)) for at in range(len(cases))]
+    reports = [
+        audit_modes(case, command, folder, debug=options.debug) for case, folder in zip(cases, folders, strict=True)
+    ]
+    write_comparison(cases, reports, options)
+
+
+def audit_modes(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
+    """Audit in every mode, for what could not be measured of one cannot be compared."""
+    report = audit_case(case, command, state, debug=debug)
+    if len(report.metrics) < len(case.settings.modes):
+        raise ValueError(f"{report.name}: {'; '.join(failure.message for failure in report.failures)}")
+    return report
+
+
+def write_comparison(
+    cases: Sequence[AuditCase],
+    reports: Sequence[AuditReport],
+    options: Namespace,
+    judge: Callable[[Sequence[AuditReport], Sequence[Pair]], Sequence[AuditReport]] = lambda reports, _: reports,
+    **more: object,
+) -> None:
+    """Compare every two, and write what was asked for; what is judged of the pairs stands in the reports."""
     answers = list(zip(*([packed.unpack() for packed in report.responses] for report in reports), strict=True))
-    reports, names = share_examples(cases, reports, answers), [report.name for report in reports]
-    of_modes = [compare_every_two(of_mode, **settings.intervals) for of_mode in answers]
+    names = [report.name for report in reports]
+    of_modes = [compare_every_two(of_mode, **cases[0].settings.intervals) for of_mode in answers]
     pairs = [pair for of_mode in of_modes for pair in of_mode]
+    reports = judge(share_examples(cases, reports, answers), pairs)
     comparisons = [
         {"first": names[pair.first], "second": names[pair.second], **encode(pair.comparison)} for pair in pairs
     ]
-    content = {"reports": [report.to_dict() for report in reports], "comparisons": comparisons}
+    content = {"reports": [report.to_dict() for report in reports], "comparisons": comparisons, **more}
     text = [audit_text(reports), *(comparison_text(of_mode, reports) for of_mode in of_modes)]
     write_results(reports, content, options, "\n\n".join(text), pairs)
 

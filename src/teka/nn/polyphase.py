@@ -81,14 +81,19 @@ class PolyphaseDownsample(nn.Module):
         return self.sample(inputs)[0]
 
     def sample(
-        self, inputs: Float[Tensor, "batch channels *sides"]
+        self, inputs: Float[Tensor, "batch channels *sides"], offset: Int[Tensor, "batch"] | None = None
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
-        """The coset and its number, for `PolyphaseUpsample`; a ValueError for sides it does not divide."""
+        """The coset and its number, for `PolyphaseUpsample`; a ValueError for sides it does not divide.
+
+        Maps that are added later must be of one offset: that which another branch has chosen can be given.
+        """
         self.check(inputs)
         # An ideal filter leaves half of the new band, so that what squares make of it does not fold down either.
         passed = [2 * step if self.blur == "ideal" and step > 1 else step for step in self.stride]
         filtered = blurred(inputs, self.blur, passed, self.periodic)
-        if self.select == "fixed":
+        if offset is not None:
+            check_tensor("offset", offset, len(inputs), dtypes=(torch.long,))
+        elif self.select == "fixed":
             offset = inputs.new_zeros(len(inputs), dtype=torch.long)
         elif self.score is None:
             # After it all cosets have one norm, of which the largest would be chosen by rounding.

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.function import Model, check_evaluation_mode
+from teka.audit.layers.fixes import FIXES, find_fixes
 from teka.audit.layers.recogniser import absolute_embeddings, class_tokens
 from teka.audit.layers.shift_errors import NOISE_FACTOR, Measured, ShiftErrors
 from teka.audit.layers.survey import Stop, Survey, Trace, call_name, survey_batch
@@ -82,6 +83,27 @@ class LayerFindings:
     movement: Movement | None = None
     num_images: int = 0
     seen_size: tuple[int, ...] = ()  # of what the model got
+    # By the name of each fix, the layers that it is for, with why one cannot have it, or "".
+    fixes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def advised(self) -> tuple[str, ...]:
+        """The fixes, as `teka.convert.mend` makes them, for those layers that break first which can have them."""
+        wraps = self.movement is None or self.movement.wraps
+        usual = [fix for fix in FIXES.values() if fix.wraps in (None, wraps) and fix.kind in self.breaks]
+        return tuple(
+            fix.name for fix in usual if any(self._breaks_at(fix.kind, one) for one in self.mendable(fix.name))
+        )
+
+    def mendable(self, fix: str) -> tuple[str, ...]:
+        """The layers that can have a fix."""
+        return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
+
+    def _breaks_at(self, kind: str, name: str) -> bool:
+        """Whether the first break of a kind is that of a layer, or of the module around a tensor that is added."""
+        module = self.breaks[kind].name.partition(" (call ")[0]
+        around = kind == "interior" and (module == "(model)" or name.startswith(f"{module}."))
+        return module == name or around
 
     def find(self, name: str) -> LayerFinding | None:
         """The finding of a layer by its name, or None."""
@@ -176,11 +198,12 @@ def blame_layers(
     measured = errors.measured(threshold)
     breaks = _first_breaks(survey, measured, followed)
     always = {*(layers or ()), *(one.name for one in breaks.values())}
+    absolute = absolute_embeddings(module, [slot.layout for slot in survey.slots])
     return LayerFindings(
         findings=_list_findings(survey.stops, measured, steps, always),
         first_break=breaks["interior"].name if "interior" in breaks else None,
         threshold=threshold,
-        absolute_embeddings=absolute_embeddings(module, [slot.layout for slot in survey.slots]),
+        absolute_embeddings=absolute,
         class_tokens=class_tokens(module),
         skipped=_skipped(survey.stops, errors, followed),
         max_shift=max(abs(step) for shift in steps for step in shift),
@@ -190,6 +213,7 @@ def blame_layers(
         movement=movement,
         num_images=len(chosen),
         seen_size=survey.seen_size,
+        fixes=find_fixes(module, followed, survey, absolute),
     )
 
 

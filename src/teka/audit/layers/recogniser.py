@@ -19,7 +19,9 @@ FLATTEN_CELLS = (nn.Flatten, nn.Unfold)  # these make (B, C, h·w) of a map, as 
 PADDING = (nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)
 # Absolute positions and class tokens by the names of parameters, buffers and classes of modules.
 ABSOLUTE_NAME = re.compile(r"(^|_)pos(ition(s|al)?)?_?(emb(ed(s|dings?)?)?|enc(oding)?)(_|$)|^pe$|^abs(olute)?_pos")
-ABSOLUTE_CLASS = re.compile(r"(Absolute|Positional|Sinusoid\w*)(Position|Embedding|Encoding)|Position(Embedd|Encod)ing")
+ABSOLUTE_CLASS = re.compile(
+    r"(Absolute|Positional|Sinusoid\w*)(Position|Embedding|Encoding|Table)|Position(Embedd|Encod)ing"
+)
 RELATIVE = re.compile(r"rel(ative)?_?pos|relative|rotary|rope", re.IGNORECASE)
 CLASS_NAME = re.compile(r"^(cls|class|dist|distillation|reg|register)_?(tokens?|embeddings?)$")
 PLAIN_NAMES = ("weight", "data")  # names that say nothing of what is held: that of the module does
@@ -179,7 +181,7 @@ class Recogniser:
             return self._strides[grid]
         # What was padded for this module has a few cells more than what came before, at the same stride.
         more = [after - before for before, after in zip(self._placed.grid, grid, strict=True)]
-        sides = _pair(getattr(module, "kernel_size", 0))
+        sides = pair(getattr(module, "kernel_size", 0))
         sides = sides if all(isinstance(side, int) for side in sides) else (0, 0)
         padded = all(0 <= cells <= side for cells, side in zip(more, sides, strict=True))
         return self._placed.stride if padded else self._ratio(grid)
@@ -195,7 +197,7 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
     stride = getattr(module, "stride", None)
     if not is_for_images(module) or stride is None or not hasattr(module, "kernel_size"):
         return None
-    steps, inverse = _pair(stride), isinstance(module, nn.ConvTranspose2d)
+    steps, inverse = pair(stride), isinstance(module, nn.ConvTranspose2d)
     if not all(isinstance(step, int) and step > 0 for step in steps):
         return None
     return tuple(Fraction(1, step) if inverse else Fraction(step) for step in steps)
@@ -206,10 +208,11 @@ def pads_edge(module: nn.Module) -> bool:
     padding = getattr(module, "padding", 0)
     if not is_for_images(module) or getattr(module, "padding_mode", "zeros") == "circular":
         return False
-    return padding == "same" or (padding != "valid" and any(_pair(padding)))
+    return padding == "same" or (padding != "valid" and any(pair(padding)))
 
 
-def _pair(value: object) -> tuple:
+def pair(value: object) -> tuple:
+    """A number for each axis, where one may stand for both."""
     return tuple(value) if isinstance(value, tuple | list) else (value, value)
 
 

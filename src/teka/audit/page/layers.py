@@ -1,10 +1,11 @@
 """Layers: which are to blame, in words, and the error of each in the order of execution, drawn and in numbers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from teka.audit.layers.blame import LayerFinding, LayerFindings
+from teka.audit.layers.fixes import FIXES
 from teka.audit.page import svg
 from teka.audit.page.notation import write_size
 from teka.audit.page.style import INK, SOFT, LineStyle
@@ -43,12 +44,22 @@ def blamed_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
     for kind, found in layers.breaks.items():
         place = f", between {found.between[0]} and {found.between[1]}" if found.between else ""
         words = f"{found.module}{place}, error {write_size(found.error)}"
-        blamed.append((BREAK_ROLES[kind], found.name, words))
+        mended = [fix for fix in layers.advised if FIXES[fix].kind == kind]
+        blamed.append((BREAK_ROLES[kind], found.name, f"{words}{_command(mended)}"))
     for at, jump in enumerate(layers.biggest_jumps(MOST_JUMPS)):
         role = "adds error too" if at else "adds most error"
-        blamed.append((role, jump.name, f"{jump.kind}, adds {write_size(jump.added or 0.0)}"))
-    blamed += [("holds absolute positions", name, "by its name and shape") for name in layers.absolute_embeddings]
+        mended = [fix for fix in layers.advised if jump.name in layers.mendable(fix)]
+        blamed.append((role, jump.name, f"{jump.kind}, adds {write_size(jump.added or 0.0)}{_command(mended)}"))
+    placed = layers.mendable("positions")
+    for name in layers.absolute_embeddings:
+        mended = ["positions"] if any(one == name or one.startswith(f"{name}.") for one in placed) else []
+        blamed.append(("holds absolute positions", name, f"by its name and shape{_command(mended)}"))
     return blamed + [("reads each cell by its own weights", name, "a flattened map") for name in layers.flattened]
+
+
+def _command(fixes: Sequence[str]) -> str:
+    """What mends a layer, to stand after what it is to blame for."""
+    return f"; teka mend --fix {','.join(fixes)}" if fixes else ""
 
 
 def layer_legend(layers: LayerFindings) -> list[tuple[str, str]]:

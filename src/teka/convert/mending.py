@@ -1,0 +1,217 @@
+"""Models mended without training, where the audit found that they lose shifts: padding, sampling, positions."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
+
+from teka.audit.layers.blame import LayerFindings
+from teka.audit.layers.fixes import FIXES, place_axes
+from teka.audit.layers.recogniser import pair
+from teka.errors import unknown_name, wrong_type, wrong_value
+from teka.nn.polyphase import PolyphaseDownsample
+
+Maps = Float[Tensor, "batch channels height width"]
+Made = Float[Tensor, "batch out_channels out_height out_width"]
+SAMPLED_BY = ("blur", "polyphase")
+
+
+@dataclass(frozen=True)
+class Mending:
+    """What `mend` did: by the name of each fix the layers that have it now, and those that could not, with why."""
+
+    fixed: dict[str, tuple[str, ...]]
+    left: dict[str, dict[str, str]]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters and buffers whose values are others now; all else of the state is as it was."""
+        return self.fixed.get("positions", ())
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {', '.join(layers)}" for name, layers in self.fixed.items() if layers]
+        lines += [
+            f"{name}: no layer that it is for" for name in self.fixed if not (self.fixed[name] or self.left[name])
+        ]
+        lines += [f"{fix}: not {name}: {why}" for fix, layers in self.left.items() for name, why in layers.items()]
+        return "\n".join(lines) or "nothing to mend: no layer is to blame that a fix is for"
+
+
+def mend(
+    model: nn.Module, layers: LayerFindings | None, fixes: Sequence[str] | None = None
+) -> tuple[nn.Module, Mending]:
+    """A copy of a model that is mended where an audit found it to lose shifts, without training; and what was done.
+
+    - "circular": padding goes on at the other side of the map. This removes the edge under circular shifts.
+    - "blur": convolutions, max and average pooling with a stride take every cell; a binomial low pass of 2s − 1 cells
+      comes before every s-th is kept (Zhang 2019).
+    - "polyphase": they take every cell round the torus, and those from an offset are kept that the content chooses
+      (Chaman & Dokmanić 2021). One choice is made for all that samples one grid, so that what is added lies on one.
+    - "positions": a learned position embedding becomes its mean over the places.
+
+    Where all else is equivariant, a model with "circular" and "polyphase" that ends in a mean over places does not
+    change under any circular shift, but for rounding, if each stride divides its map. The copy has the parameters of
+    the model by the same names; only those of "positions" have other values.
+
+    >>> import torch, teka
+    >>> from torch import nn
+    >>> layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    >>> model, images = nn.Sequential(*layers).eval(), torch.randn(8, 3, 16, 16)
+    >>> mended, done = teka.convert.mend(model, teka.audit.audit(model, images).layers)
+    >>> print(done)
+    circular: 0
+    polyphase: 0
+    >>> torch.allclose(mended(images), mended(images.roll((3, 5), (2, 3))), atol=1e-6)
+    True
+
+    Args:
+        model: The model.
+        layers: What `teka.audit.blame_layers` found of it, or an audit's `report.layers`.
+        fixes: Names of fixes; each is made to all layers that it is for. By default those that mend the layers that
+            break first, `layers.advised`, which for images that do not move round the torus are others.
+
+    Raises:
+        ValueError: No findings, findings of another model, or no such fix.
+    """
+    if not isinstance(layers, LayerFindings):
+        raise wrong_type("layers", layers, "what teka.audit.blame_layers found")
+    if isinstance(fixes, str):
+        raise wrong_value("fixes", fixes, f"a list of {', '.join(map(repr, FIXES))}")
+    for name in fixes or ():
+        if name not in FIXES:
+            raise unknown_name("fixes", name, FIXES)
+    chosen = [name for name in FIXES if name in (layers.advised if fixes is None else fixes)]
+    fixed = {name: layers.mendable(name) for name in chosen}
+    left = {name: {one: why for one, why in layers.fixes.get(name, {}).items() if why} for name in chosen}
+    mended, offsets = copy.deepcopy(model), Offsets()
+    state, modules = dict([*mended.named_parameters(), *mended.named_buffers()]), dict(mended.named_modules())
+    for name in (one for of_fix in fixed.values() for one in of_fix):
+        if name not in modules and name not in state:
+            raise wrong_value("layers", name, f"a layer of this {type(model).__name__}")
+    with torch.no_grad():
+        for name in fixed.get("positions", ()):
+            _forget_places(state[name], layers)
+    for name in dict.fromkeys(one for fix in ("circular", *SAMPLED_BY) for one in fixed.get(fix, ())):
+        # With "circular" a low pass goes on at the other side too, also where the layer itself does not pad.
+        _change(modules[name], [fix for fix in chosen if fix == "circular" or name in fixed[fix]], offsets)
+    return mended, Mending(fixed, left)
+
+
+def _forget_places(table: Tensor, layers: LayerFindings) -> None:
+    """Set each place's embedding to the mean of all; those of tokens before the grid stay."""
+    grids = [(one.grid, one.prefix_tokens) for one in layers.findings if one.grid]
+    found = place_axes(tuple(table.shape), [(layers.seen_size, 0), *grids])
+    if found is None:
+        raise wrong_value("layers", tuple(table.shape), "findings with the grid of this position embedding")
+    axes, before = found
+    placed = table.narrow(axes[0], before, table.shape[axes[0]] - before)
+    placed.copy_(placed.mean(axes, keepdim=True).expand_as(placed))
+
+
+def _change(module: nn.Module, fixes: Sequence[str], offsets: "Offsets") -> None:
+    # The class is changed in place, as torch's parametrizations do: what is shared or has hooks stays so.
+    changed: Any = module
+    if isinstance(module, nn.Conv2d) and not set(fixes) & set(SAMPLED_BY):
+        changed.padding_mode = "circular"
+    elif type(module) in SAMPLED:
+        changed.__class__ = SAMPLED[type(module)]
+        changed.prepare(fixes, offsets)
+    else:
+        changed.__class__ = nn.CircularPad2d
+
+
+class Offsets:
+    """The offsets that the layers of one model have chosen in a forward pass, one for all that samples a grid.
+
+    Two branches that are added, as in a residual block, would otherwise choose each their own, and their sum would not
+    move with the content (Chaman & Dokmanić 2021). A layer that comes again begins anew: with the next pass, or where
+    one pass takes several images in turn.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: dict[tuple[int, ...], tuple[Tensor, list[nn.Module]]] = {}
+
+    def sample(self, layer: nn.Module, cells: Maps, sampling: PolyphaseDownsample) -> Made:
+        """Some of the cells that a layer has, from the offset that is chosen for their grid, or that is chosen now."""
+        grid = (len(cells), *cells.shape[2:], *sampling.stride)
+        known, layers = self._chosen.get(grid, (None, []))
+        if known is None or any(one is layer for one in layers):
+            sampled, known = sampling.sample(cells)
+            layers = []
+        else:
+            sampled, _ = sampling.sample(cells, known)
+        self._chosen[grid] = known, [*layers, layer]
+        return sampled
+
+
+class _Sampled(nn.Module):
+    """A convolution or pooling that takes every cell, and keeps some of what it makes."""
+
+    outside = 0.0  # what a map without an edge of its own is padded with
+    sampling: PolyphaseDownsample
+
+    def prepare(self, fixes: Sequence[str], offsets: Offsets) -> None:
+        """Take what a module of the class before needs more."""
+        window: Any = self
+        before, stride = getattr(self, "padding_mode", "zeros"), pair(window.stride)
+        periodic = before == "circular" or "circular" in fixes or "polyphase" in fixes
+        window.padding_mode = "circular" if periodic else before
+        self.sampling = PolyphaseDownsample(
+            stride,
+            select="norm" if "polyphase" in fixes else "fixed",
+            blur=2 * max(stride) - 1 if "blur" in fixes and max(stride) > 1 else None,
+            periodic=periodic,
+        ).train(self.training)
+        self.offsets = offsets
+
+    def forward(self, input: Maps) -> Made:
+        window: Any = self
+        sizes, steps = pair(window.kernel_size), pair(getattr(self, "dilation", 1))
+        padding = (0, 0) if window.padding == "valid" else pair(window.padding)
+        # Behind the last cell as much as a window that begins there sees.
+        sides = [(cells, step * (size - 1) - cells) for cells, size, step in zip(padding, sizes, steps, strict=True)]
+        around = [*sides[1], *sides[0]]
+        if window.padding_mode == "zeros":
+            maps = pad(input, around, value=self.outside)
+        else:
+            maps = pad(input, around, mode=window.padding_mode)
+        return self.offsets.sample(self, self.take_all(maps), self.sampling)
+
+    def take_all(self, maps: Maps) -> Made:
+        """What the windows that begin at every cell make."""
+        raise NotImplementedError
+
+
+class SampledConv2d(_Sampled, nn.Conv2d):
+    """A convolution of which not every s-th cell from the first is kept."""
+
+    def take_all(self, maps: Maps) -> Made:
+        return conv2d(maps, self.weight, self.bias, 1, 0, self.dilation, self.groups)
+
+
+class SampledMaxPool2d(_Sampled, nn.MaxPool2d):
+    """A maximum over windows of which not every s-th from the first is kept."""
+
+    outside = -torch.inf
+
+    def take_all(self, maps: Maps) -> Made:
+        return max_pool2d(maps, self.kernel_size, 1, 0, self.dilation)
+
+
+class SampledAvgPool2d(_Sampled, nn.AvgPool2d):
+    """A mean over windows of which not every s-th from the first is kept."""
+
+    def take_all(self, maps: Maps) -> Made:
+        return avg_pool2d(maps, self.kernel_size, 1, divisor_override=self.divisor_override)
+
+
+SAMPLED: dict[type, type[_Sampled]] = {
+    nn.Conv2d: SampledConv2d,
+    nn.MaxPool2d: SampledMaxPool2d,
+    nn.AvgPool2d: SampledAvgPool2d,
+}

@@ -1,0 +1,89 @@
+import pytest
+import torch
+from torch import nn
+
+from teka.audit import Movement, axis_shifts, blame_layers
+from teka.audit.layers.blame import BREAKS
+from teka.audit.layers.fixes import FIXES, place_axes
+
+STRIDED = nn.Conv2d(2, 4, 3, 2, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1)
+
+
+def found_in(*layers, movement="circular", **options):
+    torch.manual_seed(0)
+    images = torch.rand(3, 2, 16, 24, dtype=torch.float64)
+    model = nn.Sequential(*layers).double().eval()
+    return blame_layers(model, images, axis_shifts(4), Movement(movement), **options)
+
+
+def test_every_fix_mends_a_kind_of_break_and_says_what_it_does_and_where_it_is_from():
+    for name, fix in FIXES.items():
+        assert fix.name == name
+        assert fix.kind in BREAKS
+        assert fix.does
+        assert fix.source
+
+
+def test_what_is_advised_follows_from_the_first_breaks_and_from_how_images_move():
+    assert found_in(*STRIDED).advised == ("circular", "polyphase")
+    assert found_in(*STRIDED, movement="zero").advised == ("blur",)
+    assert found_in(nn.Conv2d(2, 4, 3, padding=1)).advised == ("circular",)
+    assert found_in(nn.Conv2d(2, 4, 2, 2)).advised == ("polyphase",)
+    assert found_in(nn.Conv2d(2, 4, 1), nn.ReLU()).advised == ()
+
+
+def test_what_cannot_be_mended_is_not_advised():
+    found = found_in(nn.Conv2d(2, 4, 5, 2, padding=1))
+    assert found.breaks["aliasing"].name == "0"
+    assert found.mendable("polyphase") == ()
+    assert "it makes 7 × 11 cells of 16 × 24" in found.fixes["polyphase"]["0"]
+    assert "polyphase" not in found.advised
+
+
+def test_the_layers_of_a_fix_are_all_that_it_is_for_and_only_those_that_were_looked_at():
+    found = found_in(*STRIDED)
+    assert found.mendable("blur") == found.mendable("polyphase") == ("0", "2")
+    assert found.mendable("circular") == ("0", "3")
+    assert found.mendable("positions") == ()
+    assert found_in(*STRIDED, layers=["2"]).mendable("blur") == ("2",)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.MaxPool2d(2, return_indices=True), "its indices are asked for"),
+        (nn.AvgPool2d(3, 2, padding=1, count_include_pad=False), "it leaves its padding out of the mean"),
+        (nn.LazyConv2d(4, 3, 2, padding=1), ""),
+        (nn.Conv2d(2, 4, 3, 3, padding=1), "it makes 6 × 8 cells of 16 × 24 by steps of 3 × 3"),
+    ],
+    ids=str,
+)
+def test_strided_layers_that_cannot_be_sampled_have_a_reason(layer, reason):
+    if isinstance(layer, nn.LazyConv2d):
+        layer(torch.rand(1, 2, 16, 24))
+    assert found_in(layer).fixes["polyphase"]["0"] == reason
+
+
+def test_padding_that_goes_round_more_than_once_cannot_be_wrapped():
+    found = found_in(nn.AvgPool2d(8), nn.Conv2d(2, 2, 7, padding=3), nn.ConstantPad2d((-1, 0, 0, 0), 0.0))
+    assert set(found.fixes["circular"].values()) == {
+        "it pads by more than its map",
+        "it crops, or pads by more than its map",
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((1, 7, 8), ((1,), 1)),
+        ((1, 6, 8), ((1,), 0)),
+        ((7, 8), ((0,), 1)),
+        ((1, 8, 2, 3), ((2, 3), 0)),
+        ((8, 2, 3), ((1, 2), 0)),
+        ((1, 2, 3, 8), ((1, 2), 0)),
+        ((1, 5, 8), None),
+        ((8,), None),
+    ],
+)
+def test_the_axes_of_places_are_told_by_the_grid(shape, expected):
+    assert place_axes(shape, [((2, 3), 1)]) == expected

@@ -1,0 +1,239 @@
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from teka.audit import Movement, axis_shifts, blame_layers
+from teka.audit.layers.fixes import FIXES
+from teka.convert import mend
+from teka.convert.mending import SAMPLED, Offsets
+
+SIDES = (16, 8)
+EVERY_SHIFT = tuple(itertools.product(range(0, SIDES[0], 3), range(SIDES[1])))
+
+
+def images(number=3, channels=2):
+    return torch.randn(number, channels, *SIDES, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+class Bottleneck(nn.Module):
+    """Two branches that are added, of which one strides after a layer of its own."""
+
+    def __init__(self, channels, stride):
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(channels, 4, 1), nn.ReLU(), nn.Conv2d(4, channels, 3, stride, padding=1, groups=2)
+        )
+        self.shortcut = nn.Conv2d(channels, channels, 1, stride)
+
+    def forward(self, maps):
+        return (self.residual(maps) + self.shortcut(maps)).relu()
+
+
+class Patches(nn.Module):
+    """Tokens of patches with a class token, learned positions, and attention among them all."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Conv2d(2, 8, 4, 4)
+        self.cls_token, self.pos_embed = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 9, 8))
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, pictures):
+        tokens = self.project(pictures).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], 1) + self.pos_embed
+        return self.attend(tokens, tokens, tokens, need_weights=False)[0][:, 0]
+
+
+def network(*layers, seed=0):
+    torch.manual_seed(seed)
+    for layer in layers:
+        for part in layer.modules():
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
+
+
+def patches():
+    torch.manual_seed(0)
+    return Patches().double().eval()
+
+
+NETWORKS = {
+    "convolution and pools": lambda: network(
+        nn.Conv2d(2, 6, 3, 2, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), nn.ReLU(), nn.AvgPool2d(2)
+    ),
+    "windows without padding": lambda: network(nn.MaxPool2d(2), nn.Conv2d(2, 6, 2, 2), nn.ReLU()),
+    "dilated": lambda: network(nn.Conv2d(2, 6, 3, 2, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=1)),
+    "steps of other lengths": lambda: network(nn.Conv2d(2, 6, (5, 3), (4, 2), padding=(2, 1)), nn.ReLU()),
+    "padded by a module": lambda: network(nn.ZeroPad2d(1), nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)),
+    "added branches": lambda: network(nn.Conv2d(2, 4, 3, padding=1), Bottleneck(4, 2), Bottleneck(4, 1)),
+    "tokens with positions": patches,
+}
+
+
+def blame(model, movement=None, largest=4):
+    return blame_layers(model, images(), axis_shifts(largest), movement or Movement("circular"))
+
+
+@torch.no_grad()
+def change(model, shifts=EVERY_SHIFT):
+    still = model(images())
+    moved = [model(images().roll(shift, (2, 3))) for shift in shifts]
+    return max(float((one - still).norm() / still.norm()) for one in moved)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_mended_network_does_not_change_under_any_circular_shift_and_has_the_same_state(name):
+    model = NETWORKS[name]()
+    before, answers = copy.deepcopy(model.state_dict()), model(images())
+    mended, done = mend(model, blame(model))
+    assert change(model) > 1e-3
+    assert change(mended) < 1e-12
+    assert any(done.fixed.values())
+    # The model is as it was, and either takes the other's state.
+    assert torch.equal(model(images()), answers)
+    for key, tensor in mended.state_dict().items():
+        assert torch.equal(tensor, before[key]) == (key not in done.parameters), key
+    model.load_state_dict(mended.state_dict())
+    mended.load_state_dict(before)
+
+
+def test_in_single_precision_a_mended_network_is_exact_to_its_rounding():
+    model = NETWORKS["added branches"]()
+    mended, _ = mend(model, blame(model))
+    mended.float()
+    pictures = images().float()
+    with torch.no_grad():
+        torch.testing.assert_close(mended(pictures.roll((5, 3), (2, 3))), mended(pictures), rtol=1e-5, atol=1e-5)
+
+
+def test_branches_that_choose_each_an_offset_of_their_own_are_caught():
+    model = NETWORKS["added branches"]()
+    mended, _ = mend(model, blame(model))
+    for part in mended.modules():
+        if hasattr(part, "offsets"):
+            vars(part)["offsets"] = Offsets()
+    assert change(mended) > 1e-3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_blur_brings_the_outputs_of_random_networks_nearer_together(seed):
+    layers = (nn.Conv2d(2, 8, 3, 2, padding=1, padding_mode="circular"), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU())
+    model = network(*layers, seed=seed)
+    mended, done = mend(model, blame(model), ["blur"])
+    assert done.fixed == {"blur": ("0", "2")}
+    assert change(mended) < 0.7 * change(model)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 6, 3, 2, padding=1, groups=2),
+        nn.Conv2d(4, 6, 3, 2, padding=2, dilation=2, bias=False),
+        nn.Conv2d(4, 6, 4, (2, 4), padding=(1, 0), padding_mode="reflect"),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.MaxPool2d(2, dilation=2, padding=1),
+        nn.AvgPool2d(3, 2, padding=1, divisor_override=5),
+    ],
+    ids=str,
+)
+def test_a_layer_that_takes_every_cell_and_keeps_every_sth_from_the_first_gives_what_it_gave(layer):
+    maps = images(channels=4)
+    expected = layer.double()(maps)
+    layer.__class__ = SAMPLED[type(layer)]
+    layer.prepare((), Offsets())
+    torch.testing.assert_close(layer(maps), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_positions_become_their_mean_and_the_class_token_keeps_its_own():
+    model = patches()
+    mended, done = mend(model, blame(model), ["positions"])
+    assert done.parameters == ("pos_embed",)
+    found, before = mended.get_parameter("pos_embed"), model.pos_embed
+    assert torch.equal(found[:, :1], before[:, :1])
+    torch.testing.assert_close(found[:, 1:], before[:, 1:].mean(1, keepdim=True).expand(-1, 8, -1))
+
+
+def test_a_layer_in_two_places_stays_one_and_hooks_stay():
+    shared, calls = nn.MaxPool2d(2), []
+    model = network(shared, nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), shared)
+    shared.register_forward_hook(lambda *_: calls.append(1))
+    mended, done = mend(model, blame(model))
+    assert done.fixed["polyphase"] == ("0",)
+    assert mended.get_submodule("0") is mended.get_submodule("3")
+    assert change(mended) < 1e-12
+    calls.clear()
+    mended(images())
+    assert len(calls) == 2
+
+
+def test_two_images_of_one_pass_have_each_an_offset():
+    tower = NETWORKS["convolution and pools"]()
+    mended, _ = mend(tower, blame(tower))
+    first, second = images(), images().roll((3, 1), (2, 3))
+    together = [mended(first), mended(second)]
+    torch.testing.assert_close(together[0], together[1], rtol=1e-12, atol=1e-12)
+
+
+def test_a_copy_of_a_mended_model_begins_anew():
+    model = NETWORKS["added branches"]()
+    mended, _ = mend(model, blame(model))
+    answers = mended(images())
+    mended(images().flip(2))
+    torch.testing.assert_close(copy.deepcopy(mended)(images()), answers, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_reach_every_parameter():
+    model = NETWORKS["added branches"]()
+    mended, _ = mend(model, blame(model))
+    mended(images()).square().sum().backward()
+    assert all(one.grad is not None and one.grad.abs().sum() > 0 for one in mended.parameters())
+
+
+def test_where_there_is_nothing_to_mend_the_model_is_left_as_it_is():
+    model = network(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.ReLU())
+    mended, done = mend(model, blame(model))
+    assert (done.fixed, done.left, str(done)) == ({}, {}, "nothing to mend: no layer is to blame that a fix is for")
+    assert torch.equal(mended(images()), model(images()))
+    _, done = mend(model, blame(model), ["blur", "positions"])
+    assert str(done) == "blur: no layer that it is for\npositions: no layer that it is for"
+
+
+def test_a_mended_model_is_not_mended_again():
+    model = NETWORKS["added branches"]()
+    mended, _ = mend(model, blame(model))
+    assert mend(mended, blame(mended))[1].fixed == {}
+
+
+def test_layers_that_cannot_be_mended_are_named_with_the_reason():
+    class Own(nn.Conv2d):
+        pass
+
+    model = network(nn.Conv2d(2, 4, 3, 2), Own(4, 4, 3, 2, padding=1), nn.ReLU())
+    mended, done = mend(model, blame(model), ["circular", "polyphase"])
+    assert done.left["polyphase"]["0"] == "it makes 7 × 3 cells of 16 × 8 by steps of 2 × 2"
+    assert "it is a Own" in done.left["circular"]["1"]
+    assert "polyphase: not 0: it makes 7 × 3 cells" in str(done)
+    assert torch.equal(mended(images()), model(images()))
+
+
+def test_every_fix_is_made():
+    model = NETWORKS["convolution and pools"](), patches()
+    done = [mend(one, blame(one), list(FIXES))[1] for one in model]
+    assert all(done[0].fixed[name] or done[1].fixed[name] for name in FIXES)
+
+
+def test_bad_input_is_refused():
+    model = network(nn.Conv2d(2, 4, 3, 2, padding=1))
+    found = blame(model)
+    with pytest.raises(ValueError, match=r"fixes is 'polyphas', .*did you mean 'polyphase'"):
+        mend(model, found, ["polyphas"])
+    with pytest.raises(ValueError, match="fixes is 'blur', expected a list of"):
+        mend(model, found, "blur")
+    with pytest.raises(ValueError, match="layers is None"):
+        mend(model, None)
+    with pytest.raises(ValueError, match="layers is '0', expected a layer of this Linear"):
+        mend(nn.Linear(2, 2), found)
