@@ -83,7 +83,7 @@ OPTIONS = {
     "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
     "resume",
     "mend": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
-    "resume fix weights",
+    "resume fix out weights",
     "study": "out data_dir processes parallel only summary repeat",
     "reproduce": "scale out data_dir processes parallel only list summary",
     "approximate": "sizes radii num_features kernels projections dim tokens draws seed out",

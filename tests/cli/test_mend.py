@@ -71,7 +71,7 @@ def test_it_audits_before_and_after_and_says_what_was_done_and_what_it_costs(her
 
 
 def test_chosen_fixes_are_made_and_weights_are_written_where_a_fix_changes_them(here, capsys):
-    options = (*OPTIONS, "--max-shift", "1", "--weights", "mended.safetensors")
+    options = (*OPTIONS, "--max-shift", "1", "--out", "mended.safetensors")
     assert main(["mend", "models.py:strided", *options, "--fix", "blur"]) == 0
     assert "not written: weights, for no fix changed any" in capsys.readouterr().out
     assert not (here / "mended.safetensors").exists()

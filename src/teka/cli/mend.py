@@ -36,11 +36,11 @@ FIX_HELP = (
     Option("model", str, MODEL_HELP, metavar="MODEL"),
     *OPTIONS,
     Option("--fix", str | None, FIX_HELP),
-    Option("--weights", str | None, "Weights to write as safetensors, if a fix changed any."),
+    Option("--out", str | None, "File of weights to write as safetensors, if a fix changed any."),
     examples=(
         "teka mend runs/resnet18 --data cifar10 --data-dir data --html mended.html",
         "teka mend timm:resnet18.a1_in1k --data pictures --fix blur --mode crop --json mended.json",
-        "teka mend model.py:make --data images.npz --fix circular,polyphase,positions --weights mended.safetensors",
+        "teka mend model.py:make --data images.npz --fix circular,polyphase,positions --out mended.safetensors",
     ),
 )
 def mend(options: Namespace, command: str) -> None:
@@ -53,9 +53,9 @@ def mend(options: Namespace, command: str) -> None:
         check_name("fix", fix, FIXES)
     settings = make_settings(options, PARTS if options.html is not None else ("layers",))
     state = check_files(options)
-    if options.weights is not None:
-        make_directory("weights", Path(options.weights).parent)
-        check_output("weights", Path(options.weights))
+    if options.out is not None:
+        make_directory("out", Path(options.out).parent)
+        check_output("out", Path(options.out))
     case = read_case(options.model, options, settings)
     if not isinstance(case.function, nn.Module):
         raise wrong_value("model", options.model, "a torch.nn.Module, whose layers can be changed")
@@ -84,8 +84,8 @@ def mend(options: Namespace, command: str) -> None:
         return [reports[0], replace(reports[1], verdict=words)]
 
     write_comparison([case, other], [before, after], options, judge, mending=encode(done))
-    if options.weights is not None:
-        _write_weights(case, mended, done, Path(options.weights))
+    if options.out is not None:
+        _write_weights(case, mended, done, Path(options.out))
 
 
 def cost(pairs: Sequence[Pair]) -> str:

@@ -23,7 +23,13 @@ SAMPLED_BY = ("blur", "polyphase")
 
 @dataclass(frozen=True)
 class Mending:
-    """What `mend` did: by the name of each fix the layers that have it now, and those that could not, with why."""
+    """What `mend` did: by the name of each fix the layers that have it now, and those that could not, with why.
+
+    >>> from teka.convert import Mending
+    >>> print(Mending({"blur": ("conv1",)}, {"blur": {"conv2": "its stride does not divide its map"}}))
+    blur: conv1
+    blur: not conv2: its stride does not divide its map
+    """
 
     fixed: dict[str, tuple[str, ...]]
     left: dict[str, dict[str, str]]

@@ -93,20 +93,21 @@ class PolyphaseDownsample(nn.Module):
         filtered = blurred(inputs, self.blur, passed, self.periodic)
         if offset is not None:
             check_tensor("offset", offset, len(inputs), dtypes=(torch.long,))
-        elif self.select == "fixed":
-            offset = inputs.new_zeros(len(inputs), dtype=torch.long)
+            return take_coset(filtered, offset, self.stride), offset
+        if self.select == "fixed":
+            chosen = inputs.new_zeros(len(inputs), dtype=torch.long)
         elif self.score is None:
             # After it all cosets have one norm, of which the largest would be chosen by rounding.
             weighed = blurred(inputs, CHOICE_BLUR, self.stride, self.periodic) if self.blur == "ideal" else filtered
-            offset = largest_coset(weighed.detach(), self.stride)
+            chosen = largest_coset(weighed.detach(), self.stride)
         else:
             cosets = split_cosets(filtered, self.stride)
             scores = self.score(cosets)
             if self.training:
                 hard = gumbel_softmax(scores, hard=True)
                 return torch.einsum("bk,bk...->b...", hard, cosets), hard.argmax(1)
-            offset = scores.argmax(1)
-        return take_coset(filtered, offset, self.stride), offset
+            chosen = scores.argmax(1)
+        return take_coset(filtered, chosen, self.stride), chosen
 
     def check(self, inputs: Tensor) -> None:
         """Check that inputs have as many axes as the stride, which divides them."""
