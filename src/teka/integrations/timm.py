@@ -32,6 +32,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class TimmPerformer(nn.Module):
     """`teka.models.Performer` with what timm asks of a model: `forward_features`, a head to reset, intermediates.
 
+    >>> import timm, torch, teka.integrations.timm
+    >>> teka.integrations.timm.register()
+    >>> model = timm.create_model("teka_tiny_patch16_224", num_classes=10)
+    >>> model.forward_features(torch.rand(1, 3, 224, 224)).shape
+    torch.Size([1, 196, 192])
+
     Args:
         img_size: Pixels along each axis, a multiple of 16.
         in_chans: Channels of the images.
