@@ -52,7 +52,8 @@ lock: $(BUILD_READY)
 
 # What is done beside timm and torchvision, in an environment that has them; compiling, since its PyTorch is the oldest.
 test-vision: $(VISION_READY)
-	$(VISION_VENV)/bin/python -m pytest tests/vision tests/contracts/test_compile.py
+	$(VISION_VENV)/bin/python -m pytest tests/vision
+	$(VISION_VENV)/bin/python -m pytest tests/contracts/test_compile.py
 
 vision: $(VISION_READY)
 
