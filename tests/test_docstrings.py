@@ -79,12 +79,14 @@ def test_the_command_line_names_what_a_run_takes(argument: str):
     assert all(f'"{name}"' in text for name in TAKES[argument])
 
 
+# timm does not import beside the newest torch without torchvision; tests/vision has an environment for it.
+APART = ("teka.__main__", "teka.integrations.timm")
+
+
 @functools.cache
 def modules() -> list[ModuleType]:
     """Every module of the library."""
-    # timm does not import beside the newest torch without torchvision; tests/vision has an environment for it.
-    apart = ("teka.__main__", "teka.integrations.timm")
-    names = [one.name for one in pkgutil.walk_packages(teka.__path__, "teka.") if one.name not in apart]
+    names = [one.name for one in pkgutil.walk_packages(teka.__path__, "teka.") if one.name not in APART]
     kept = [name for name in names if gpu.HAS_TRITON or not name.startswith(f"{gpu.__name__}.")]
     return [teka, *map(import_module, kept)]
 
@@ -117,13 +119,19 @@ def test_every_class_that_a_package_offers_has_an_example_of_its_own():
     assert [kind for kind in classes if ">>> " not in (vars(kind)["__doc__"] or "")] == []
 
 
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
 WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
+WITH_EXAMPLES = [path for path in WITH_EXAMPLES if module_name(path) not in APART]
 
 
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_examples_in_docstrings_give_what_they_say(path: Path):
-    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     torch.manual_seed(0)
-    result = doctest.testmod(import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    result = doctest.testmod(
+        import_module(module_name(path)), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    )
     assert result.attempted
     assert not result.failed

@@ -2,6 +2,7 @@
 
 # pyright: reportMissingImports=false
 import copy
+import doctest
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from timm.data import resolve_model_data_config
 
 from teka import Grid
 from teka.convert import replace_attention
+from teka.integrations import timm as integration
 from teka.integrations.timm import register
 
 register()
@@ -66,3 +68,9 @@ def test_with_the_softmax_a_model_of_timm_stays_as_it_was(name: str):
 def test_attention_that_rotates_by_itself_is_left_alone():
     with pytest.raises(ValueError, match="model is 'Eva', expected a model with attention that can be replaced"):
         replace_attention(timm.create_model("vit_small_patch16_dinov3", depth=1))
+
+
+def test_the_example_in_its_docstring_gives_what_it_says():
+    result = doctest.testmod(integration)
+    assert result.attempted
+    assert not result.failed
