@@ -22,7 +22,7 @@ from teka.models import Performer
 from teka.nn import Attention, Rotary
 
 # Float32, eager against compiled: kernels may add in another order.
-BAND = 1e-4
+BAND = 3e-5
 DIM = 8
 PERIODIC = Grid((7, 13), periodic=True)
 
