@@ -29,6 +29,7 @@ def one_core() -> Iterator[None]:
     """What divides the cores among processes gives each of them one thread too."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "cpu_count", lambda: 1)
+        patched.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
         yield
 
 

@@ -135,8 +135,8 @@ def test_a_cell_that_is_not_there_is_an_error_that_offers_the_nearest(finished, 
         repeat_cell(read_study(tiny_study), finished, "squared-relu--none--seed-4")
 
 
-def test_processes_share_the_cores_and_each_has_a_thread(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+def test_processes_share_the_cores_they_were_given_and_each_has_a_thread(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(7), raising=False)
     assert [share_of_cores(processes) for processes in (1, 3, 8)] == [7, 2, 1]
 
 

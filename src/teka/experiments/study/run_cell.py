@@ -50,7 +50,8 @@ COMPARED = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "steps", "pa
 
 def share_of_cores(processes: int) -> int:
     """Threads of each of so many processes side by side, at least 1."""
-    cores = os.cpu_count() or 1
+    # Fewer than the machine's where a scheduler or `taskset` gave this process some of them; macOS does not say.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not 1 <= processes <= 16 * cores:
         raise wrong_value("processes", processes, f"at least 1 and at most {16 * cores}, 16 for each core")
     return max(1, cores // processes)
