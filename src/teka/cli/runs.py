@@ -211,15 +211,17 @@ def heads(options: argparse.Namespace, command: str) -> None:
         "Date": result.get("date"),
         "Versions": f"teka {result.get('teka')}, PyTorch {result.get('torch')}",
     }
-    written = write_heads(
-        record,
-        attention_maps(model, images, query),
-        trained.folder / HEADS_FOLDER if options.out is None else Path(options.out),
-        query=query,
-        num_images=len(images),
-        name=f"{' and '.join(words)}, {trained.dataset.name}",
-        settings=[(name, str(value)) for name, value in settings.items() if value],
-        before=load_head_record(parent) if parent.is_file() else None,
-    )
+    with progress_bar() as show:
+        written = write_heads(
+            record,
+            attention_maps(model, images, query),
+            trained.folder / HEADS_FOLDER if options.out is None else Path(options.out),
+            query=query,
+            num_images=len(images),
+            name=f"{' and '.join(words)}, {trained.dataset.name}",
+            settings=[(name, str(value)) for name, value in settings.items() if value],
+            before=load_head_record(parent) if parent.is_file() else None,
+            progress=lambda done, total: show("pictures", done, total, ""),
+        )
     print(f"{written.terminal}\n\n{head_finding(record)}")
     print(f"written: {', '.join(map(str, written.files))}")

@@ -1,6 +1,6 @@
 """The page of a network's heads, with its pictures, and what is said of the heads in words and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +75,7 @@ def write_heads(
     name: str,
     settings: Sequence[tuple[str, str]] = (),
     before: HeadRecord | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Written:
     """Write `heads.html`, `head_centers.png`, `attention_maps.png`, `head_grid.png`, `accuracy.png` and `heads.gif`.
 
@@ -89,6 +90,7 @@ def write_heads(
         name: What to call the network.
         settings: What else the page says of it, by name.
         before: The heads over the training before some were pruned, whose accuracy is drawn before theirs.
+        progress: Called after each picture of the moving one, with the number so far and of all.
 
     Raises:
         ImportError: matplotlib, Pillow or jinja2 is not installed.
@@ -96,7 +98,7 @@ def write_heads(
         OSError: The folder cannot be written.
     """
     moments = draw.choose_moments(record)
-    frames = draw.draw_frames(record, moments)
+    frames = draw.draw_frames(record, moments, progress)
     stills = [draw.encode_frames([frame], "PNG") for frame in frames]
     drawn = {
         "head_centers.png": draw.draw_head_centers(record, sorted({0, len(record.epoch) - 1})),

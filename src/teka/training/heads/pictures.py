@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -199,8 +199,10 @@ def choose_moments(record: HeadRecord, count: int = FRAMES) -> list[int]:
     return sorted({round(place) for place in np.linspace(0, last, min(count, last + 1))})
 
 
-def draw_frames(record: HeadRecord, moments: Sequence[int]) -> "list[Image]":
-    """The picture of the heads at each moment, in few colours."""
+def draw_frames(
+    record: HeadRecord, moments: Sequence[int], progress: Callable[[int, int], object] | None = None
+) -> "list[Image]":
+    """The picture of the heads at each moment, in few colours; `progress` is called with those done and of all."""
     require("PIL", "reports need", "teka[report]")
     from PIL import Image
 
@@ -209,6 +211,8 @@ def draw_frames(record: HeadRecord, moments: Sequence[int]) -> "list[Image]":
         buffer = io.BytesIO()
         draw_head_centers(record, [moment]).savefig(buffer, format="png", dpi=FRAME_DPI)
         frames.append(Image.open(buffer).convert("RGB"))
+        if progress is not None:
+            progress(len(frames), len(moments))
     # The same palette in all, so that what stands still does not flicker; what is nearly white is paper.
     palette = frames[-1].quantize(FRAME_COLOURS)
     triples = np.array(palette.getpalette(), dtype=np.uint8).reshape(-1, 3)
