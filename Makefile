@@ -15,11 +15,12 @@ BUILD_VENV := .venv-build
 BUILD_READY := $(BUILD_VENV)/.ready
 VISION_VENV := .venv-vision
 VISION_READY := $(VISION_VENV)/.ready
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' src/teka/__init__.py)
 MAKE_VENV = $(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
 	{ echo "$(PYTHON) is not Python 3.10 or newer with its module venv: install these (Debian: apt install python3-venv), or name another, make PYTHON=…" >&2; exit 1; }; \
 	$(PYTHON) -m venv
 
-.PHONY: demo test test-exhaustive test-oldest test-newest test-vision vision wheel lock browser lint types docs clean
+.PHONY: demo test test-exhaustive test-oldest test-newest test-vision vision wheel lock browser lint types docs docs-version release clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
@@ -71,6 +72,17 @@ types: $(READY)
 # An environment of its own, without torch: the pages are made from the sources' text.
 docs: $(DOCS_READY)
 	$(DOCS_VENV)/bin/mkdocs build --strict
+
+# The pages of this version, as a commit on the branch gh-pages beside those of others; its name and which is the latest.
+docs-version: $(DOCS_READY)
+	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" mike set-default latest
+
+# What is released: this commit, with nothing else in the tree, whose changes are written down under its version.
+release: wheel
+	git diff --exit-code HEAD
+	grep -q '^## \[$(VERSION)\] - ' CHANGELOG.md || { echo "CHANGELOG.md has no heading of version $(VERSION) with a date" >&2; exit 1; }
+	git tag --annotate v$(VERSION) --message 'teka $(VERSION)'
 
 clean:
 	rm -rf $(VENV) $(DOCS_VENV) $(BUILD_VENV) $(VISION_VENV) .venv-oldest .venv-newest runs/demo build dist .ruff_cache .hypothesis
