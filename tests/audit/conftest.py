@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from teka.audit.measure.outputs import feature_distances
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 
@@ -32,7 +33,7 @@ def respond() -> Callable[..., Responses]:
 
 @pytest.fixture
 def measure() -> Callable[..., Responses]:
-    """Responses as measured of random logits (S, N, K), one for each shift."""
+    """Responses as measured of random logits (S, N, K), one for each shift, with every table that any output has."""
 
     def made(shifts, logits, labels):
         zero = next(index for index, shift in enumerate(shifts) if not any(shift))
@@ -40,6 +41,7 @@ def measure() -> Callable[..., Responses]:
         top = logits[zero].argmax(dim=1)
         columns = torch.arange(logits.shape[1])
         chosen = logarithm.exp()[:, columns, top]
+        found = [feature_distances(one, logits[zero], columns) for one in logits]
         return Responses(
             movement=CIRCULAR,
             shifts=tuple(shifts),
@@ -51,6 +53,9 @@ def measure() -> Callable[..., Responses]:
             predictions=logits.argmax(dim=2),
             loss=-logarithm[:, columns, labels],
             probability_change=(chosen - chosen[zero]).abs(),
+            overlap=1 / (1 + (logits - logits[zero]).norm(dim=2)),
+            cosine_distance=torch.stack([one["cosine_distance"] for one in found]),
+            rank=torch.stack([one["rank"] for one in found]),
             divergence=(logarithm[zero].exp() * (logarithm[zero] - logarithm)).sum(dim=2).clamp(min=0),
         )
 

@@ -168,6 +168,11 @@ def _headline(report: AuditReport) -> str:
         return "No image was moved: time was up before."
     if all(_is_exact(one, report.noise_floor) for one in moved):
         return f"{_where(moved)}, moving the image changes nothing but rounding."
+    overlaps = [one for one in moved if "overlap" in one.numbers]
+    if overlaps:
+        worst = min(overlaps, key=lambda one: one.numbers["overlap"].value)
+        share = write_share(worst.numbers["overlap"].value)
+        return f"{_where([worst])}, what the model finds overlaps by {share} % with what it found, moved along."
     flips, errors = ([one for one in moved if kind in one.numbers] for kind in ("flip_rate", "maximum_error"))
     worst = max(flips, key=lambda one: one.numbers["flip_rate"].value, default=None)
     if worst is not None and (rate := worst.numbers["flip_rate"].value) > 0:
@@ -197,12 +202,18 @@ def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
         return f"In mode {metrics.movement.mode} no image was moved: time was up before."
     if _is_exact(metrics, noise):
         error = numbers["maximum_error"].value
-        kind = "moves along exactly" if metrics.output == "dense" else "does not change"
+        kind = "does not change" if metrics.output in ("logits", "features") else "moves along exactly"
         right = f"; {_share(numbers['accuracy'])} of the images are answered correctly" if "accuracy" in numbers else ""
         return f"{where}, the output {kind}: relative error at most {write_size(error)}, which is rounding{right}."
     if "flip_rate" not in numbers:
+        if "overlap" in numbers:
+            lowest = f"{write_share(numbers['minimum_overlap'].value)} % at the worst shift"
+            return f"{where}, the mean IoU with what moves along is {_share(numbers['overlap'])}, {lowest}."
         by = f" by {write_size(numbers['maximum_error'].value)} of its size" if "maximum_error" in numbers else ""
-        return f"{where}, the output changes{by} at the worst shift."
+        found = (
+            f" {_share(numbers['retrieval'])} are nearest to themselves unshifted." if "retrieval" in numbers else ""
+        )
+        return f"{where}, the output changes{by} at the worst shift.{found}"
     answer = f"{where}, the answer changes in {_share(numbers['flip_rate'])} of the cases"
     if "minimum_accuracy" not in numbers:
         return f"{answer}."

@@ -17,7 +17,7 @@ from teka.audit.layers.blame import LayerFindings, blame_layers
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import Deadline, measure_responses
-from teka.audit.measure.responses import Responses
+from teka.audit.measure.responses import OUTPUTS, Responses
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS, PresetResult
 from teka.audit.report import Example, Failure, make_examples, worst_images
@@ -87,6 +87,8 @@ def do_parts(work: Work) -> None:
     """Do every part that was asked for, or raise what the first mode did if not a single one could be measured."""
     for part in PARTS_IN_ORDER:
         if part.name in PARTS and part.name not in work.settings.parts:
+            continue
+        if work.results["mode"] and work.first("mode")[0].output not in part.outputs:
             continue
         over = part.over(work.settings)
         errors = [work.attempt(part.name, part.title.format(one), partial(part.find, work, one)) for one in over]
@@ -201,15 +203,17 @@ class Part:
     title: str
     find: Callable[[Work, str], Iterator[object]]
     over: Callable[[AuditSettings], Sequence[str]] = lambda _: ("",)
+    outputs: Sequence[str] = OUTPUTS  # of which it says something
 
 
+NOT_BOXES = tuple(output for output in OUTPUTS if output != "boxes")  # whose numbers are places, in any order
 PARTS_IN_ORDER = (
     Part("noise", "noise floor", _noise),
     Part("mode", "mode {}", _mode, lambda settings: settings.modes),
     Part("layers", "layers", _layers),
     Part("phases", "phases", _phases),
     Part("preset", "preset {}", _preset, lambda settings: [] if settings.preset is None else [settings.preset]),
-    Part("derivative", "derivative along {}", _derivative, lambda _: AXES),
-    Part("sensitivity", "sensitivity in mode {}", _sensitivity, lambda settings: settings.modes),
+    Part("derivative", "derivative along {}", _derivative, lambda _: AXES, NOT_BOXES),
+    Part("sensitivity", "sensitivity in mode {}", _sensitivity, lambda settings: settings.modes, NOT_BOXES),
     Part("examples", "examples", _examples),
 )

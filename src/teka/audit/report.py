@@ -31,6 +31,7 @@ SCHEMA = 2
 READ_SCHEMAS = (1, SCHEMA)
 # What a comparison of two models needs of each; the loss is not compared.
 PACKED = ("evaluated", "error_squared", "norm_squared", "predictions", "probability_change", "divergence", "labels")
+PACKED += ("overlap", "cosine_distance", "rank")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class AuditSettings:
         background: Value of the images' background: one, or one for each channel.
         canvas_size: Size of the canvas for mode `canvas`; None for the images' and room for every shift.
         crop_size: Size of the window for mode `crop`; None for the images' less room for every shift.
-        output: "auto", "logits", "features" or "dense".
+        output: "auto", "logits", "features", "dense", "segmentation" or "boxes", of which
+            `measure_responses` says more.
         stride: Pixels to a cell of dense outputs; None divides the sizes.
         layers: Names of the modules to look at; None for all.
         seed: Seed of the bootstrap and of the presets' draws.

@@ -67,7 +67,7 @@ def test_code_of_a_repository_is_never_run(vit_folder, tmp_path):
     config["model_type"] = "of-their-own"
     config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForImageClassification": "own.Model"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="expected an image classifier"):
+    with pytest.raises(ValueError, match="expected a vision model"):
         load_transformers(str(folder))
     assert not (tmp_path / "ran").exists()
 

@@ -11,8 +11,16 @@ from torch.nn.functional import avg_pool2d
 
 from teka.audit import axis_shifts, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.outputs import check_dense_shifts, dense_error, infer_output, sum_of_squares
+from teka.audit.measure.outputs import (
+    check_dense_shifts,
+    class_overlap,
+    compared_maps,
+    infer_output,
+    squares,
+    sum_of_squares,
+)
 from teka.audit.movement import Movement
+from teka.audit.statistics.summarize import summarize
 
 HEIGHT, WIDTH = 12, 18
 IMAGES = torch.rand(3, 2, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -25,11 +33,15 @@ def moved(movement, shift):
     return movement.move(IMAGES, shift)
 
 
+def errors(*given):
+    return squares(*compared_maps(*given)).values()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @given(st.integers(-11, 11), st.integers(-17, 17))
 def test_what_moves_along_has_no_error(mode, down, right):
     movement = Movement(mode)
-    error, _ = dense_error(moved(movement, (down, right)), IMAGES, (down, right), (1, 1), movement)
+    error, _ = errors(moved(movement, (down, right)), IMAGES, (down, right), (1, 1), movement)
     assert error.max() <= (1e-24 if mode == "fourier" else 0)
 
 
@@ -39,12 +51,12 @@ def test_pooled_maps_have_no_error_at_whole_cells(down, right):
     for mode in ("circular", "zero"):
         movement = Movement(mode)
         reference, response = avg_pool2d(IMAGES, stride), avg_pool2d(moved(movement, shift), stride)
-        error, _ = dense_error(response, reference, shift, stride, movement)
+        error, _ = errors(response, reference, shift, stride, movement)
         assert error.max() <= 1e-28
 
 
 def test_with_circular_edges_every_cell_counts():
-    error, norm = dense_error(IMAGES, IMAGES, (1, -4), (1, 1), Movement("circular"))
+    error, norm = errors(IMAGES, IMAGES, (1, -4), (1, 1), Movement("circular"))
     rolled = IMAGES.roll((1, -4), (2, 3))
     torch.testing.assert_close(error, (IMAGES - rolled).square().sum((1, 2, 3)))
     torch.testing.assert_close(norm, IMAGES.square().sum((1, 2, 3)))
@@ -52,7 +64,7 @@ def test_with_circular_edges_every_cell_counts():
 
 def test_without_circular_edges_only_cells_that_came_from_inside_count():
     response = torch.zeros_like(IMAGES)
-    error, norm = dense_error(response, IMAGES, (4, -6), (2, 3), Movement("zero"))
+    error, norm = errors(response, IMAGES, (4, -6), (2, 3), Movement("zero"))
     # A map whose cells are 2 × 3 pixels moves by (2, −2) cells: its last two rows and its first two columns leave.
     left = IMAGES[:, :, :-2, 2:].square().sum((1, 2, 3))
     torch.testing.assert_close(error, left)
@@ -61,7 +73,7 @@ def test_without_circular_edges_only_cells_that_came_from_inside_count():
 
 def test_a_fraction_of_a_cell_is_the_same_interpolation_of_the_map():
     movement = Movement("fourier")
-    error, _ = dense_error(moved(movement, (0.5, -1.25)), IMAGES, (1, -2.5), (2, 2), movement)
+    error, _ = errors(moved(movement, (0.5, -1.25)), IMAGES, (1, -2.5), (2, 2), movement)
     assert error.max() <= 1e-24
 
 
@@ -186,3 +198,49 @@ def test_an_output_of_another_kind_is_refused():
     ]:
         with raises_for((shape, output, stride), ValueError, match=message):
             infer_output(shape, (12, 18), output, stride)
+
+
+def test_a_segmentation_that_moves_along_overlaps_wholly_and_one_that_stays_as_worked_out_by_hand():
+    images = torch.zeros(2, 1, 4, 6)
+    images[:, :, 1:3, 1:3] = 1.0
+
+    def segment(batch):
+        return torch.cat([1 - batch, batch], dim=1)
+
+    def stays(batch):
+        return segment(images[: len(batch)])
+
+    shifts = [(0, 0), (0, 1), (1, 2)]
+    for mode in ("circular", "zero"):
+        responses = measure_responses(segment, images, shifts, Movement(mode), output="segmentation", batch_size=2)
+        assert responses.overlap.tolist() == [[1.0] * 2] * 3
+        assert summarize(responses, num_resamples=40).numbers["overlap"].value == 1.0
+    overlap = measure_responses(stays, images, shifts, CIRCULAR, output="segmentation", batch_size=2).overlap
+    # By one column 2 of the 4 cells stay, of a union of 6; of the ground 18 of 22. By (1, 2) none, and 16 of 24.
+    assert overlap[:, 0].tolist() == pytest.approx([1.0, (2 / 6 + 18 / 22) / 2, (0 + 16 / 24) / 2])
+    with pytest.raises(ValueError, match="the output of the model has shape"):
+        measure_responses(lambda batch: batch, images, shifts, CIRCULAR, output="segmentation")
+
+
+@given(st.integers(1, 5), st.integers(0, 2**32))
+def test_overlap_of_classes_is_that_of_sets_of_cells(num_classes, seed):
+    first, second = torch.randint(num_classes, (2, 3, 5, 7), generator=torch.Generator().manual_seed(seed))
+    for row, found in enumerate(class_overlap(first, second, num_classes)):
+        cells = [
+            [set((one[row] == kind).flatten().nonzero().flatten().tolist()) for one in (first, second)]
+            for kind in range(num_classes)
+        ]
+        shares = [len(one & other) / len(one | other) for one, other in cells if one | other]
+        assert found == pytest.approx(sum(shares) / len(shares))
+
+
+def test_features_are_found_again_by_the_cosine_to_those_of_all_images():
+    images = torch.eye(5).reshape(5, 1, 1, 5)
+    responses = measure_responses(
+        lambda batch: batch.flatten(1), images, [(0, 0), (0, 1)], CIRCULAR, output="features", batch_size=3
+    )
+    # Moved by one column each image is another one of them, which is nearer; the other three are as far as its own.
+    assert responses.rank.tolist() == [[1] * 5, [2] * 5]
+    assert responses.cosine_distance.tolist() == [[0.0] * 5, [1.0] * 5]
+    numbers = summarize(responses, num_resamples=40).numbers
+    assert (numbers["retrieval"].value, numbers["rank"].value) == (0.0, 2.0)

@@ -40,7 +40,7 @@ def test_every_difference_is_that_of_the_summaries(pair):
     comparison = compare_responses(*pair, num_resamples=100, num_flips=99)
     first, second = (summarize(responses, num_resamples=100) for responses in pair)
     assert set(comparison.numbers) == set(COMPARED_NUMBERS)
-    assert set(comparison.curves) == {"accuracy", "agreement"}
+    assert set(comparison.curves) == {"accuracy", "agreement", "retrieval"}
     for name, number in comparison.numbers.items():
         assert number.value == pytest.approx(first.numbers[name].value - second.numbers[name].value, abs=1e-12)
         assert number.lower <= number.value <= number.upper
@@ -124,7 +124,8 @@ def test_only_shifts_that_both_finished_are_compared(pair):
 
 
 def test_what_one_model_lacks_is_left_out(pair):
-    bare = dataclasses.replace(pair[1], output="features", predictions=None, probability_change=None, divergence=None)
+    lacking = dict.fromkeys(("predictions", "probability_change", "divergence", "overlap", "cosine_distance", "rank"))
+    bare = dataclasses.replace(pair[1], output="features", **lacking)
     comparison = compare_responses(pair[0], bare, num_resamples=100)
     assert not comparison.curves
     assert set(comparison.numbers) == {"mean_error"}

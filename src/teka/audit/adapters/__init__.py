@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from teka.audit.adapters.answers import BOX_LISTER, CLASSIFIER, SEGMENTER
 from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
@@ -27,7 +28,8 @@ __all__ = ["Loader", "Preprocessing", "Reading", "Subject", "load"]
 
 _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz")
 _WITH_WEIGHTS = {True: " with trained weights", False: ""}
-_PRESET_FIELDS = ("resize_size", "crop_size", "mean", "std", "interpolation")
+_PRESET_FIELDS = ("resize_size", "mean", "std", "interpolation")
+_PRESET_TASKS = {"SemanticSegmentation": SEGMENTER, "ObjectDetection": BOX_LISTER}
 
 
 def load_timm(name: str, reading: Reading = READING) -> Subject:
@@ -44,14 +46,17 @@ def load_timm(name: str, reading: Reading = READING) -> Subject:
 
 
 def load_torchvision(name: str, reading: Reading = READING) -> Subject:
-    """A classifier of torchvision, as `torchvision.models.get_model` takes it; its own best weights are downloaded."""
+    """A model of torchvision, as `torchvision.models.get_model` takes it; its own best weights are downloaded."""
     models: Any = require("torchvision.models", "this model needs", "torchvision")
     own = reading.weights is None
-    with tensors_only(f"torchvision:{name}", f"a classifier of torchvision{_WITH_WEIGHTS[own]}"), reading.drawn():
+    with tensors_only(f"torchvision:{name}", f"a model of torchvision{_WITH_WEIGHTS[own]}"), reading.drawn():
         weights = models.get_model_weights(name).DEFAULT
-        module = models.get_model(name, weights=weights if own else None, **reading.classes_made).eval()
+        preset = weights.transforms()
+        task = _PRESET_TASKS.get(type(preset).__name__, CLASSIFIER)
+        # Else those of the backbone alone would be downloaded.
+        bare = {} if own or task is CLASSIFIER else {"weights_backbone": None}
+        module = models.get_model(name, weights=weights if own else None, **bare, **reading.classes_made).eval()
     reading.fill(module)
-    preset = weights.transforms()
     read = match_library(_of_levels(preset), read_preset(preset), f"torchvision:{name}", "its preset")
     transform, size = reading.fit(read)
     names = tuple(weights.meta["categories"])
@@ -60,7 +65,7 @@ def load_torchvision(name: str, reading: Reading = READING) -> Subject:
     else:
         known = {"num_classes": reading.num_classes}
     name = f"{name} ({weights.name})" if own else name
-    return subject_of_module(module, name, "torchvision", transform, size, reading.device, **known)
+    return subject_of_module(module, name, "torchvision", transform, size, reading.device, task, **known)
 
 
 def _of_levels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
@@ -85,13 +90,19 @@ def read_data_config(config: dict[str, Any]) -> Preprocessing:
 
 
 def read_preset(preset: Any) -> Preprocessing:
-    """The preprocessing of torchvision's ImageClassification (transforms/_presets.py), as `weights.transforms()` is."""
+    """The preprocessing of torchvision's presets (transforms/_presets.py), as `weights.transforms()` is.
+
+    Of a classifier, or of a segmenter, which does not crop; a detector's leaves pictures as they are.
+    """
+    if type(preset).__name__ == "ObjectDetection":
+        return Preprocessing(3)
     missing = [field for field in _PRESET_FIELDS if not hasattr(preset, field)]
     if missing:
         raise wrong_value("model", type(preset).__name__, f"a classifier's preset; it has no {', '.join(missing)}")
-    (shorter,), (side,) = preset.resize_size, preset.crop_size
+    (shorter,), crop = preset.resize_size, tuple(getattr(preset, "crop_size", ())) * 2
     normalization, kernel = _normalization(preset.mean, preset.std), preset.interpolation.value
-    return Preprocessing(len(preset.mean), shorter, kernel, (side, side), normalization, library="torchvision")
+    crop = (crop[0], crop[1]) if crop else None
+    return Preprocessing(len(preset.mean), shorter, kernel, crop, normalization, library="torchvision")
 
 
 def _normalization(mean: Any, deviation: Any) -> Normalize:

@@ -174,6 +174,9 @@ def make_case(
         caveats = list(resized(chosen.image_size, scaled, before_resize=before, max_shift=largest))
     if not before:
         caveats += other_scale(subject.transform.resize, transform.resize)
+    if settings.output == "auto":
+        settings = dataclasses.replace(settings, output=subject.output)
+    labelled = labelled and settings.output in ("auto", "logits")  # which alone are compared with classes
     names = subject.class_names or (chosen.class_names if subject.num_classes in (None, chosen.num_classes) else None)
     data_facts = {
         "name": chosen.name,

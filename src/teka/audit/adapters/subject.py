@@ -4,12 +4,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.audit.adapters.answers import CLASSIFIER, Task, read_logits
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.function import weights_hash
 from teka.codec import encode
@@ -41,6 +43,7 @@ class Subject:
     transform: Preprocessing = field(default_factory=Preprocessing)  # of images before the function, and within it
     weights_hash: str | None = None  # SHA-256, if the weights can be read
     note: str = ""  # what else a reader should know of how it was read, a sentence
+    output: str = "auto"  # as of `teka.audit.AuditSettings`
     loads_at_input_size: bool = False  # in whole levels, as its training had the data sets
 
     def taking_unplaced_images(self) -> "Subject":
@@ -60,18 +63,19 @@ class Subject:
 
 
 class Wrapped(nn.Module):
-    """A model with a step before it, and the logits taken out of what it returns."""
+    """A model with a step before it, and what is measured taken out of what it returns to images."""
 
-    def __init__(self, before: Callable[[Tensor], Tensor], model: nn.Module) -> None:
+    def __init__(
+        self, before: Callable[[Tensor], object], model: nn.Module, after: Callable[[Any, Tensor], object] = read_logits
+    ) -> None:
         super().__init__()
-        self.before, self.model = before, model
+        self.before, self.model, self.after = before, model, after
         # The mode is the model's own: a wrapper must not hide that it was left in training mode.
         self.training = model.training
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
         """What the model says of images in [0, 1]."""
-        answer = self.model(self.before(images))
-        return getattr(answer, "logits", answer)
+        return self.after(self.model(self.before(images)), images)
 
 
 def subject_of_module(
@@ -81,12 +85,19 @@ def subject_of_module(
     transform: Preprocessing,
     input_size: tuple[int, int] | None,
     device: torch.device | str | None,
+    task: Task = CLASSIFIER,
     **known: Any,
 ) -> Subject:
     """The subject of a module, moved to the device, with its normalisation before it; what else is known is a field."""
     module = module if device is None else module.to(device)
-    known |= {"transform": transform, "weights_hash": weights_hash(module)}
-    function = Wrapped(transform.normalize, module)
+    known |= {"transform": transform, "weights_hash": weights_hash(module), "output": task.output}
+    read = partial(task.read, num_classes=known.get("num_classes"))
+
+    def before(images: Tensor) -> object:
+        normal = transform.normalize(images)
+        return list(normal) if task.takes_lists else normal
+
+    function = Wrapped(before, module, read)
     return Subject(name, kind, function, module, input_size, transform.in_channels, **known)
 
 

@@ -1,4 +1,4 @@
-"""Image classifiers of `transformers`, from a folder or the Hugging Face hub, and what their image processors do."""
+"""Vision models of `transformers`, from a folder or the Hugging Face hub, and what their image processors do."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from teka.audit.adapters.answers import CLASSIFIER, DETECTOR, ENCODER, SEGMENTER, Task
 from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.reading import READING, Reading
@@ -22,6 +23,14 @@ STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", 
 _RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _WARPED_FROM = 384  # from this side on ConvNeXt's processor does not crop
 Resize = int | tuple[int, int]
+# By how the name of an architecture ends, what it is for, and the library's class that makes such models.
+TASKS = {
+    "ForImageClassification": (CLASSIFIER, "AutoModelForImageClassification"),
+    "ForSemanticSegmentation": (SEGMENTER, "AutoModelForSemanticSegmentation"),
+    "ForObjectDetection": (DETECTOR, "AutoModelForObjectDetection"),
+    "Model": (ENCODER, "AutoModel"),
+    "": (CLASSIFIER, "AutoModelForImageClassification"),
+}
 
 
 def read_processor_file(folder: Path, in_channels: int) -> Preprocessing | None:
@@ -108,31 +117,46 @@ def _per_channel(argument: str, values: object, in_channels: int) -> list[float]
 
 
 def load_transformers(source: str, reading: Reading = READING) -> Subject:
-    """An image classifier of `transformers` in float32, with the settings of its image processor, where it has one."""
+    """A vision model of `transformers` in float32, with the settings of its image processor, where it has one.
+
+    What its config says that it is for decides what is measured: logits, maps of classes, boxes, or features.
+    """
     library = require("transformers", "this model needs", "teka[audit]")
     folder = Path(source).expanduser()
     source = str(folder) if folder.is_dir() else source
     with _quiet(library):
-        module = (
-            _trained(library, source) if reading.weights is None else reading.fill(_drawn(library, source, reading))
-        )
+        task, models = _task(library, source)
+        if reading.weights is None:
+            module = _trained(models, source, task)
+        else:
+            module = reading.fill(_drawn(library, models, source, reading, task))
         in_channels = int(getattr(module.config, "num_channels", 3))
-        transform, note = _preprocessing(library, source, in_channels)
+        transform, note = _preprocessing(library, source, in_channels, task)
     side, size = getattr(module.config, "image_size", None), transform.crop or transform.resize
     fitted, wanted = reading.fit(transform)
     if reading.input_size is not None or (size is None and side is not None):
         fitted, size = fitted.resized_to(side if wanted is None else wanted)
     size = size if isinstance(size, tuple) else None
     name = Path(source).name if Path(source).is_dir() else source
-    known = {"class_names": spoken_names(module.config.id2label), "num_classes": module.config.num_labels, "note": note}
-    return subject_of_module(module.eval(), name, "transformers", fitted, size, reading.device, **known)
+    known: dict[str, Any] = {"note": note}
+    if task is not ENCODER:
+        known |= {"class_names": spoken_names(module.config.id2label), "num_classes": module.config.num_labels}
+    return subject_of_module(module.eval(), name, "transformers", fitted, size, reading.device, task, **known)
 
 
-def _trained(library: Any, source: str) -> Any:
+def _task(library: Any, source: str) -> tuple[Task, Any]:
+    """What the model of a config is for, and the library's class that makes it; a classifier if it does not say."""
+    with read_as(source, "a vision model of transformers by its config"):
+        config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        named = (config.architectures or ["ForImageClassification"])[0]
+        task, models = next(found for end, found in TASKS.items() if named.endswith(end))
+        return task, getattr(library, models)
+
+
+def _trained(models: Any, source: str, task: Task) -> Any:
     """The model with the weights that lie beside its config, all of which must be there."""
-    with read_as(source, "an image classifier of transformers with its weights as safetensors"):
+    with read_as(source, f"{task.words} of transformers with its weights as safetensors"):
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
-        models = library.AutoModelForImageClassification
         module, found = models.from_pretrained(source, output_loading_info=True, **settings)
     missing = sorted(found["missing_keys"]) + sorted(map(str, found["mismatched_keys"]))
     if missing:
@@ -141,15 +165,15 @@ def _trained(library: Any, source: str) -> Any:
     return module
 
 
-def _drawn(library: Any, source: str, reading: Reading) -> Any:
+def _drawn(library: Any, models: Any, source: str, reading: Reading, task: Task) -> Any:
     """The model of a config, without its weights."""
-    with read_as(source, "an image classifier of transformers by its config"), reading.drawn():
+    with read_as(source, f"{task.words} of transformers by its config"), reading.drawn():
         classes = {} if reading.num_classes is None else {"num_labels": reading.num_classes}
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False, **classes)
-        return library.AutoModelForImageClassification.from_config(config)
+        return models.from_config(config)
 
 
-def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preprocessing, str]:
+def _preprocessing(library: Any, source: str, in_channels: int, task: Task) -> tuple[Preprocessing, str]:
     """The preprocessing, and what to say of it."""
     try:
         with read_as(source, "a model with an image processor"):
@@ -164,7 +188,13 @@ def _preprocessing(library: Any, source: str, in_channels: int) -> tuple[Preproc
         return Preprocessing(in_channels), plain
     # A step that the processor's class switches off by None is left out of what it writes.
     steps = {step: getattr(processor, step, None) for step in STEPS}
-    transform = read_processor({**steps, **processor.to_dict()}, in_channels, f"the image processor of {source}")
+    settings = {**steps, **processor.to_dict()}
+    if task is DETECTOR:
+        # To a shorter side, as a longer one allows, and with a border to the size of the largest of a batch.
+        settings |= {"do_resize": False, "do_pad": False}
+        plain = "pictures go in at the size at which they are loaded, not resized by the image processor"
+        return read_processor(settings, in_channels, f"the image processor of {source}"), plain
+    transform = read_processor(settings, in_channels, f"the image processor of {source}")
 
     makes_grey = in_channels == 1 and getattr(processor, "do_convert_rgb", False)
 

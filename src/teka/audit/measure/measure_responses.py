@@ -146,8 +146,9 @@ def measure_responses(
         shifts: The set of shifts, with the zero shift. Repeats count once.
         movement: How the images are moved.
         labels: Their classes (N,), integers from 0 to K − 1, or None. Only logits are compared with them.
-        output: "logits", "features", "dense", or "auto": (B, K) with K ≥ 2 are logits; maps whose sizes divide those of
-            the images and are not all 1 are dense; all else is features.
+        output: "logits", "features", "dense", "segmentation" (dense logits of the class of each cell), "boxes"
+            (`teka.audit.measure.boxes`), or "auto": (B, K) with K ≥ 2 are logits; maps whose sizes divide those of the
+            images and are not all 1 are dense; all else is features.
         stride: Pixels for a cell of a dense output that does not cover the images; None divides the sizes.
         batch_size: Images for one call.
         device: Where the images are moved and the model gets them; None leaves them where they are.

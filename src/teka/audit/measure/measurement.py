@@ -197,13 +197,19 @@ class Measurement:
         self._output, self._stride = outputs.infer_output(output.shape, seen_size, self._output, self._stride)
         if self._stride is not None:
             outputs.check_dense_shifts(moved.shifts, output.shape[2:], self._stride, seen_size, moved.movement)
-        names = ["error_squared", "norm_squared"]
+        self._seen_size = tuple(seen_size)
+        names, ranks = ["error_squared", "norm_squared"], []
+        if self._output in ("segmentation", "boxes"):
+            names.append("overlap")
+        if self._output == "features" and output.ndim == 2:
+            names, ranks = [*names, "cosine_distance"], ["rank"]
         if self._output == "logits":
             if labels is not None and int(labels.max()) >= output.shape[1]:
                 raise wrong_value("labels", int(labels.max()), f"classes below {output.shape[1]}, the number of logits")
             names += OF_LOGITS if labels is not None else OF_LOGITS[1:]
-            self._tables["predictions"] = torch.full((len(moved),), -1)
+            ranks = ["predictions"]
         self._tables |= {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
+        self._tables |= {name: torch.full((len(moved),), -1) for name in ranks}
         fits = moved.num_images * output[0].nbytes <= RESIDENT_BYTES
         shape = (moved.num_images, *output.shape[1:])
         self._references = torch.zeros(shape, dtype=output.dtype, device=output.device if fits else "cpu")
@@ -232,17 +238,32 @@ class Measurement:
         unshifted = int((entries < self.moved.num_images).sum())
         if unshifted:
             references[images[:unshifted].to(references.device)] = output[:unshifted].to(references.device)
-        if self._stride is None:
-            reference = references[images.to(references.device)].to(output.device)
+        if self._stride is None and self._output != "boxes":
+            own = images.to(references.device)
+            reference = references[own].to(output.device)
             labels = None if self._labels is None else self._labels[images]
             noted = outputs.vector_errors(output, reference, labels, self._output == "logits")
+            if "rank" in self._tables:
+                noted |= outputs.feature_distances(output.to(references.device), references, own)
         else:
-            pairs = []
-            for one in self.moved.segments(entries):
-                reference, shift = references[one.images].to(output.device), self.moved.shifts[one.rank]
-                pairs.append(outputs.dense_error(output[one.rows], reference, shift, self._stride, self.moved.movement))
-            noted = dict(zip(("error_squared", "norm_squared"), map(torch.cat, zip(*pairs, strict=True)), strict=True))
+            parts = [
+                self._moved_errors(output[one.rows], references[one.images].to(output.device), one.rank)
+                for one in self.moved.segments(entries)
+            ]
+            noted = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         for name, values in noted.items():
             self._tables[name][entries] = values.cpu().to(self._tables[name].dtype)
         self._tables["evaluated"][entries] = True
         self._noted_at = time.perf_counter()
+
+    def _moved_errors(self, output: Tensor, reference: Tensor, rank: int) -> outputs.Tables:
+        """The tables of what moves along with the images, at the shift of a rank."""
+        shift = self.moved.shifts[rank]
+        if self._stride is None:
+            return outputs.box_errors(output, reference, shift, self._seen_size)
+        compared = outputs.compared_maps(output, reference, shift, self._stride, self.moved.movement)
+        noted = outputs.squares(*compared)
+        if self._output == "segmentation":
+            found, expected = (each.argmax(dim=1) for each in compared)
+            noted["overlap"] = outputs.class_overlap(found, expected, output.shape[1])
+        return noted

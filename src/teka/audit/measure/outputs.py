@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from teka.audit.images import Size
+from teka.audit.measure.boxes import box_overlap
 from teka.audit.measure.responses import OUTPUTS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
@@ -15,10 +16,12 @@ from teka.checks import WHOLE, check_stride, check_tensor
 from teka.errors import wrong_shape, wrong_value
 
 OUTPUT_CHOICES = ("auto", *OUTPUTS)
+MAPS = ("dense", "segmentation")
 Maps = Float[Tensor, "batch channels *cells"]
+Compared = Float[Tensor, "batch channels *compared"]
 Answers = Float[Tensor, "batch channels ..."]
 Squares = Float[Tensor, " batch"]
-SquarePair = tuple[Squares, Squares]
+Classes = Int[Tensor, "batch *cells"]
 Labels = Int[Tensor, " batch"] | None
 Tables = dict[str, Shaped[Tensor, " batch"]]
 Sizes = Sequence[int]
@@ -35,19 +38,22 @@ def infer_output(shape: Sizes, seen: Sizes, output: str = "auto", stride: Size |
             output = "dense"
         else:
             output = "logits" if is_logits else "features"
-    if output == "dense":
-        if not is_map:
-            expected = f"(batch, channels{', size' * len(seen)}), since the output is said to be dense"
+    if output in MAPS:
+        if not is_map or (output == "segmentation" and shape[1] < 2):
+            channels = "channels" if output == "dense" else "classes"
+            expected = f"(batch, {channels}{', size' * len(seen)}), since the output is said to be {output}"
             raise wrong_shape("the output of the model", shape, expected)
         if stride is None and not divides:
             expected = f"sizes that divide {tuple(seen)}, those of the images; or give stride"
             raise wrong_shape("the output of the model", shape, expected)
         covering = tuple(map(operator.floordiv, seen, sizes))
-        return "dense", covering if stride is None else check_stride(stride, len(sizes))
+        return output, covering if stride is None else check_stride(stride, len(sizes))
     if stride is not None:
         raise wrong_value("stride", stride, f"None, since an output of shape {tuple(shape)} is not a dense one")
     if output == "logits" and not is_logits:
         raise wrong_shape("the output of the model", shape, "(batch, classes) with two or more classes, of logits")
+    if output == "boxes" and (len(shape) != 3 or shape[2] < 5 or len(seen) != 2):
+        raise wrong_shape("the output of the model", shape, "(batch, boxes, 4 + classes), of boxes in images")
     return output, None
 
 
@@ -76,8 +82,10 @@ def check_dense_shifts(shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_s
                 raise wrong_value("shifts", f"a set with {tuple(shift)}", expected)
 
 
-def dense_error(response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement) -> SquarePair:
-    """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image, over the cells whose content came from inside the map."""
+def compared_maps(
+    response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement
+) -> tuple[Compared, Compared]:
+    """f(T_s x) and T_s f(x), both where the content of the map's cells came from inside."""
     steps = tuple([step / pixels for step, pixels in zip(shift, stride, strict=True)])
     if movement.wraps:
         reference = movement.move(reference, steps)
@@ -88,12 +96,45 @@ def dense_error(response: Maps, reference: Maps, shift: CheckedShift, stride: Si
             for whole in ([int(step) for step in steps], [-int(step) for step in steps])
         )
         response, reference = response[(..., *ahead)], reference[(..., *behind)]
-    return sum_of_squares(response, reference), sum_of_squares(reference)
+    return response, reference
+
+
+def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[Tensor, " batch"]:
+    """Mean intersection over union of the cells of each class, over the classes that an image has in either map."""
+    first, second = found.flatten(1), expected.flatten(1)
+    starts = num_classes * torch.arange(len(first), device=first.device)[:, None]
+
+    def count(classes: Tensor) -> Tensor:
+        return torch.bincount(classes.flatten(), minlength=starts.numel() * num_classes).view(-1, num_classes)
+
+    each = count(starts + first) + count(starts + second)
+    shared = count((starts + first)[first == second])
+    seen, union = each > 0, each - shared
+    shares = torch.where(seen, shared / union.clamp(min=1), 0.0).to(sum_dtype(first.device))
+    return shares.sum(dim=1) / seen.sum(dim=1)
+
+
+def box_errors(found: Answers, reference: Answers, shift: CheckedShift, size: Sizes) -> Tables:
+    """The tables of `Responses` for boxes that should move along: the error is what is missing of a whole overlap."""
+    overlap = box_overlap(found, reference, shift, size)
+    return {"error_squared": (1 - overlap).square(), "norm_squared": torch.ones_like(overlap), "overlap": overlap}
+
+
+def feature_distances(
+    output: Float[Tensor, "batch features"], unshifted: Float[Tensor, "images features"], own: Int[Tensor, " batch"]
+) -> Tables:
+    """1 − cosine to the image's own features unshifted, and their rank among those of all images, 1 the nearest."""
+    found, every = (torch.nn.functional.normalize(each.double()) for each in (output, unshifted))
+    cosines = found @ every.T
+    # What is nearer by rounding alone, as a copy of the image may be, is not nearer.
+    nearer = (cosines > cosines.gather(1, own[:, None]) + 1e-6).sum(dim=1)
+    # 1 − cos of unit vectors, without a difference of nearly equal numbers.
+    return {"cosine_distance": (found - every[own]).square().sum(dim=1) / 2, "rank": 1 + nearer}
 
 
 def vector_errors(output: Answers, reference: Answers, labels: Labels, is_logits: bool) -> Tables:
     """The tables of `Responses` for outputs that should stay as the reference is."""
-    noted = {"error_squared": sum_of_squares(output, reference), "norm_squared": sum_of_squares(reference)}
+    noted = squares(output, reference)
     if not is_logits:
         return noted
     log_moved, log_unshifted = torch.stack([output, reference]).to(sum_dtype(output.device)).log_softmax(dim=2)
@@ -105,6 +146,11 @@ def vector_errors(output: Answers, reference: Answers, labels: Labels, is_logits
     if labels is not None:
         noted["loss"] = -log_moved.gather(1, labels.to(output.device)[:, None])[:, 0]
     return noted
+
+
+def squares(output: Tensor, reference: Tensor) -> Tables:
+    """‖output − reference‖² and ‖reference‖² of each entry of a batch."""
+    return {"error_squared": sum_of_squares(output, reference), "norm_squared": sum_of_squares(reference)}
 
 
 def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Squares:

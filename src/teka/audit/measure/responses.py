@@ -14,9 +14,10 @@ from teka.audit.shifts import CheckedShifts
 from teka.checks import check_name
 from teka.errors import wrong_value
 
-OUTPUTS = ("logits", "features", "dense")
+OUTPUTS = ("logits", "features", "dense", "segmentation", "boxes")
 WITH_ZERO = "a set with the zero shift, to which the others are compared"
 _TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "loss", "probability_change", "divergence")
+_TABLES += ("overlap", "cosine_distance", "rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,9 @@ class Responses:
 
     movement: Movement
     shifts: CheckedShifts  # S, one step for each spatial axis; of images, (dy, dx). The zero shift is among them
-    output: str  # "logits" (B, K), "features" (B, …) that should stay, or "dense" maps (B, C', *S') that move along
+    # "logits" (B, K) and "features" (B, …) should stay, "dense" maps (B, C', *S'), maps of logits (B, K, *S') of a
+    # "segmentation", and "boxes" (B, M, 4 + K), as `teka.audit.measure.boxes` has them, move along.
+    output: str
     evaluated: Bool[Tensor, "shifts images"]  # which entries are there
     # ‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² over the cells that are compared; for logits and features T_s f(x) = f(x).
     error_squared: Float[Tensor, "shifts images"]
@@ -43,6 +46,12 @@ class Responses:
     loss: Float[Tensor, "shifts images"] | None = None  # cross-entropy of the label in nats; None without labels
     probability_change: Float[Tensor, "shifts images"] | None = None  # |p_s(c) − p_0(c)|, c the top class unshifted
     divergence: Float[Tensor, "shifts images"] | None = None  # KL(p_0 ‖ p_s) in nats
+    # Mean intersection over union with the classes or boxes moved along; None of other outputs.
+    overlap: Float[Tensor, "shifts images"] | None = None
+    cosine_distance: Float[Tensor, "shifts images"] | None = (
+        None  # 1 − cos(f(T_s x), f(x)); it and the next of features
+    )
+    rank: Int[Tensor, "shifts images"] | None = None  # of f(x) among all images' by cosine to f(T_s x), from 1 on
     calls: int = 0  # of the model
     seconds: float = 0.0  # wall time of the measurement
     forward_seconds: float = 0.0  # that within the model
@@ -90,6 +99,11 @@ class Responses:
     def agreement(self) -> Bool[Tensor, "shifts images"] | None:
         """Whether each image is answered as it is unshifted; None without logits."""
         return None if self.predictions is None else self.predictions == self.predictions[self.zero]
+
+    @cached_property
+    def retrieved(self) -> Bool[Tensor, "shifts images"] | None:
+        """Whether the features are nearest to those of the image itself unshifted; None of other outputs."""
+        return None if self.rank is None else self.rank == 1
 
     @property
     def errors(self) -> tuple[Float[Tensor, "shifts images"], Float[Tensor, "shifts images"]] | None:

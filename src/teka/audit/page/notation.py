@@ -7,7 +7,8 @@ from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 
 MISSING = "–"
-FOR_EXPERTS = ("consistency_when_right", "probability_change", "divergence")  # numbers that are folded away at first
+# Numbers that are folded away at first.
+FOR_EXPERTS = ("consistency_when_right", "probability_change", "divergence", "rank")
 
 
 def percent(share: float, decimals: int = 1) -> str:

@@ -23,7 +23,8 @@ from teka.audit.statistics.ranking import Pair
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
-FIRST_NUMBERS = ("consistency", "accuracy", "worst_shift_accuracy", "mean_error", "maximum_error")
+FIRST_NUMBERS = ("consistency", "accuracy", "worst_shift_accuracy", "overlap", "minimum_overlap", "retrieval")
+FIRST_NUMBERS += ("mean_error", "maximum_error")
 MOST_NAMED = 2  # models whose names stand in the title
 SCRIPTS = ("audit.js", "figures.js")
 LONGEST = 12  # a list of more settings is shortened: the JSON file of the report has all of it

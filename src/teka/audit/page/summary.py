@@ -15,7 +15,8 @@ from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
 from teka.files import write_bytes
 
-SUMMARY_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency", "maximum_error")
+SUMMARY_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency")
+SUMMARY_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "maximum_error")
 BADGE_WORDS = "shift-consistency"
 # The lowest share of each colour, on which white is read: green, amber, red.
 BADGE_COLOURS = ((0.99, "#14692f"), (0.9, "#8a5200"), (0.0, "#a31f10"))

@@ -16,7 +16,8 @@ from teka.audit.statistics.ranking import Pair
 from teka.errors import wrong_value
 
 WIDTH = 100  # columns of a terminal that the text fits into
-TERMINAL_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency", "flip_rate", "maximum_error")
+TERMINAL_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency", "flip_rate")
+TERMINAL_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "cosine_distance", "maximum_error")
 """The numbers that a terminal has room for."""
 
 

@@ -88,7 +88,7 @@ def compare_responses(
     curves = {
         name: _compare_shares(metric.of(pair[0]), metric.of(pair[1]), settings, metric.known(pair[0]))
         for name, metric in defined.items()
-        if metric.is_share
+        if metric.is_share and metric.of(pair[0]).dtype == torch.bool
     }
     numbers: dict[str, Difference] = {}
     means: dict[str, tuple[ImageAverage, Tensor]] = {}

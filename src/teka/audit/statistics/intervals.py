@@ -161,6 +161,13 @@ def magnitude_curve(
     return make_curve((values, *ends), f"{BOOTSTRAP}; band: {together:.2f} standard errors")
 
 
+def mean_share_curve(lost: ImageAverage, resamples: ImageResamples, confidence: float) -> Curve:
+    """Means of shares within [0, 1], given what is lost of them: the ends of what is lost, from the other side."""
+    curve = magnitude_curve(lost, resamples, confidence, largest=1.0)
+    ends = (curve.values, curve.upper, curve.lower, curve.band_upper, curve.band_lower)
+    return make_curve([1 - torch.tensor(end, dtype=torch.float64) for end in ends], curve.method)
+
+
 def make_curve(ends: Sequence[Float[Tensor, " shifts"]], method: str) -> Curve:
     """A curve of tensors in the order of its fields."""
     values, lower, upper, band_lower, band_upper = (tuple(end.tolist()) for end in ends)
@@ -169,7 +176,8 @@ def make_curve(ends: Sequence[Float[Tensor, " shifts"]], method: str) -> Curve:
 
 def extreme_of(curve: Curve, over: str, confidence: float) -> Estimate:
     """The "lowest" share or "highest" magnitude of a curve; the band covers it because it covers all."""
-    end, method = (min, "exact") if over == "lowest" else (max, BOOTSTRAP)
+    end = min if over == "lowest" else max
+    method = BOOTSTRAP if curve.method.startswith(BOOTSTRAP) else "exact"
     value, lower, upper = end(curve.values), end(curve.band_lower), end(curve.band_upper)
     if not has_interval(curve.method):
         return Estimate(value, lower, upper, confidence, curve.method)

@@ -23,7 +23,7 @@ class CurveMetric:
 
     label: str
     of: Callable[[Responses], Any]  # value of each image at each shift, (S, N), both tables of a ratio, or None
-    is_share: bool = False  # of images, written in percent
+    is_share: bool = False  # within [0, 1], the higher the better, and written in percent; of booleans one of images
     is_ratio: bool = False
     known_at_zero: bool = False  # to be 1, by definition
     largest: float = sys.float_info.max
@@ -100,6 +100,7 @@ class NumberMetric:
 
 _PROBABILITY = "change of the probability of the class answered for the unshifted image, |pₛ(c) − p₀(c)|"
 _DIVERGENCE = "Kullback–Leibler divergence KL(p₀ ‖ pₛ) of the answers, in nats"
+_OVERLAP = "intersection over union with the classes or boxes moved along"
 _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all images; for classes Tₛf(x) = f(x)"
 
 CURVES = {
@@ -108,6 +109,10 @@ CURVES = {
     "agreement": CurveMetric("answered as unshifted (%)", lambda r: r.agreement, True, largest=1.0, known_at_zero=True),
     "probability_change": CurveMetric("mean |Δp| of the class answered", lambda r: r.probability_change, largest=1.0),
     "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", lambda r: r.divergence),
+    "overlap": CurveMetric("IoU (%)", lambda r: r.overlap, True, largest=1.0, known_at_zero=True),
+    "retrieval": CurveMetric("found again (%)", lambda r: r.retrieved, True, largest=1.0, known_at_zero=True),
+    "cosine_distance": CurveMetric("1 − cosine", lambda r: r.cosine_distance),
+    "rank": CurveMetric("rank of itself", lambda r: r.rank),
     "error": CurveMetric("relative error", lambda r: r.errors, is_ratio=True),
 }
 """The numbers at every shift, by the name under which they are saved."""
@@ -134,6 +139,22 @@ NUMBERS = {
         "mean |Δp|", f"mean over the shifts of the {_PROBABILITY}", "probability_change", "mean"
     ),
     "divergence": NumberMetric("KL (nats)", f"mean over the shifts of the {_DIVERGENCE}", "divergence", "mean"),
+    "overlap": NumberMetric("mean IoU", f"mean over the shifts of the {_OVERLAP}", "overlap", "mean"),
+    "minimum_overlap": NumberMetric(
+        "IoU at the worst shift", f"lowest mean over images of the {_OVERLAP}, at one shift", "overlap", "lowest"
+    ),
+    "retrieval": NumberMetric(
+        "found again",
+        "share of images and shifts whose features are nearest to their own unshifted",
+        "retrieval",
+        "mean",
+    ),
+    "rank": NumberMetric(
+        "rank of itself", "mean rank of the image unshifted among all images, by cosine, 1 the nearest", "rank", "mean"
+    ),
+    "cosine_distance": NumberMetric(
+        "1 − cosine", "mean over the shifts of 1 − the cosine to the features unshifted", "cosine_distance", "mean"
+    ),
     "mean_error": NumberMetric("mean error", f"mean over the shifts of {_ERROR}", "error", "mean"),
     "maximum_error": NumberMetric("largest error", "the same at the shift where it is largest", "error", "highest"),
 }

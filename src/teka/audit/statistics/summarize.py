@@ -34,8 +34,10 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
         table = metric.table(complete)
         if table is None:
             continue
-        if metric.is_share:
+        if table[0].dtype == torch.bool:
             curves[name] = intervals.share_curve(table[0], settings, known=metric.known(complete))
+        elif metric.is_share:
+            curves[name] = intervals.mean_share_curve(average(1 - table[0], resamples), resamples, confidence)
         else:
             found = average(table[0], resamples, table[1])
             curves[name] = intervals.magnitude_curve(found, resamples, confidence, metric.power, metric.largest)

@@ -1,0 +1,26 @@
+"""Segmenters and detectors of torchvision are measured by what they are for.
+
+These tests need torchvision: `make test-vision` makes an environment that has it.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from teka.audit import AuditSettings, audit
+from teka.audit.adapters import Reading, load
+
+SHIFTS = AuditSettings(shifts=[(0, 2), (4, 0)], parts=(), num_examples=0, num_resamples=40)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("lraspp_mobilenet_v3_large", 64), ("fasterrcnn_mobilenet_v3_large_320_fpn", 96)]
+)
+def test_what_a_model_of_torchvision_finds_is_moved_back(name, size):
+    subject = load(f"torchvision:{name}", Reading(weights="random", input_size=size))
+    images = torch.rand(3, 3, size, size, generator=torch.Generator().manual_seed(0))
+    report = audit(subject.function, images, settings=dataclasses.replace(SHIFTS, output=subject.output))
+    assert report.failures == ()
+    assert 0 <= report.number("overlap") <= 1
+    assert subject.output in ("segmentation", "boxes")
