@@ -88,6 +88,9 @@ def answers(model: Model, images: Tensor, draw: int, difference: float = 0.0) ->
         loss=torch.nn.functional.softplus(-2 * margin) * (model.tail * images[2]).exp(),
         probability_change=(0.05 * size).clamp(max=1.0),
         divergence=0.02 * size,
+        overlap=1 / (1 + 0.1 * size),
+        cosine_distance=0.01 * size,
+        rank=1 + (0.3 * size).long(),
     )
 
 
@@ -113,6 +116,8 @@ def numbers_of(whole: Responses) -> tuple[dict[str, float], dict[str, Tensor]]:
     numbers = {}
     curves = {key: values for key, metric in CURVES.items() if (values := metric.values(whole)) is not None}
     for key, metric in NUMBERS.items():
+        if metric.curve not in curves:
+            continue
         if metric.is_extreme:
             numbers[key] = float(curves[metric.curve].min() if metric.over == "lowest" else curves[metric.curve].max())
         elif metric.is_share:

@@ -99,7 +99,8 @@ def batch_mates(function: Model, images: Float[Tensor, "images channels *sizes"]
     with torch.no_grad():
         among = evaluate(function, images[:8].clone())[:1]
         alone = evaluate(function, images[:1].clone(), tuple(among.shape))
-    difference = relative_difference(alone, among)
+    # A detector that finds nothing gives zeros, which have no size to divide by.
+    difference = 0.0 if torch.equal(alone, among) else relative_difference(alone, among)
     if difference > max(BATCH_ROUNDING, 10 * noise):
         modules = function.named_modules() if isinstance(function, nn.Module) else ()
         parts = [name for name, part in modules if isinstance(part, _BatchNorm) and not part.track_running_stats]
