@@ -229,3 +229,12 @@ def test_what_is_no_model_is_an_error_that_names_every_form(tmp_path):
     with pytest.raises(ValueError, match="one of") as caught:
         load("dgits", loaders=OWN_LOADERS)
     assert all(form in str(caught.value) for form in (*FORMS, *(one.form for one in OWN_LOADERS)))
+
+
+def test_the_worst_shift_alone_is_found_and_makes_no_report(trained_folder, few_digits, capsys, fails, tmp_path):
+    asked = ("audit", str(trained_folder), "--data", few_digits, "--max-shift", "2", "--find-worst", "0.9")
+    assert main([*asked]) == 0
+    shown = capsys.readouterr().out
+    assert "The worst of 25 shifts is (dy, dx) = (" in shown
+    assert "find_worst is 0.9, expected None where a report" in fails(*asked, "--json", str(tmp_path / "report.json"))
+    assert "find_worst is 0.9, expected None without labels" in fails(*asked, "--ignore-labels")

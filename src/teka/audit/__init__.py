@@ -14,6 +14,7 @@ from teka.audit.layers.blame import blame_layers
 from teka.audit.measure.lie_derivative import lie_derivative
 from teka.audit.measure.measure_responses import measure_responses, search_worst
 from teka.audit.measure.responses import Responses
+from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import Movement, translate
 from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
@@ -31,6 +32,7 @@ __all__ = [
     "ModelError",
     "Movement",
     "Responses",
+    "WorstShift",
     "assert_permutation_equivariant",
     "assert_permutation_invariant",
     "assert_translation_equivariant",
@@ -41,6 +43,7 @@ __all__ = [
     "compare_responses",
     "equivariance_error",
     "error_by_phase",
+    "find_worst_shift",
     "lie_derivative",
     "measure_responses",
     "paste_on_canvas",

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import sys
+import textwrap
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,12 @@ from teka.audit.adapters import FORMS, Loader, Preprocessing, Reading, Subject, 
 from teka.audit.adapters.case import AuditCase, make_case, usual_mode
 from teka.audit.adapters.reading import Size
 from teka.audit.adapters.subject import subject_of_module
+from teka.audit.function import evaluating
+from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
 from teka.audit.page.summary import write_badge, write_summary
+from teka.audit.page.tables import WIDTH
 from teka.audit.page.text import audit_text
 from teka.audit.procedures import PRESETS
 from teka.audit.report import AuditReport
@@ -129,6 +133,7 @@ OPTIONS = (
     Option("model", str, MODEL_HELP, metavar="MODEL"),
     *OPTIONS,
     Option("--badge", str | None, "Badge to write as SVG: the lowest consistency of any mode."),
+    Option("--find_worst", float | None, "Look for the worst shift alone, with this share of what all shifts take."),
     Option("--skip", str, f"Parts to leave out: {', '.join(PARTS)}.", [], nargs="+", metavar="PART"),
     Option("--fail_under", float | None, "Answer 1 if --metric is below this share in any mode."),
     Option("--metric", str, f"What is held to it: {', '.join(METRICS)}.", "consistency"),
@@ -137,6 +142,7 @@ OPTIONS = (
         "teka audit runs/mnist --data mnist --data-dir data --mode circular --mode zero --max-shift 4",
         "teka audit google/vit-base-patch16-224 --data pictures --images 200 --mode crop --json vit.json",
         "teka audit model.onnx --data pictures --budget 600 --resume runs/audit",
+        "teka audit digits --data digits --find-worst 0.2",
         "teka audit model.py:make --data images.npz --fail-under 0.95 --metric worst_shift_accuracy",
     ),
 )
@@ -153,12 +159,38 @@ def audit(options: Namespace, command: str) -> int:
         check_name("skip", part, PARTS)
     settings = make_settings(options, tuple(part for part in PARTS if part not in options.skip))
     state = check_files(options)
+    if options.find_worst is not None and any(getattr(options, name) is not None for name in RESULTS):
+        raise wrong_value("find_worst", options.find_worst, "None where a report is asked for: it makes none")
     case = read_case(options.model, options, settings)
     print(case.description)
+    if options.find_worst is not None:
+        print(textwrap.fill(worst_shift(case, options.find_worst).words, WIDTH))
+        return 0
     report = audit_case(case, command, state, debug=options.debug)
     write_results([report], report.to_dict(), options, audit_text([report]))
     passed = options.fail_under is None or passes(report, options.metric, options.fail_under)
     return 0 if passed else NOT_PASSED
+
+
+def worst_shift(case: AuditCase, share: float) -> WorstShift:
+    """The shift of lowest accuracy in the first mode, asking for a share of what all shifts take."""
+    settings, sizes = case.settings, (case.images.shape[2], case.images.shape[3])
+    if case.labels is None:
+        raise wrong_value("find_worst", share, "None without labels, which say whether a classifier is right")
+    with evaluating(case.subject.module), progress_bar() as show:
+        return find_worst_shift(
+            case.function,
+            case.images,
+            case.labels,
+            settings.shifts_for(sizes),
+            settings.movement(settings.modes[0], sizes),
+            share=share,
+            confidence=settings.confidence,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            device=settings.device,
+            progress=lambda done, total, left: show("worst shift", done, total, f"{left:.0f} s left"),
+        )
 
 
 def passes(report: AuditReport, metric: str, least: float) -> bool:

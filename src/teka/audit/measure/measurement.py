@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from teka.audit.function import Model, ModelError, call_model, check_evaluation_mode
@@ -129,6 +129,11 @@ class Measurement:
     def noted(self) -> int:
         """Number of entries noted."""
         return int(self._tables["evaluated"].sum())
+
+    def evaluated(self, entries: Int[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
+        """Which of these entries are answered already."""
+        self._flush()
+        return self._tables["evaluated"][entries]
 
     def wrong(self, entries: Int[Tensor, " batch"]) -> Tensor:
         """Which of these entries were answered wrongly; needs labels and logits."""
