@@ -104,9 +104,7 @@ def test_every_public_method_has_a_docstring_or_overrides_one_that_has_or_is_wha
         for kind in classes
         if kind.__module__.startswith("teka") and not kind.__name__.startswith("_")
         for name, member in vars(kind).items()
-        if not (
-            name.startswith("_") or name in ("extra_repr", "forward") or name in vars(kind).get("__annotations__", ())
-        )
+        if not (name.startswith("_") or name in ("extra_repr", "forward") or name in inspect.get_annotations(kind))
         if isinstance(member, FunctionType | classmethod | staticmethod | property) and not documented(kind, name)
     ]
     assert mute == []

@@ -128,6 +128,8 @@ def check_output(argument: str, path: str | Path) -> Path:
     try:
         if file.is_dir() or not file.name:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with contextlib.suppress(FileNotFoundError):
+            file.stat()  # a name that is too long, of which `exists` says nothing from Python 3.14 on
         if not file.exists() or file.is_file():
             _try_to_write(file.resolve())
     except OSError as error:

@@ -387,3 +387,27 @@ def test_without_a_moved_image_nothing_is_claimed():
         "No image was moved: time was up before.",
         "In mode circular no image was moved: time was up before.",
     )
+
+
+def test_an_audit_takes_as_many_images_as_its_precision_needs_in_an_order_of_the_seed():
+    images = torch.rand(400, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def brighter_half(batch):
+        left, right = batch[..., :3].sum((1, 2, 3)), batch[..., 3:].sum((1, 2, 3))
+        return torch.stack([left, right], dim=1)
+
+    def asked(precision, **options):
+        settings = AuditSettings(shifts=[(0, 1), (0, 2)], parts=(), num_examples=0, precision=precision, **options)
+        return audit(brighter_half, images, settings=settings)
+
+    whole = asked(None).metrics[0]
+    for precision, number in ((50, 50), (6, 200), (0.1, 400)):
+        report = asked(precision)
+        (metrics,) = report.metrics
+        assert report.failures == ()
+        assert metrics.num_images == number
+        assert 100 * metrics.numbers["consistency"].half_width <= max(precision, 4)
+    assert metrics.numbers["consistency"].value == pytest.approx(whole.numbers["consistency"].value)
+    assert asked(6, seed=1).metrics[0].curves != asked(6, seed=2).metrics[0].curves
+    with pytest.raises(ValueError, match="precision is 4, expected None: this output has no consistency"):
+        audit(lambda batch: batch, images, settings=AuditSettings(shifts=[(0, 1)], parts=(), precision=4))

@@ -13,6 +13,7 @@ from teka.audit.function import evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.outputs import check_labels
 from teka.audit.movement import MODES
+from teka.audit.page.changes import change_sentence
 from teka.audit.page.notation import write_share, write_size, write_step
 from teka.audit.parts import Progress, Work, do_parts, find_caveats
 from teka.audit.report import AuditReport, PackedResponses
@@ -125,6 +126,7 @@ def audit(
         tuple(results["examples"]),
         (),
         {**provenance(command), "seconds": round(work.deadline.seconds, 2)},
+        tuple(results["change"]),
         tuple(map(PackedResponses.pack, responses)),
     )
     return dataclasses.replace(report, verdict=verdict(report))
@@ -150,6 +152,7 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
         added = f"; absolute positions are added in {owners}" if owners else ""
         none = f"No layer breaks: every error is at most {write_size(layers.threshold)} of its output."
         sentences.append(f"First to break: {', '.join(broken)}{added}." if broken else none)
+    sentences += map(change_sentence, report.changes)
     for preset in report.presets:
         numbers = "; ".join(f"{name} {_share(number)}" for name, number in preset.numbers.items())
         sentences.append(f"By the procedure of {preset.name}: {numbers}.")

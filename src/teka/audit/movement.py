@@ -1,11 +1,13 @@
 """How images are moved: the modes, what enters at the edge, and what of the moved image a model gets to see."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from teka.audit.changes import CHANGES, Change
 from teka.audit.images import (
     Background,
     Images,
@@ -69,6 +71,7 @@ MODES = {
     "bilinear": Mode(_FRACTIONS.format("linear interpolation, which blurs"), _WRAP, wraps=True, takes_fractions=True),
 }
 TRANSLATION_MODES = tuple(MODES)
+_CHANGED = Mode("", "", takes_fractions=True)  # of the changes, whose words are their own
 
 
 @dataclass(frozen=True)
@@ -89,30 +92,42 @@ class Movement:
     background: float | int | tuple[float | int, ...] = 0.0  # of the images: one value, or one for each channel
     canvas_size: int | tuple[int, ...] | None = None  # for mode `canvas`, one number for each axis or one for all
     crop_size: int | tuple[int, ...] | None = None  # of the window for mode `crop`, likewise
+    there_and_back: bool = False  # of a change that interpolates: done and undone, so that only interpolation is left
 
     def __post_init__(self) -> None:
-        check_name("mode", self.mode, MODES)
+        check_name("mode", self.mode, (*MODES, *CHANGES))
+        if self.there_and_back and not (self.change and self.change.interpolates):
+            raise wrong_value("there_and_back", True, f"False, since mode {self.mode!r} does not interpolate")
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
-            owner, is_needed = argument.removesuffix("_size"), MODES[self.mode].size == argument
+            owner, is_needed = argument.removesuffix("_size"), self._how.size == argument
             if is_needed and size is None:
                 raise wrong_value(argument, size, f"the size of the {owner} for mode {owner!r}")
             if not is_needed and size is not None:
                 raise wrong_value(argument, size, f"None, since mode {self.mode!r} has no {owner}")
 
     @property
+    def _how(self) -> Mode:
+        return MODES.get(self.mode, _CHANGED)
+
+    @property
+    def change(self) -> Change | None:
+        """What is done where images do not shift, whose shifts are tuples of one amount; None where they do."""
+        return CHANGES.get(self.mode)
+
+    @property
     def wraps(self) -> bool:
         """As of its `Mode`."""
-        return MODES[self.mode].wraps
+        return self._how.wraps
 
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
         """Spatial size of what a model gets: of the canvas, of the window, or of the images."""
-        own = MODES[self.mode].size
+        own = self._how.size
         return tuple(image_size) if own is None else window_size(own, image_size, getattr(self, own))
 
     def place(self, images: Tensor) -> Images:
         """The images as they lie before any shift: on their canvas in mode `canvas`, as they are in the others."""
         check_images(images)
-        if MODES[self.mode].takes_fractions and not images.is_floating_point():
+        if self._how.takes_fractions and not images.is_floating_point():
             needed = f"a floating-point dtype, since mode {self.mode!r} moves by fractions"
             raise wrong_value("images.dtype", images.dtype, needed)
         self.seen_size(images.shape[2:])
@@ -120,7 +135,9 @@ class Movement:
 
     def check(self, placed: Images, shifts: SubpixelShifts) -> tuple[tuple, ...]:
         """The shifts in the order given, one step for every axis, whole ones as ints; repeats count once."""
-        sizes, mode = tuple(placed.shape[2:]), MODES[self.mode]
+        sizes, mode = tuple(placed.shape[2:]), self._how
+        if self.change is not None:
+            return check_amounts(self.mode, sizes, shifts)
         steps = check_shifts(sizes, shifts)
         fractions = [step for step in steps if float in map(type, step)]
         if fractions and not mode.takes_fractions:
@@ -133,6 +150,10 @@ class Movement:
 
     def move(self, placed: Images, shift: Sequence[int | float]) -> Moved:
         """What a model sees of placed images at a shift that `check` has passed: new images."""
+        if self.change is not None:
+            (amount,) = shift
+            moved = self.change.apply(placed, amount, self.background)
+            return self.change.apply(moved, self.change.undo(amount), self.background) if self.there_and_back else moved
         if self.mode == "fourier":
             return fourier_shift(placed, shift)
         if self.mode == "bilinear":
@@ -145,6 +166,25 @@ class Movement:
         if self.mode == "zero":
             return roll_and_blank(placed, whole, background_value(placed, self.background))
         return placed.roll(whole, tuple(range(2, placed.ndim)))
+
+
+def check_amounts(mode: str, sizes: Sequence[int], amounts: SubpixelShifts) -> tuple[tuple, ...]:
+    """The amounts of a change as tuples of one number, in the order given; repeats count once."""
+    if len(sizes) != 2:
+        raise wrong_value("images", f"{len(sizes)} spatial axes", f"two, for mode {mode!r}")
+    checked: dict[tuple[int | float], None] = {}
+    for given in amounts:
+        value = float(given[0] if isinstance(given, Sequence) else given)
+        amount = int(value) if value.is_integer() else value
+        known = CHANGES[mode].amounts
+        if CHANGES[mode].names and amount not in known:
+            raise wrong_value("amount", amount, f"one of {known}, for mode {mode!r}")
+        if not math.isfinite(amount) or (mode in ("scale", "brightness") and amount <= -100):
+            raise wrong_value("amount", amount, f"a finite number for mode {mode!r}, above −100 of a percentage")
+        if mode == "turn" and amount % 2 and sizes[0] != sizes[1]:
+            raise wrong_value("images", tuple(sizes), "as high as wide, to be turned by a quarter")
+        checked[(amount,)] = None
+    return tuple(checked)
 
 
 def translate(
@@ -175,7 +215,8 @@ def translate(
 
 def make_movement(mode: str, *settings: Any) -> Movement:
     """The movement of these settings, with any sequence for what has one number for each channel or axis."""
-    return Movement(mode, *(tuple(one) if isinstance(one, Sequence) else one for one in settings))
+    background, canvas, crop_size = (tuple(one) if isinstance(one, Sequence) else one for one in settings)
+    return Movement(mode, background, canvas, crop_size)
 
 
 def check_lossless(sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift]) -> None:

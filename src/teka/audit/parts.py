@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from teka.audit import caveats
+from teka.audit.changes import CHANGES
 from teka.audit.function import ModelError, module_of
 from teka.audit.layers.blame import LayerFindings, blame_layers
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
@@ -20,7 +21,7 @@ from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.responses import OUTPUTS, Responses
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS, PresetResult
-from teka.audit.report import Example, Failure, make_examples, worst_images
+from teka.audit.report import ChangeResult, Example, Failure, make_examples, worst_images
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable, best_stride, error_by_phase
@@ -30,6 +31,7 @@ from teka.errors import FOREIGN, wrong_value
 Progress = Callable[[str, int, int, float], None]
 # What is differentiated, compared in double precision or looked into layer by layer, needs few images to be known.
 FEW_IMAGES = 32
+FIRST_BLOCK = 50  # images, of an audit that stops when it is precise enough
 STRIDES = (2, 3, 4, 7, 8, 14, 16, 32)  # grids that are looked for in a model without layers to look into, in pixels
 AXES = ("dy", "dx")
 
@@ -52,6 +54,10 @@ class Work:
         self.deadline = Deadline(self.settings.budget_seconds)
         self.sizes = (self.images.shape[2], self.images.shape[3])
         self.shifts = self.settings.shifts_for(self.sizes)
+        if self.settings.precision is not None:  # the first ones must stand for all
+            order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.settings.seed))
+            self.images = self.images[order]
+            self.labels = None if self.labels is None else self.labels[order]
         self.few = self.images[:FEW_IMAGES].to(self.settings.device)
 
     def first(self, part: str) -> Any:
@@ -120,32 +126,90 @@ def _noise(work: Work, _one: str) -> Iterator[NoiseFloor]:
 
 
 def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
-    settings, error = work.settings, None
+    """Every image at every shift; with a precision block after block of images, until the interval is narrow enough."""
+    settings, found, error = work.settings, None, None
     # The modes that are still to come get as much.
-    share = work.deadline.left / (len(settings.modes) - list(settings.modes).index(mode))
-    try:
-        responses = measure_responses(
-            work.model,
-            work.images,
-            work.shifts,
-            work.movement(mode),
-            labels=work.labels,
-            output=settings.output,
-            stride=settings.stride,
-            batch_size=settings.batch_size,
-            device=settings.device,
-            budget_seconds=max(share, 1e-9),
-            progress=None if work.progress is None else partial(work.progress, mode),
-            checkpoint=None if work.checkpoint is None else work.checkpoint / f"{mode}.safetensors",
-        )
-    except ModelError as raised:
-        # What was measured before it happened is as good as any.
-        if raised.responses is None or not raised.responses.complete[raised.responses.zero]:
-            raise
-        responses, error = raised.responses, raised
-    yield responses, summarize(responses, **settings.intervals)
+    until = Deadline(max(work.deadline.left / (len(settings.modes) - list(settings.modes).index(mode)), 1e-9))
+    for start, stop in block_ends(len(work.images), settings.precision):
+        try:
+            block = _ask(work, mode, slice(start, stop), until.left)
+        except ModelError as raised:
+            # What was measured before it happened is as good as any.
+            found, error = raised.responses if found is None else found, raised
+            break
+        found = block if found is None else found.join(block)
+        if not until.left or is_precise(found, settings):
+            break
+    if found is None or (error is not None and not found.complete[found.zero]):
+        raise error or ValueError("there are no images")
+    yield found, summarize(found, **settings.intervals)
     if error is not None:
         raise error
+
+
+def _ask(work: Work, mode: str, images: slice, seconds: float) -> Responses:
+    labels = None if work.labels is None else work.labels[images]
+    file = f"{mode}-{images.start}" if images.start else mode
+    return _measure(work, mode, work.movement(mode), work.shifts, work.images[images], labels, seconds, file)
+
+
+def _measure(
+    work: Work,
+    name: str,
+    movement: Movement,
+    shifts: Sequence[Sequence[int | float]],
+    images: Tensor,
+    labels: Tensor | None,
+    seconds: float,
+    file: str,
+) -> Responses:
+    settings = work.settings
+    return measure_responses(
+        work.model,
+        images,
+        shifts,
+        movement,
+        labels=labels,
+        output=settings.output,
+        stride=settings.stride,
+        batch_size=settings.batch_size,
+        device=settings.device,
+        budget_seconds=max(seconds, 1e-9),
+        progress=None if work.progress is None else partial(work.progress, name),
+        checkpoint=None if work.checkpoint is None else work.checkpoint / f"{file}.safetensors",
+    )
+
+
+def _change(work: Work, name: str) -> Iterator[ChangeResult]:
+    """The images as the model sees them unshifted, changed; and changed back, where that interpolates."""
+    change, unshifted, found = CHANGES[name], work.movement(work.settings.modes[0]), []
+    images = unshifted.move(unshifted.place(work.images), (0, 0))
+    for back in (False, True) if change.interpolates else (False,):
+        movement = Movement(name, work.settings.background, there_and_back=back)
+        asked = [(amount,) for amount in change.amounts]
+        label = f"{name}, there and back" if back else name
+        given = work, label, movement, asked, images, work.labels, work.deadline.left, label.replace(", ", "-")
+        found.append(summarize(_measure(*given), **work.settings.intervals))
+    yield ChangeResult(found[0], found[1] if len(found) > 1 else None)
+
+
+def block_ends(num_images: int, precision: float | int | None) -> Iterator[tuple[int, int]]:
+    """Where blocks of images begin and end: one of all, or with a precision so many that each doubles them."""
+    start, stop = 0, num_images if precision is None else min(FIRST_BLOCK, num_images)
+    while start < num_images:
+        yield start, stop
+        start, stop = stop, min(2 * stop, num_images)
+
+
+def is_precise(responses: Responses, settings: AuditSettings) -> bool:
+    """Whether half of the interval of the consistency, or of the mean IoU, is at most the precision asked for."""
+    if settings.precision is None:
+        return False
+    numbers = summarize(responses, **settings.intervals).numbers
+    number = numbers.get("consistency", numbers.get("overlap"))
+    if number is None:
+        raise wrong_value("precision", settings.precision, "None: this output has no consistency and no mean IoU")
+    return number.half_width is not None and 100 * number.half_width <= settings.precision
 
 
 def _layers(work: Work, _one: str) -> Iterator[LayerFindings]:
@@ -210,6 +274,7 @@ NOT_BOXES = tuple(output for output in OUTPUTS if output != "boxes")  # whose nu
 PARTS_IN_ORDER = (
     Part("noise", "noise floor", _noise),
     Part("mode", "mode {}", _mode, lambda settings: settings.modes),
+    Part("change", "{}", _change, lambda settings: settings.changes, NOT_BOXES),
     Part("layers", "layers", _layers),
     Part("phases", "phases", _phases),
     Part("preset", "preset {}", _preset, lambda settings: [] if settings.preset is None else [settings.preset]),

@@ -60,6 +60,15 @@ class Example:
 
 
 @dataclass(frozen=True)
+class ChangeResult:
+    """What a model does when its images change otherwise than by a shift; the shifts of the numbers are amounts."""
+
+    metrics: Metrics
+    # The same images changed and changed back: what is left is what interpolation does. None of an exact change.
+    there_and_back: Metrics | None
+
+
+@dataclass(frozen=True)
 class PackedResponses:
     """The tables of `Responses` but the loss, with the labels, as text: a compressed .npz file in base64."""
 
@@ -132,6 +141,7 @@ class AuditReport:
     examples: tuple[Example, ...]  # images whose answer changes most
     verdict: tuple[str, ...]  # what it comes to, in plain sentences, the first the headline
     provenance: dict[str, object]  # command, date, hardware, versions, seconds
+    changes: tuple[ChangeResult, ...] = ()  # turned, rotated, scaled and the like; none in reports of older versions
     responses: tuple[PackedResponses, ...] = ()  # for each entry of `metrics`; none in reports of older versions
 
     @property

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from teka.audit.changes import CHANGES
 from teka.audit.measure.outputs import OUTPUT_CHOICES
-from teka.audit.movement import Movement
+from teka.audit.movement import TRANSLATION_MODES, Movement
 from teka.audit.shifts import square_shifts
 from teka.checks import check_name, check_sizes
 from teka.codec import encode
@@ -32,6 +33,7 @@ class AuditSettings:
     Args:
         shifts: The set of shifts; None for the square of ±8 pixels, less for images of fewer than 32.
         modes: Modes of the function `teka.audit.translate`, each measured for itself.
+        changes: What to measure too, names of `teka.audit.changes.CHANGES`.
         preset: A procedure of the literature to add, a name of `teka.audit.PRESETS`, or None.
         parts: Which of `PARTS` to do.
         background: Value of the images' background: one, or one for each channel.
@@ -45,6 +47,8 @@ class AuditSettings:
         device: Where images are taken; None leaves them.
         batch_size: Images for one call.
         budget_seconds: Time for the whole audit; None for no limit.
+        precision: Points of percent. So many images are taken, in random order, that half of the interval of the
+            consistency, or of the mean IoU, is at most this; None takes all.
         confidence: Of intervals and bands.
         num_resamples: Resamples of the bootstrap.
         num_examples: Images to keep for the report.
@@ -55,6 +59,7 @@ class AuditSettings:
 
     shifts: Sequence[Steps] | None = None
     modes: Sequence[str] = ("circular",)
+    changes: Sequence[str] = ()
     preset: str | None = None
     parts: Sequence[str] = PARTS
     background: float | int | tuple[float | int, ...] = 0.0
@@ -67,6 +72,7 @@ class AuditSettings:
     device: torch.device | str | None = None
     batch_size: int = 256
     budget_seconds: float | int | None = None
+    precision: float | int | None = None
     confidence: float = 0.95
     num_resamples: int = 1000
     num_examples: int = 8
@@ -74,6 +80,9 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if not self.modes or len(set(self.modes)) < len(self.modes):
             raise wrong_value("modes", list(self.modes), "at least one mode, each once")
+        for argument, names, known in (("modes", self.modes, TRANSLATION_MODES), ("changes", self.changes, CHANGES)):
+            for name in names:
+                check_name(argument, name, known)
         if self.preset is not None:
             from teka.audit.procedures import PRESETS  # which read these settings themselves
 
@@ -84,6 +93,8 @@ class AuditSettings:
         check_sizes({"batch_size": self.batch_size})
         if self.budget_seconds is not None and self.budget_seconds <= 0:
             raise wrong_value("budget_seconds", self.budget_seconds, "a positive number of seconds, or None")
+        if self.precision is not None and not self.precision > 0:
+            raise wrong_value("precision", self.precision, "a positive number of points, or None")
 
     @property
     def intervals(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from teka.audit.adapters import FORMS, Loader, Preprocessing, Reading, Subject, 
 from teka.audit.adapters.case import AuditCase, make_case, usual_mode
 from teka.audit.adapters.reading import Size
 from teka.audit.adapters.subject import subject_of_module
+from teka.audit.changes import CHANGES
 from teka.audit.function import evaluating
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import TRANSLATION_MODES
@@ -93,6 +94,7 @@ MODE_HELP = (
     "How images move, several one after the other, by default crop for photographs and circular for all else: "
     f"{', '.join(TRANSLATION_MODES)}."
 )
+CHANGE_HELP = f"Other changes to measure too: {', '.join(CHANGES)}."
 DATA_HELP = "Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file."
 MODEL_HELP = f"One of: {FORMS_OF_MODELS}. Nothing is unpickled; module.py is executed, with all your rights."
 
@@ -133,8 +135,10 @@ OPTIONS = (
     Option("model", str, MODEL_HELP, metavar="MODEL"),
     *OPTIONS,
     Option("--badge", str | None, "Badge to write as SVG: the lowest consistency of any mode."),
+    Option("--change", str, CHANGE_HELP, [], dest="changes", nargs="+", metavar="CHANGE"),
     Option("--find_worst", float | None, "Look for the worst shift alone, with this share of what all shifts take."),
     Option("--skip", str, f"Parts to leave out: {', '.join(PARTS)}.", [], nargs="+", metavar="PART"),
+    Option("--precision", float | None, "Stop when the consistency is known to this many points, either way."),
     Option("--fail_under", float | None, "Answer 1 if --metric is below this share in any mode."),
     Option("--metric", str, f"What is held to it: {', '.join(METRICS)}.", "consistency"),
     examples=(
@@ -143,6 +147,7 @@ OPTIONS = (
         "teka audit google/vit-base-patch16-224 --data pictures --images 200 --mode crop --json vit.json",
         "teka audit model.onnx --data pictures --budget 600 --resume runs/audit",
         "teka audit digits --data digits --find-worst 0.2",
+        "teka audit digits --data digits --change turn flip rotation scale brightness --html digits.html",
         "teka audit model.py:make --data images.npz --fail-under 0.95 --metric worst_shift_accuracy",
     ),
 )
@@ -158,6 +163,7 @@ def audit(options: Namespace, command: str) -> int:
     for part in options.skip:
         check_name("skip", part, PARTS)
     settings = make_settings(options, tuple(part for part in PARTS if part not in options.skip))
+    settings = dataclasses.replace(settings, precision=options.precision, changes=tuple(options.changes))
     state = check_files(options)
     if options.find_worst is not None and any(getattr(options, name) is not None for name in RESULTS):
         raise wrong_value("find_worst", options.find_worst, "None where a report is asked for: it makes none")

@@ -202,6 +202,8 @@ class Measurement:
         self._output, self._stride = outputs.infer_output(output.shape, seen_size, self._output, self._stride)
         if self._stride is not None:
             outputs.check_dense_shifts(moved.shifts, output.shape[2:], self._stride, seen_size, moved.movement)
+        if self._output == "boxes" and moved.movement.change is not None:
+            raise wrong_value("mode", moved.movement.mode, "one that shifts images, for an output of boxes")
         self._seen_size = tuple(seen_size)
         names, ranks = ["error_squared", "norm_squared"], []
         if self._output in ("segmentation", "boxes"):

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from teka.audit.changes import compared_after
 from teka.audit.images import Size
 from teka.audit.measure.boxes import box_overlap
 from teka.audit.measure.responses import OUTPUTS
@@ -68,6 +69,8 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
 def check_dense_shifts(shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement) -> None:
     """Check that maps of some size and stride, of images of the size seen, have an exact counterpart at every shift."""
     mode = movement.mode
+    if movement.change is not None:
+        return
     sides = list(zip(size, stride, strict=True))
     if movement.wraps and [cells * pixels for cells, pixels in sides] != list(seen_size):
         expected = f"{tuple(seen_size)} over {tuple(size)}, images over maps, since mode {mode!r} has circular edges"
@@ -86,6 +89,8 @@ def compared_maps(
     response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement
 ) -> tuple[Compared, Compared]:
     """f(T_s x) and T_s f(x), both where the content of the map's cells came from inside."""
+    if movement.change is not None:
+        return compared_after(response, reference, movement.change, shift[0])
     steps = tuple([step / pixels for step, pixels in zip(shift, stride, strict=True)])
     if movement.wraps:
         reference = movement.move(reference, steps)

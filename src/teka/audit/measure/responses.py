@@ -148,6 +148,15 @@ class Responses:
         tables = {name: table[:, chosen] for name in _TABLES if (table := getattr(self, name)) is not None}
         return replace(self, labels=None if self.labels is None else self.labels[chosen], **tables)
 
+    def join(self, other: "Responses") -> "Responses":
+        """The responses to these images and then to others, moved alike."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in _TABLES}
+        joined = {name: torch.cat(pair, dim=1) for name, pair in pairs.items() if pair[0] is not None}
+        if self.labels is not None and other.labels is not None:
+            joined["labels"] = torch.cat([self.labels, other.labels])
+        spent = {name: getattr(self, name) + getattr(other, name) for name in ("calls", "seconds", "forward_seconds")}
+        return replace(self, **joined, **spent)
+
     def relative_error(self) -> Float[Tensor, "shifts images"]:
         """‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖ of each image, 0 where both are 0."""
         return (self.error_squared / self.norm_squared).where(self.error_squared != 0, 0.0).sqrt()

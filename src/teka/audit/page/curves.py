@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from teka.audit.changes import CHANGES
 from teka.audit.page import svg
 from teka.audit.page.notation import is_share, write_difference, write_number, write_size, write_step
 from teka.audit.page.style import GRID, SOFT, LineStyle, chosen_ticks, line_style
@@ -15,8 +16,10 @@ from teka.audit.statistics.metrics import CURVES
 WIDTH, HEIGHT = 360.0, 222.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 350.0, 8.0, 176.0
 MOST_BANDS = 3  # lines whose bands can be told apart
-AXES = {"dx": (1, "to the right, dx (pixels)"), "dy": (0, "downwards, dy (pixels)")}
-"""For each axis, its place in a shift and what its direction is called."""
+SHIFT_AXES = {"dx": 1, "dy": 0}  # the place of each in a shift
+AXES = {"dx": ("to the right, dx (pixels)", "pixels"), "dy": ("downwards, dy (pixels)", "pixels")}
+AXES |= {name: (f"{name} ({one.unit.strip()})", one.unit.strip()) for name, one in CHANGES.items()}
+"""For each axis of a chart, what stands below it, and its unit."""
 Ends = tuple[float, float]
 
 
@@ -70,7 +73,7 @@ def curve_figure(
     names: Sequence[str], curves: Mapping[int, tuple[CheckedShifts, Curve | None]], quantity: Quantity, title: str
 ) -> dict[str, Any]:
     """A drawing of a curve for each axis, the models that are drawn by their places, the numbers; empty without any."""
-    lines: dict[str, dict[int, CurveLine]] = {axis: {} for axis in AXES}
+    lines: dict[str, dict[int, CurveLine]] = {axis: {} for axis in SHIFT_AXES}
     for axis, of_axis in lines.items():
         for at, (shifts, curve) in curves.items():
             if len(points := curve_along(shifts, curve, axis)) > 1:
@@ -78,16 +81,22 @@ def curve_figure(
     every = [line for of_axis in lines.values() for line in of_axis.values()]
     charts = tuple(curve_chart(quantity, axis, list(found.values()), every) for axis, found in lines.items() if found)
     models = tuple(at for at in curves if any(at in of_axis for of_axis in lines.values()))
-    numbers = csv_text(
-        ("model", "axis", "pixels", quantity.label, "lower", "upper", "lower of band", "upper of band"),
+    numbers = line_numbers(quantity, {axis: list(of_axis.values()) for axis, of_axis in lines.items()})
+    return {"name": title, "charts": charts, "models": models, "numbers": numbers} if charts else {}
+
+
+def line_numbers(quantity: Quantity, lines: Mapping[str, Sequence[CurveLine]]) -> str:
+    """Every point of the lines of each axis, as comma-separated values."""
+    units = dict.fromkeys(AXES[axis][1] for axis in lines)
+    return csv_text(
+        ("model", "axis", "/".join(units), quantity.label, "lower", "upper", "lower of band", "upper of band"),
         (
             (line.name, axis, *_numbers(point, quantity.factor))
             for axis, of_axis in lines.items()
-            for line in of_axis.values()
+            for line in of_axis
             for point in line.points
         ),
     )
-    return {"name": title, "charts": charts, "models": models, "numbers": numbers} if charts else {}
 
 
 def _numbers(point: CurvePoint, factor: float) -> list[float | int | None]:
@@ -97,10 +106,15 @@ def _numbers(point: CurvePoint, factor: float) -> list[float | int | None]:
 
 def curve_along(shifts: CheckedShifts, curve: Curve | None, axis: str) -> tuple[CurvePoint, ...]:
     """The points of a curve at which only one axis is moved; none if there is no such curve."""
-    at, _ = AXES[axis]
-    if curve is None or any(len(shift) != len(AXES) for shift in shifts):
+    at = SHIFT_AXES[axis]
+    if curve is None or any(len(shift) != len(SHIFT_AXES) for shift in shifts):
         return ()
-    rows = [row for row, shift in enumerate(shifts) if shift[1 - at] == 0]
+    return curve_points(shifts, curve, at)
+
+
+def curve_points(shifts: CheckedShifts, curve: Curve, at: int = 0) -> tuple[CurvePoint, ...]:
+    """The points of a curve by the step at one place of the shifts, where every other step is zero."""
+    rows = [row for row, shift in enumerate(shifts) if not any(shift[:at] + shift[at + 1 :])]
     points = [CurvePoint(shifts[row][at], curve.values[row], None, None) for row in rows]
     if has_interval(curve.method):
         ends = [(curve.lower[row], curve.upper[row]) for row in rows]
@@ -126,7 +140,7 @@ def curve_chart(quantity: Quantity, axis: str, lines: Sequence[CurveLine], all_l
     parts += [svg.rule(x, BOTTOM, x, BOTTOM + 4) for _, x in named]
     if steps[0] <= 0 <= steps[-1]:
         parts.append(svg.rule(across.place(0), TOP, across.place(0), BOTTOM, GRID, "2 3"))
-    parts.append(svg.label(AXES[axis][1], (LEFT + RIGHT) / 2, HEIGHT - 6))
+    parts.append(svg.label(AXES[axis][0], (LEFT + RIGHT) / 2, HEIGHT - 6))
     # Bands first, so that none hides a line.
     for line in lines if banded else ():
         bands = []
@@ -156,5 +170,5 @@ def curve_chart(quantity: Quantity, axis: str, lines: Sequence[CurveLine], all_l
         ends = sorted(line.points, key=lambda point: point.value)
         low, high = (f"{quantity.write(end.value)} at {write_step(end.step)}" for end in (ends[0], ends[-1]))
         said.append(f"{line.name} lies between {low} and {high}")
-    description = f"Line chart of {quantity.label} against {axis} in pixels: {'; '.join(said)}."
+    description = f"Line chart of {quantity.label} against {axis} in {AXES[axis][1]}: {'; '.join(said)}."
     return svg.drawing(WIDTH, HEIGHT, description, *parts)

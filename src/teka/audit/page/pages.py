@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
 from teka.audit.page import layers, notation
+from teka.audit.page.changes import change_sections
 from teka.audit.page.compared import comparison_sections
 from teka.audit.page.curves import curve_figure, quantity_of
 from teka.audit.page.modes import confidences, mode_sections
@@ -209,6 +210,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "interval_note": interval_note(reports, columns),
         "comparisons": comparison_sections(pairs, reports),
         "modes": mode_sections(reports),
+        "changes": change_sections(reports),
         "examples": write_examples(reports) if any(report.examples for report in reports) else "",
         "has_labels": any(example.label is not None for report in reports for example in report.examples),
         "layers": layers,
