@@ -3,7 +3,7 @@ r"""Which denominator of rotary: accuracy, size of outputs, gradients and half p
     python studies/bounded_rotary.py --data-dir data --processes 2 \
         --evaluate "features (before)" "mixed, λ = 0.3" softmax
 
-trains what is missing; `python studies/which_kernel.py` writes the tables of docs/which_kernel.md.
+trains what is missing; `python studies/tables.py` writes the tables of docs/which_kernel.md.
 
 Every candidate is trained with AdamW at four rates on the tuning seeds; the rate of least validation loss is its rate
 on that data set. The selection seeds then choose the default, and the evaluation seeds, which chose nothing, compare

@@ -2,12 +2,14 @@
 
     python studies/interval_coverage.py --simulations 1000 --processes 2
 
-writes interval_coverage.json beside itself; docs/interval_coverage.md has the tables. A population is 20,000 images and
+writes interval_coverage.json.gz beside itself; docs/interval_coverage.md has the tables. A population is 20,000 images and
 what a model answers of each at 25 shifts. An audit sees some of them, drawn with replacement, and its intervals are
 held against the numbers of the whole population: so every truth is known exactly.
 """
 
 import argparse
+import gzip
+import json
 import math
 import time
 from collections import defaultdict
@@ -21,20 +23,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from teka.audit import Movement, square_shifts
+from teka.audit import AuditSettings, Movement, square_shifts
 from teka.audit.measure.responses import Responses
+from teka.audit.parts import block_ends, is_precise
 from teka.audit.statistics.comparison import compare_responses
-from teka.audit.statistics.estimate import Curve, has_interval
+from teka.audit.statistics.estimate import Curve, Estimate, has_interval
 from teka.audit.statistics.intervals import wilson_interval
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.audit.statistics.phase import error_by_phase, sort_by_phase
 from teka.audit.statistics.summarize import summarize, summarize_seeds
-from teka.files import write_json
+from teka.files import write_bytes
 from teka.provenance import provenance
 
-OUT = Path(__file__).with_suffix(".json")
+OUT = Path(__file__).with_suffix(".json.gz")
 SHIFTS, POPULATION, CLASSES, STRIDE = square_shifts(2), 20_000, 10, (2, 2)
+CONFIDENCE = 0.95  # which intervals have unless another is asked for
 NUMBERS_OF_IMAGES, SEEDS, CHUNK = (10, 30, 100, 500), (3, 5), 50
+# Points, and images at most, of an audit that stops when it is precise enough; done beside audits of so many images.
+PRECISION, MOST_IMAGES, STOPPED_BESIDE = 4, 800, 100
 SEED_SPREAD, TRUE_SEEDS = 0.5, 64  # of the margins from seed to seed; seeds whose mean is the truth
 Outcome = tuple[str, str, bool, float]  # kind, number, covered, width
 
@@ -185,10 +191,23 @@ def audits(name: str, num_images: int, seeds: Sequence[int]) -> list[Outcome]:
         compared = compare_responses(one, other, num_flips=999, seed=seed)
         for key, difference in compared.numbers.items():
             outcomes += of_estimate("difference", key, difference, numbers[key] - of_better[key])
+        if num_images == STOPPED_BESIDE:
+            early = until_precise(whole, generator, seed)
+            outcomes += of_estimate("stopped when precise", "consistency", early, numbers["consistency"])
         # Two models of one distribution, whose true numbers differ by nothing but the population's own draw of noise.
         for key, difference in compare_responses(one, same, num_flips=999, seed=seed).numbers.items():
             outcomes.append(("p above 0.05 of equals", key, difference.p_value > 0.05, math.nan))
     return outcomes
+
+
+def until_precise(whole: Responses, generator: torch.Generator, seed: int) -> Estimate:
+    """The consistency with as many images as a precision needs, as `teka audit --precision` takes them."""
+    chosen = torch.randint(POPULATION, (MOST_IMAGES,), generator=generator)
+    settings, stop = AuditSettings(precision=PRECISION, seed=seed), 0
+    for _, stop in block_ends(MOST_IMAGES, PRECISION):
+        if is_precise(taken(whole, chosen[:stop]), settings):
+            break
+    return summarize(taken(whole, chosen[:stop]), seed=seed).numbers["consistency"]
 
 
 @cache
@@ -236,6 +255,11 @@ def chunk(job: tuple[str, int, int | None, Sequence[int]]) -> tuple[tuple[str, i
     return (name, num_images), found
 
 
+def read() -> dict[str, Any]:
+    """What was found."""
+    return json.loads(gzip.decompress(OUT.read_bytes()))
+
+
 def main() -> None:
     """Simulate, and write how often each interval covered."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -259,11 +283,13 @@ def main() -> None:
         width = sum(width for _, width in found) / given
         row = {"kind": kind, "number": name, "population": model, "images": images, "intervals": given}
         row |= {"coverage": round(covered / given, 4), "lower": round(lower, 4), "upper": round(upper, 4)}
-        rows.append(row | {"mean_width": None if math.isnan(width) else float(f"{width:.3g}")})
+        # Of a p-value there is none; and with next to nothing known, an end may be the largest of all numbers.
+        rows.append(row | {"mean_width": float(f"{width:.3g}") if math.isfinite(width) else None})
     facts = provenance(f"python studies/interval_coverage.py --simulations {total} --processes {options.processes}")
     truths = {name: {key: float(f"{value:.4g}") for key, value in truth(name)[0].items()} for name in POPULATIONS}
     seconds = round(time.perf_counter() - start)
-    write_json(OUT, {**facts, "seconds": seconds, "simulations": total, "truths": truths, "rows": rows})
+    content = {**facts, "seconds": seconds, "simulations": total, "truths": truths, "rows": rows}
+    write_bytes(OUT, gzip.compress(json.dumps(content, ensure_ascii=False).encode(), mtime=0))
     print(f"written: {OUT}, {seconds} seconds")
 
 

@@ -344,10 +344,10 @@ def test_the_running_maximum_carries_a_causal_state(seed):
 @pytest.mark.parametrize("name", ["which_kernel.md", "which_kernel_tables.md"])
 def test_the_tables_of_kernels_are_those_of_the_studies_cells(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "studies")
-    writer = importlib.import_module("which_kernel")
+    writer = importlib.import_module("tables")
     assert name in writer.TABLES
     page = TEXTS[ROOT / "docs" / name]
-    assert writer.with_tables(name, page) == page, "run `python studies/which_kernel.py`"
+    assert writer.with_tables(name, page) == page, "run `python studies/tables.py`"
     bare = re.sub(r"(<!-- table: .* -->\n\n)(\|.*\n)+\n", r"\1", page)
     assert not re.search(r"-->\n\n\|", bare)
     assert writer.with_tables(name, bare) == page, "a mark without a table gets it, and the text after it stays"

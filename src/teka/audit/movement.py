@@ -213,10 +213,12 @@ def translate(
     return movement.move(placed, *movement.check(placed, [shift]))
 
 
-def make_movement(mode: str, *settings: Any) -> Movement:
+def make_movement(
+    mode: str, background: Background = 0.0, canvas_size: Size | None = None, crop_size: Size | None = None
+) -> Movement:
     """The movement of these settings, with any sequence for what has one number for each channel or axis."""
-    background, canvas, crop_size = (tuple(one) if isinstance(one, Sequence) else one for one in settings)
-    return Movement(mode, background, canvas, crop_size)
+    given: Any = (tuple(one) if isinstance(one, Sequence) else one for one in (background, canvas_size, crop_size))
+    return Movement(mode, *given)
 
 
 def check_lossless(sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift]) -> None:

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import sys
 
 import onnx
 import pytest
@@ -7,6 +8,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
+from teka.audit import AuditSettings, Movement, audit, blame_layers, square_shifts
 from teka.audit.adapters import Reading
 from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
 
@@ -136,3 +138,52 @@ def test_what_cannot_be_run_is_one_line(tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="onnxruntime has"):
         load_onnx(tmp_path / "whole.onnx", Reading(device="meta"))
+
+
+class Blamed(nn.Module):
+    """Circular edges, then a stride, then zeros at the edge, then positions that are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 1)
+        self.strided = nn.Conv2d(4, 6, 2, stride=2)
+        self.padded = nn.Conv2d(6, 6, 3, padding=1)
+        self.pos_embed = nn.Parameter(torch.randn(1, 6, 12, 12))
+
+    def forward(self, images):
+        cells = self.padded(self.strided(self.first(images).relu()).relu())
+        return (cells + self.pos_embed).relu().mean(dim=(2, 3))
+
+
+def test_the_nodes_of_a_file_are_layers_to_blame_as_those_of_the_module_are(tmp_path):
+    torch.manual_seed(0)
+    model, images = Blamed().eval(), torch.rand(8, 1, 24, 24)
+    shapes = {"images": {0: "batch"}}
+    torch.onnx.export(
+        model, (images,), tmp_path / "net.onnx", dynamic_shapes=shapes, dynamo=True, verbose=False, optimize=False
+    )
+    function = load_onnx(tmp_path / "net.onnx").function
+    assert isinstance(function, OnnxFunction)
+    plain = function(images)
+    movement, shifts = Movement("circular"), square_shifts(2)
+    found, expected = (blame_layers(one, images, shifts, movement) for one in (function, model))
+    kinds = {kind: one.module for kind, one in found.breaks.items()}
+    assert kinds == {"aliasing": "Conv2d", "edge": "Conv2d", "interior": "Add"}
+    for kind, one in expected.breaks.items():
+        assert found.breaks[kind].error == pytest.approx(one.error, rel=1e-3), kind
+    assert found.absolute_embeddings == ("pos_embed",)
+    torch.testing.assert_close(function(images), plain)
+    report = audit(function, images, settings=AuditSettings(shifts=[(0, 1), (0, 2)], num_examples=0, num_resamples=40))
+    assert report.failures == ()
+    assert report.layers is not None
+    assert report.layers.breaks["interior"].module == "Add"
+
+
+def test_without_the_library_onnx_a_file_is_audited_without_layers(exported, tmp_path, monkeypatch):
+    write_net(exported, tmp_path / "net.onnx")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    subject = load_onnx(tmp_path / "net.onnx")
+    assert "needs the library onnx" in subject.note
+    answer = subject.function(torch.rand(2, 3, 11, 13))
+    assert isinstance(answer, torch.Tensor)
+    assert answer.shape == (2, 5)

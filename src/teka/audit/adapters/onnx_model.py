@@ -1,6 +1,7 @@
 """ONNX files, run by onnxruntime."""
 
 import hashlib
+import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,24 +10,40 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.reading import READING, Reading
 from teka.audit.adapters.subject import Subject, read_as, spoken_names
 from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
 from teka.checks import height_and_width
-from teka.errors import require, wrong_value
+from teka.errors import FOREIGN, require, wrong_value
 from teka.files import read_json
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 _CHANNELS = (1, 3)
+_MOST_BYTES = 2**31 - 2**20  # of a graph that is handed on in memory
 
 
-class OnnxFunction:
-    """A session of onnxruntime as a function of images in [0, 1]; batches of a fixed size are filled up with copies."""
+class OnnxNode(nn.Module):
+    """A node of an ONNX file as a layer: it gives what onnxruntime computed for it, whatever it is called with."""
 
-    def __init__(self, session: Any, transform: Preprocessing) -> None:
+    given: Tensor
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The node's first output."""
+        return self.given
+
+
+class OnnxFunction(nn.Module):
+    """A session of onnxruntime as a function of images in [0, 1]; batches of a fixed size are filled up with copies.
+
+    With the file's graph its nodes are layers: where any of them has a hook, a second session gives what each computed,
+    and each is called with what the nodes before it gave, in the order of execution.
+    """
+
+    def __init__(self, session: Any, transform: Preprocessing, graph: Any = None) -> None:
+        super().__init__()
         self.session, self.transform = session, transform
         (self.input,) = session.get_inputs()
         outputs = [one.name for one in session.get_outputs()]
@@ -34,20 +51,90 @@ class OnnxFunction:
         batch_size = self.input.shape[0]
         self.batch_size = batch_size if isinstance(batch_size, int) and batch_size > 0 else None
         self.channels_last = _is_channels_last(self.input.shape)
+        self._graph, self._inner = graph, None
+        self._nodes = {} if graph is None else {node.output[0]: node for node in graph.graph.node if node.output}
+        for output, node in self._nodes.items():
+            self.add_module(_module_name(output, node), _layer_of(node))
+        for tensor in () if graph is None else graph.graph.initializer:
+            if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # as embeddings of positions are
+                self.register_buffer(tensor.name.replace(".", "_"), torch.zeros(*tensor.dims), persistent=False)
+        self.eval()
 
-    def __call__(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+    def __deepcopy__(self, memo: object) -> "OnnxFunction":
+        raise TypeError("onnxruntime computes in the precision of the file")
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
         """What the model says of images."""
         placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.channels_last:
             placed = placed.permute(0, 2, 3, 1)
+        if not any(layer._forward_hooks for layer in self.children()):
+            return self._run(self.session, [self.output], placed)[0].to(images.device)
+        seen = {self.input.name: placed}
+        found = dict(zip(self._nodes, self._run(self._inner_session(), list(self._nodes), placed), strict=True))
+        for output, node in self._nodes.items():
+            given, layer = found[output], self.get_submodule(_module_name(output, node))
+            if given.is_floating_point() and given.ndim > 1 and len(given) == len(placed):
+                assert isinstance(layer, OnnxNode)
+                layer.given = given
+                seen[output] = layer(*(seen[name] for name in node.input if name in seen))
+        return found[self.output].to(images.device)
+
+    def _run(self, session: Any, outputs: Sequence[str], placed: Tensor) -> list[Tensor]:
         array = np.ascontiguousarray(placed.numpy().astype(_TYPES[self.input.type]))
         size = self.batch_size or len(array)
-        parts = [self._run(array[start : start + size], size) for start in range(0, len(array), size)]
-        return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(images.device)
+        parts = []
+        for start in range(0, len(array), size):
+            part = array[start : start + size]
+            filled = np.concatenate([part, np.repeat(part[-1:], size - len(part), axis=0)])
+            answers = session.run(outputs, {self.input.name: filled})
+            parts.append([np.atleast_1d(one)[: len(part)] for one in answers])
+        found = [torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)]
+        return [one.float() if one.is_floating_point() else one for one in found]
 
-    def _run(self, part: np.ndarray, size: int) -> np.ndarray:
-        filled = np.concatenate([part, np.repeat(part[-1:], size - len(part), axis=0)]) if len(part) < size else part
-        return self.session.run([self.output], {self.input.name: filled})[0][: len(part)]
+    def _inner_session(self) -> Any:
+        """A session of the same graph of which every node's first output is an output too."""
+        if self._inner is None:
+            onnx, library = (
+                require("onnx", "layers need", "onnx"),
+                require("onnxruntime", "this model needs", "teka[audit]"),
+            )
+            model = onnx.ModelProto()
+            model.CopyFrom(self._graph)
+            known = {one.name for one in model.graph.output}
+            model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._nodes if name not in known)
+            options = library.SessionOptions()
+            options.log_severity_level = 3
+            self._inner = library.InferenceSession(model.SerializeToString(), options, self.session.get_providers())
+        return self._inner
+
+
+def _module_name(output: str, node: Any) -> str:
+    """What to call a node, as a module may be called."""
+    return (node.name or output).replace(".", "_")
+
+
+def _layer_of(node: Any) -> OnnxNode:
+    """A layer of a node, whose class and attributes are called as torch's where it slides over images."""
+    attributes = {one.name: list(one.ints) for one in node.attribute}
+    kernel = attributes.get("kernel_shape", [])
+    kind = f"{node.op_type}2d" if len(kernel) == 2 else node.op_type
+    layer = type(kind, (OnnxNode,), {})()
+    if len(kernel) == 2:
+        pads = attributes.get("pads", [0] * 4)
+        layer.kernel_size, layer.stride = tuple(kernel), tuple(attributes.get("strides", [1, 1]))
+        layer.padding = tuple(max(pads[axis], pads[axis + 2]) for axis in range(2))
+    return layer
+
+
+def read_graph(file: Path) -> Any:
+    """The file's graph, to look into its nodes; None without the library onnx, or where the file is too large."""
+    try:
+        onnx = importlib.import_module("onnx")
+        graph = onnx.load(file)
+        return graph if graph.ByteSize() < _MOST_BYTES else None
+    except FOREIGN:  # whatever it raises of a file that onnxruntime reads
+        return None
 
 
 def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
@@ -78,7 +165,10 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     transform, _ = replace(reading, input_size=None).fit(transform)
     config = file.parent / "config.json"
     names = spoken_names(read_json(config).get("id2label") if config.is_file() else None)
-    function = OnnxFunction(session, transform)
+    graph = read_graph(file)
+    function = OnnxFunction(session, transform, graph)
+    if graph is None:
+        note = "; ".join(filter(None, [note, "its nodes are not looked into, which needs the library onnx"]))
     classes = next(one.shape for one in session.get_outputs() if one.name == function.output)
     num_classes = classes[1] if len(classes) == 2 and isinstance(classes[1], int) else None
     return Subject(

@@ -1,6 +1,6 @@
-"""Write the tables of docs/which_kernel.md and docs/which_kernel_tables.md from the cells of the studies.
+"""Write the tables of pages of the docs from what the studies kept.
 
-    python studies/which_kernel.py
+    python studies/tables.py
 
 A table stands under a line `<!-- table: its name -->` of a page; a mark without one gets it. A test holds the pages to
 what this writes.
@@ -11,8 +11,11 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import bounded_rotary
+import interval_coverage
+import linear_positions
 
 from teka.audit.page.notation import percent
 from teka.audit.statistics.estimate import mean_over_seeds
@@ -327,6 +330,48 @@ def positions_with(kernel: str) -> str:
     return table([f"position, with {kernel}", *head], [rows[value] for value in sorted(rows, reverse=True)])
 
 
+def linear_position_rows() -> str:
+    """Relative positions in linear attention as others have them, beside ours."""
+    content, rows = linear_positions.read(), []
+    cells = [one for one in content["cells"] if one["seed"] in linear_positions.SEEDS]
+    ours = next(iter(linear_positions.ROWS))
+
+    def found(data: str, row: str) -> dict[int, float]:
+        return {one["seed"]: one["accuracy"] for one in cells if (one["data"], one["row"]) == (data, row)}
+
+    for row in linear_positions.ROWS:
+        columns = []
+        for data in linear_positions.DATA:
+            columns += [mean(found(data, row)), "" if row == ours else less(found(data, row), found(data, ours))]
+        error = max(one["equivariance_error"] for one in cells if one["row"] == row)
+        times = [f"{one:.0f}" for one in content["times"].get(row, {}).values()]
+        rows.append([row, *columns, f"{error:.0e}", *times])
+    sizes = next(iter(content["times"].values()), {})
+    head = [column for data in linear_positions.DATA for column in (DATA[data], "less ours")]
+    return table(["", *head, "change of the logits", *(f"ms, {int(size):,} tokens" for size in sizes)], rows)
+
+
+def coverage(kinds: Mapping[str, str]) -> str:
+    """How often intervals of some kinds cover, for each number, population and number of images."""
+    rows = [one for one in interval_coverage.read()["rows"] if one["kind"] in kinds]
+    columns = list(dict.fromkeys((one["population"], one["images"]) for one in rows))
+    columns.sort(key=lambda pair: (list(interval_coverage.POPULATIONS).index(pair[0]), pair[1]))
+    found = {(one["kind"], one["number"], one["population"], one["images"]): one for one in rows}
+    lines = []
+    for kind, number in dict.fromkeys((one["kind"], one["number"]) for one in rows):
+        cells = [found.get((kind, number, *column)) for column in columns]
+        lines.append([" ".join([f"`{number}`", kinds[kind]]).strip(), *map(covered, cells)])
+    return table(["", *(f"{name}, {images}" for name, images in columns)], lines)
+
+
+def covered(row: Mapping[str, Any] | None) -> str:
+    """A coverage in percent, bold where its own interval lies below 95 %."""
+    if row is None:
+        return NOTHING
+    written = f"{100 * row['coverage']:.0f}"
+    return f"**{written}**" if row["upper"] < interval_coverage.CONFIDENCE else written
+
+
 # The tables of each page of docs/.
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "which_kernel.md": {
@@ -348,6 +393,19 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "exactness": exactness,
         "improvements": partial(variants, "improvements"),
         "rotation start of kernels": rotation_start_of_kernels,
+    },
+    "interval_coverage.md": {
+        "numbers": partial(coverage, {"number": "", "stopped when precise": "stopped early"}),
+        "curves": partial(coverage, {"curve at a shift": "", "curve, band": "band", "phase": "phase"}),
+        "differences": partial(coverage, {"difference": "", "p above 0.05 of equals": "p > 0.05"}),
+        "seeds": partial(
+            coverage,
+            {
+                f"{count} seeds{part}": f"{count} seeds{words}"
+                for count in interval_coverage.SEEDS
+                for part, words in (("", ""), (", curve at a shift", ", a shift"), (", curve, band", ", band"))
+            },
+        ),
     },
 }
 
