@@ -2,8 +2,8 @@
 
     python studies/interval_coverage.py --simulations 1000 --processes 2
 
-writes interval_coverage.json.gz beside itself; docs/interval_coverage.md has the tables. A population is 20,000 images and
-what a model answers of each at 25 shifts. An audit sees some of them, drawn with replacement, and its intervals are
+writes interval_coverage.json.gz beside itself; docs/interval_coverage.md has the tables. A population is 20,000 images
+and what a model answers of each at 25 shifts. An audit sees some of them, drawn with replacement, and its intervals are
 held against the numbers of the whole population: so every truth is known exactly.
 """
 

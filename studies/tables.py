@@ -394,6 +394,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "improvements": partial(variants, "improvements"),
         "rotation start of kernels": rotation_start_of_kernels,
     },
+    "linear_positions.md": {"linear positions": linear_position_rows},
     "interval_coverage.md": {
         "numbers": partial(coverage, {"number": "", "stopped when precise": "stopped early"}),
         "curves": partial(coverage, {"curve at a shift": "", "curve, band": "band", "phase": "phase"}),
