@@ -64,6 +64,10 @@ POPULATIONS = {
 }
 
 
+# What the page shows; the file has all.
+SHOWN, NUMBERS_SHOWN = ("usual", "two kinds of images", "near 100 %", "heavy tails"), (30, 100, 500)
+
+
 def answers(model: Model, images: Tensor, draw: int, difference: float = 0.0) -> Responses:
     """What a model answers of images: what is hard for one model is hard for all.
 

@@ -354,8 +354,8 @@ def linear_position_rows() -> str:
 def coverage(kinds: Mapping[str, str]) -> str:
     """How often intervals of some kinds cover, for each number, population and number of images."""
     rows = [one for one in interval_coverage.read()["rows"] if one["kind"] in kinds]
-    columns = list(dict.fromkeys((one["population"], one["images"]) for one in rows))
-    columns.sort(key=lambda pair: (list(interval_coverage.POPULATIONS).index(pair[0]), pair[1]))
+    seen = {(one["population"], one["images"]) for one in rows}
+    columns = [pair for pair in product(interval_coverage.SHOWN, interval_coverage.NUMBERS_SHOWN) if pair in seen]
     found = {(one["kind"], one["number"], one["population"], one["images"]): one for one in rows}
     lines = []
     for kind, number in dict.fromkeys((one["kind"], one["number"]) for one in rows):
@@ -404,7 +404,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
             {
                 f"{count} seeds{part}": f"{count} seeds{words}"
                 for count in interval_coverage.SEEDS
-                for part, words in (("", ""), (", curve at a shift", ", a shift"), (", curve, band", ", band"))
+                for part, words in (("", ""), (", curve, band", ", band"))
             },
         ),
     },

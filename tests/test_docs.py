@@ -341,7 +341,9 @@ def test_the_running_maximum_carries_a_causal_state(seed):
         torch.testing.assert_close(state, truth, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["which_kernel.md", "which_kernel_tables.md", "linear_positions.md"])
+@pytest.mark.parametrize(
+    "name", ["which_kernel.md", "which_kernel_tables.md", "linear_positions.md", "interval_coverage.md"]
+)
 def test_the_tables_of_kernels_are_those_of_the_studies_cells(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "studies")
     writer = importlib.import_module("tables")
