@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -118,7 +119,7 @@ def test_images_without_spatial_axes_or_cells_are_refused():
             translate(torch.zeros(shape), 1, mode="circular")
 
 
-ROOM = {"canvas": {"canvas_size": (15, 17)}, "crop": {"crop_size": (5, 7)}}
+ROOM: dict[str, Any] = {"canvas": {"canvas_size": (15, 17)}, "crop": {"crop_size": (5, 7)}}
 
 
 def movement(mode: str, background: float | tuple[float, ...] = 0.0) -> Movement:

@@ -52,11 +52,13 @@ def test_a_detector_of_the_brightest_pixel_moves_along_and_one_that_stays_does_n
 
     shifts = [(0, 0), (0, 3), (-2, 1)]
     found = measure_responses(detect, images, shifts, Movement("circular"), output="boxes", batch_size=4)
+    assert found.overlap is not None
     assert found.overlap.tolist() == [[1.0] * 3] * 3
     assert found.relative_error().max() == 0
     still = measure_responses(
         lambda batch: detect(images[: len(batch)]), images, shifts, Movement("zero"), output="boxes", batch_size=3
     )
+    assert still.overlap is not None
     assert still.overlap[1].tolist() == [0.0] * 3
     with pytest.raises(ValueError, match="the output of the model has shape"):
         measure_responses(lambda batch: batch, images, shifts, Movement("zero"), output="boxes")

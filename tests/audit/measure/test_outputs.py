@@ -213,9 +213,11 @@ def test_a_segmentation_that_moves_along_overlaps_wholly_and_one_that_stays_as_w
     shifts = [(0, 0), (0, 1), (1, 2)]
     for mode in ("circular", "zero"):
         responses = measure_responses(segment, images, shifts, Movement(mode), output="segmentation", batch_size=2)
+        assert responses.overlap is not None
         assert responses.overlap.tolist() == [[1.0] * 2] * 3
         assert summarize(responses, num_resamples=40).numbers["overlap"].value == 1.0
     overlap = measure_responses(stays, images, shifts, CIRCULAR, output="segmentation", batch_size=2).overlap
+    assert overlap is not None
     # By one column 2 of the 4 cells stay, of a union of 6; of the ground 18 of 22. By (1, 2) none, and 16 of 24.
     assert overlap[:, 0].tolist() == pytest.approx([1.0, (2 / 6 + 18 / 22) / 2, (0 + 16 / 24) / 2])
     with pytest.raises(ValueError, match="the output of the model has shape"):
@@ -239,6 +241,8 @@ def test_features_are_found_again_by_the_cosine_to_those_of_all_images():
     responses = measure_responses(
         lambda batch: batch.flatten(1), images, [(0, 0), (0, 1)], CIRCULAR, output="features", batch_size=3
     )
+    assert responses.rank is not None
+    assert responses.cosine_distance is not None
     # Moved by one column each image is another one of them, which is nearer; the other three are as far as its own.
     assert responses.rank.tolist() == [[1] * 5, [2] * 5]
     assert responses.cosine_distance.tolist() == [[0.0] * 5, [1.0] * 5]
