@@ -2,7 +2,7 @@
 
     python studies/literature.py --data-dir data
 
-trains a ResNet-18 on 20,000 images of CIFAR-10 (runs/literature keeps it), asks it and the model of CIFAR-10 that comes
+trains a ResNet-18 on 10,000 images of CIFAR-10 (runs/literature keeps it), asks it and the model of CIFAR-10 that comes
 with teka, and writes literature.json beside itself. The loops are those of `validate_shift` in
 github.com/adobe/antialiased-cnns (main.py) and of `validate` and `evaluate_random_crop` in
 github.com/achaman2/truly_shift_invariant_cnns, with batches in place of their loaders.
@@ -24,15 +24,16 @@ from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 from teka.cli import main as teka
 from teka.cli.audit import OWN_LOADERS
+from teka.data import load as load_data
 from teka.files import write_json
 from teka.models import load as load_packaged
 from teka.provenance import provenance
 from teka.training import Run, restore, train
 
 OUT, RUN = Path(__file__).with_suffix(".json"), Path("runs/literature")
-RESNET = {"data": "cifar10", "model": "resnet18", "resnet_stem": "3x3", "train_size": 20_000, "epochs": 2}
+RESNET = {"data": "cifar10", "model": "resnet18", "resnet_stem": "3x3", "train_size": 10_000, "epochs": 1}
 BATCH, SEED, CROP, PASSES, MOST = 50, 0, 224, 5, 3
-IMAGES = {"chaman2021": 1000, "zhang2019": 200}
+IMAGES = {"chaman2021": 500, "zhang2019": 100}
 
 
 class AtEightTimesTheSize(nn.Module):
@@ -102,24 +103,39 @@ MODELS = {
 LOOPS = {"chaman2021": chaman, "zhang2019": zhang}
 
 
-def case_of(spec: str, preset: str, data_dir: str) -> AuditCase:
+def enlarged(data_dir: str) -> str:
+    """A file of test images of CIFAR-10 as 256 × 256 pixels, every pixel 8 × 8 of them."""
+    test, number, path = load_data("cifar10", data_dir=data_dir).test, IMAGES["zhang2019"], RUN.parent / "enlarged.npz"
+    levels = (255 * test.images[: 2 * number]).round().to(torch.uint8).movedim(1, -1)
+    levels, labels = levels.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy(), test.labels[: 2 * number].numpy()
+    # Of the others, as for training, nothing is shown.
+    shown, others = slice(number), slice(number, None)
+    train = {"images": levels[others], "labels": labels[others]}
+    parts: dict[str, Any] = {**train, "test_images": levels[shown], "test_labels": labels[shown]}
+    np.savez(path, **parts)
+    return str(path)
+
+
+def case_of(spec: str, preset: str, data: str, data_dir: str) -> AuditCase:
     """The model and images that the command shows it."""
-    settings, size = AuditSettings(seed=SEED, batch_size=BATCH), 256 if preset == "zhang2019" else None
     subject = load(spec, Reading(data_dir=data_dir), loaders=OWN_LOADERS)
-    return make_case(subject, "cifar10", settings, data_dir=data_dir, image_size=size, num_images=IMAGES[preset])
+    settings = AuditSettings(seed=SEED, batch_size=BATCH)
+    return make_case(subject, data, settings, data_dir=data_dir, num_images=IMAGES[preset])
 
 
 def compare(name: str, preset: str, data_dir: str) -> dict[str, Any]:
     """What the command and the authors' loop give."""
     spec, report = MODELS[name][preset], RUN.parent / f"literature-{preset}.json"
-    options = ["--data", "cifar10", "--data-dir", data_dir, "--images", str(IMAGES[preset]), "--max-shift", "0"]
+    data = enlarged(data_dir) if preset == "zhang2019" else "cifar10"
+    options = ["--data", data, "--data-dir", data_dir, "--images", str(IMAGES[preset]), "--max-shift", "0"]
     options += ["--batch-size", str(BATCH), "--seed", str(SEED), "--preset", preset, "--json", str(report)]
     options += ["--skip", "noise", "layers", "derivative", "sensitivity"]
-    options += ["--image-size", "256", "--mode", "crop", "--placed-size", "256"] if preset == "zhang2019" else []
+    # The procedure takes crops of 224 itself; beside it the mode shows those in the middle.
+    options += ["--mode", "crop", "--input-size", "224", "--placed-size", "256"] if preset == "zhang2019" else []
     if teka(["audit", spec, *options]) != 0:
         raise RuntimeError(f"teka audit {spec} failed")
     (found,) = AuditReport.read(report).presets
-    case = case_of(spec, preset, data_dir)
+    case = case_of(spec, preset, data, data_dir)
     loop = LOOPS[preset](case.function, case.images)
     numbers = {
         key: {"audit": one.value, "lower": one.lower, "upper": one.upper, "authors' loop": loop[key]}
@@ -136,7 +152,7 @@ def main() -> None:
     trained = train(Run.of(**RESNET, data_dir=options.data_dir), RUN, resume=True, progress_bar=False)
     rows = [compare(name, preset, options.data_dir) for name in MODELS for preset in LOOPS]
     facts = provenance(f"python studies/literature.py --data-dir {options.data_dir}")
-    write_json(OUT, {**facts, "resnet18_accuracy": trained["accuracy"], "rows": rows})
+    write_json(OUT, {**facts, "resnet18_validation_accuracy": trained["validation_accuracy"], "rows": rows})
 
 
 if __name__ == "__main__":
