@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from teka.audit import AuditSettings, Movement, audit, measure_responses
-from teka.audit.changes import CHANGES, rotate, scale
+from teka.audit.changes import CHANGES, compared_after, rotate, scale
 from teka.audit.page.changes import change_sections
 from teka.audit.page.pages import render_audit_page
 from teka.audit.report import AuditReport
@@ -50,6 +50,10 @@ def test_maps_are_compared_with_the_map_of_the_image_unchanged_changed_along():
         amounts = [(amount,) for amount in CHANGES[name].amounts]
         found = measure_responses(pointwise, IMAGES, amounts, Movement(name), output="dense")
         assert found.relative_error().max() < 1e-10, name
+    # Where background comes in nothing is compared: no class is there that no pixel has.
+    classes = torch.stack([-torch.ones(3, 9, 9), IMAGES[:, 0].float(), 1 - IMAGES[:, 0].float()], dim=1)
+    found, expected = compared_after(classes, classes, CHANGES["rotation"], 10)
+    assert 0 not in torch.cat([found, expected]).argmax(dim=1)
     wide = nn.Conv2d(2, 4, 3, padding=1, dtype=torch.float64).eval().requires_grad_(False)
     assert (
         measure_responses(wide, IMAGES, [(0,), (1,)], Movement("turn"), output="dense").relative_error()[1].min() > 0.1

@@ -131,9 +131,9 @@ def compared_after(
     change: Change,
     amount: Amount,
 ) -> tuple[Tensor, Tensor]:
-    """f(T x) and T f(x) of maps, both where the content of the map's cells came from inside, 0 elsewhere."""
+    """f(T x) and T f(x) of maps (B, C, cells), both at the cells whose content came from inside the map."""
     if not change.moves_maps:
         return response, reference
-    moved, inside = (change.apply(each, amount, 0.0) for each in (reference, torch.ones_like(reference)))
-    seen = inside > 1 - 1e-4
-    return response.where(seen, 0.0), moved.where(seen, 0.0)
+    moved, inside = (change.apply(each, amount, 0.0) for each in (reference, torch.ones_like(reference[:1, :1])))
+    seen = inside[0, 0] > 1 - 1e-4
+    return response[..., seen], moved[..., seen]
