@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from teka.cli import main
+from teka.cli import compare, main
 
 SOURCE = """
 import torch
@@ -59,6 +59,13 @@ def test_one_that_is_right_and_one_that_is_wrong_differ_everywhere(here, capsys)
     assert "models:right less models:wrong" in out
     assert "Accuracy differs at 3 of 3 shifts" in out
     assert "+100.0 points" in out
+
+
+def test_the_images_are_read_once_for_all_models(here, monkeypatch):
+    read, asked = compare.load_images, []
+    monkeypatch.setattr(compare, "load_images", lambda *options: asked.append(options) or read(*options))
+    assert main(["compare", "models.py:right", "models.py:wrong", "models.py:half", *OPTIONS]) == 0
+    assert len(asked) == 1
 
 
 def test_the_page_names_the_winner_and_shows_what_the_models_disagree_on(here):

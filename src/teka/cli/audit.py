@@ -13,7 +13,7 @@ from pathlib import Path
 import teka.audit
 from teka import models
 from teka.audit.adapters import FORMS, Loader, Preprocessing, Reading, Subject, load
-from teka.audit.adapters.case import AuditCase, make_case, usual_mode
+from teka.audit.adapters.case import AuditCase, AuditImages, load_images, make_case, usual_mode
 from teka.audit.adapters.reading import Size
 from teka.audit.adapters.subject import subject_of_module
 from teka.audit.changes import CHANGES
@@ -291,7 +291,9 @@ def write_results(
             results.callback(sys.stderr.write, f"{failure.part}:\n{failure.traceback or failure.message}\n")
 
 
-def read_case(model: str, options: Namespace, settings: AuditSettings) -> AuditCase:
+def read_case(
+    model: str, options: Namespace, settings: AuditSettings, read: Callable[..., AuditImages] = load_images
+) -> AuditCase:
     """A model and its images, by `OPTIONS`."""
     reading = Reading(
         options.input_size,
@@ -314,6 +316,7 @@ def read_case(model: str, options: Namespace, settings: AuditSettings) -> AuditC
         placed_size=options.placed_size,
         shift="before" if options.shift_before_resize else "after",
         labelled=not options.ignore_labels,
+        read=read,
     )
 
 

@@ -3,11 +3,12 @@
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
 
-from teka.audit.adapters.case import AuditCase
+from teka.audit.adapters.case import AuditCase, load_images
 from teka.audit.measure.responses import Responses
 from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport, make_examples
@@ -39,7 +40,8 @@ def compare(options: Namespace, command: str) -> None:
     # What is beside the shifts is for the page alone.
     settings = make_settings(options, PARTS if options.html is not None else ())
     state = check_files(options)
-    cases = [read_case(model, options, settings) for model in options.models]
+    read = cache(load_images)  # so that pictures are decoded, and kept, once for all models that see the same
+    cases = [read_case(model, options, settings, read) for model in options.models]
     check_same_sizes(cases)
     print(*(case.description for case in cases), sep="\n")
     folders = [None if state is None else make_directory("resume", state / str(at)) for at in range(len(cases))]

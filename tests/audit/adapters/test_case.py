@@ -1,4 +1,5 @@
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from teka.audit.adapters import Preprocessing, Subject, load
 from teka.audit.adapters.case import load_images, make_case, match_labels, place_for_modes, read_pictures, usual_mode
 from teka.audit.settings import AuditSettings
 from teka.cli.audit import OWN_LOADERS
+from teka.data import Normalize, resize_bilinear
 from teka.data import load as load_data
-from teka.data import resize_bilinear
 
 SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
 
@@ -65,6 +66,17 @@ def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(
     after = make_case(subject, arrays, SETTINGS)
     torch.testing.assert_close(case.function(case.images), after.function(after.images))
     assert "shifted and then resized" in case.known["caveats"][0].message
+
+
+def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(arrays):
+    grey = Preprocessing(1, (10, 8), normalization=Normalize((0.5,), (0.5,)))
+    others = dataclasses.replace(grey, normalization=None), dataclasses.replace(grey, resampling="bicubic")
+    read = cache(load_images)
+    first, same, other = (
+        make_case(model_of(one, (10, 8)), arrays, SETTINGS, read=read).images for one in (grey, *others)
+    )
+    assert same is first
+    assert other is not first
 
 
 def test_labels_are_the_models_or_left_out(arrays):

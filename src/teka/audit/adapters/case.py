@@ -157,8 +157,12 @@ def make_case(
     placed_size: Size = None,
     shift: str = "after",
     labelled: bool = True,
+    read: Callable[..., AuditImages] = load_images,
 ) -> AuditCase:
-    """Load the images that a model is audited with, shifted "before" or "after" their resize, and describe both."""
+    """Load the images that a model is audited with, shifted "before" or "after" their resize, and describe both.
+
+    Several models share the images if `read` is one `functools.cache(load_images)` for all.
+    """
     check_name("shift", shift, RESIZING)
     if image_size is None and subject.loads_at_input_size and not data.endswith(".npz"):
         image_size = subject.input_size
@@ -166,7 +170,7 @@ def make_case(
         transform, audited = Preprocessing(subject.transform.in_channels), subject.taking_unplaced_images()
     else:
         (transform, settings), audited = place_for_modes(subject, settings, placed_size), subject
-    chosen = load_images(data, transform, data_dir, image_size, num_images, settings.seed)
+    chosen = read(data, transform.placing, data_dir, image_size, num_images, settings.seed)
     caveats, done = [], transform.describe(chosen.image_size)
     if chosen.image_size is not None:
         largest = max(max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:])))

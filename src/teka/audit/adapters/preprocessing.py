@@ -104,6 +104,11 @@ class Preprocessing:
                 height_and_width(argument, size)
         check_sizes({"in_channels": self.in_channels}, or_none=True)
 
+    @property
+    def placing(self) -> "Preprocessing":
+        """What `place` goes by, alone: models that share it are shown the same images, whatever numbers they make."""
+        return replace(self, normalization=None, blue_first=False)
+
     def resized_to(self, input_size: int | tuple[int, int] | None) -> tuple["Preprocessing", tuple[int, int] | None]:
         """The same for images resized to another size, and that size; None leaves it at the window cut out."""
         if input_size is None:
