@@ -16,7 +16,7 @@ from teka.audit.statistics.intervals import (
     NO_INTERVAL,
     NO_SPREAD,
     WILSON_IMAGES,
-    estimate_magnitude,
+    estimate_magnitudes,
     estimate_mean_share,
     exact_interval,
     extreme_of,
@@ -167,6 +167,8 @@ def test_the_band_of_skewed_magnitudes_covers_all_shifts_together():
         curve = magnitude_curve(average(values, resamples), resamples, 0.95)
         band += holds(curve.band_lower, curve.band_upper, truth)
         interval += curve.lower[0] <= truth <= curve.upper[0]
+        numbers = estimate_magnitudes(average(values, resamples), resamples, 0.95)
+        assert [(one.lower, one.upper) for one in numbers] == list(zip(curve.lower, curve.upper, strict=True))
     assert band / TRIALS > 0.87
     assert interval / TRIALS > 0.87
 
@@ -225,7 +227,7 @@ def test_magnitudes_stay_below_what_they_cannot_exceed():
 def test_few_images_have_no_bootstrap_but_shares_have_wilson():
     resamples = ImageResamples(9, FEW)
     magnitudes = average(torch.rand(1, 9, dtype=torch.float64), resamples)
-    number = estimate_magnitude(magnitudes, 0.95)
+    (number,) = estimate_magnitudes(magnitudes, resamples, 0.95)
     assert (number.lower, number.upper, number.method) == (number.value, number.value, NO_INTERVAL)
     curve = magnitude_curve(magnitudes, resamples, 0.95)
     assert curve.lower == curve.band_upper == curve.values
@@ -238,7 +240,7 @@ def test_few_images_have_no_bootstrap_but_shares_have_wilson():
 def test_images_that_are_all_alike_teach_nothing_of_others_and_their_magnitude_has_no_interval():
     resamples = ImageResamples(40, FEW)
     alike = average(torch.full((1, 40), 0.107, dtype=torch.float64), resamples)
-    number = estimate_magnitude(alike, 0.95)
+    (number,) = estimate_magnitudes(alike, resamples, 0.95)
     assert (number.value, number.method, number.half_width) == (pytest.approx(0.107), NO_SPREAD, None)
     assert extreme_of(magnitude_curve(alike, resamples, 0.95), "highest", 0.95).method == NO_SPREAD
     assert two_level_curve([alike] * 3, FEW).method == NO_SPREAD

@@ -12,7 +12,7 @@ from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average, simultaneous_critical_value
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, scipy_special
-from teka.audit.statistics.intervals import MINIMUM_IMAGES, Outcomes, estimate_magnitude, make_curve
+from teka.audit.statistics.intervals import MINIMUM_IMAGES, Outcomes, estimate_mean, make_curve
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.checks import check_sizes
 
@@ -144,7 +144,7 @@ def _compare_mean(
         lower, upper = (end.item() for end in paired_interval(*sides, num_images, settings.normal_quantile))
         lower, upper, method = min(value, lower), max(value, upper), BONETT_PRICE_IMAGES
     else:
-        found = estimate_magnitude(mean, settings.confidence)
+        found = estimate_mean(mean, settings.confidence)
         lower, upper, method = found.lower, found.upper, found.method
     return Difference(value, lower, upper, settings.confidence, p_value, method, "sign flips of images")
 

@@ -95,8 +95,19 @@ def exact_interval(successes: Counts, trials: int, confidence: float) -> Ends:
     return ends[0], 1 - ends[1]
 
 
-def estimate_magnitude(average: ImageAverage, confidence: float) -> Estimate:
-    """An average of one row that is not a share, with its BCa interval if images differ, of which resamples learn."""
+def estimate_magnitudes(
+    average: ImageAverage, resamples: ImageResamples, confidence: float, largest: float = LARGEST
+) -> tuple[Estimate, ...]:
+    """Averages above 0 that are not shares, each with its own interval of `magnitude_curve` if images differ."""
+    curve = magnitude_curve(average, resamples, confidence, largest=largest)
+    method = BOOTSTRAP if has_interval(curve.method) else curve.method
+    methods = [method if differ else NO_SPREAD for differ in average.influence.any(dim=1).tolist()]
+    rows = zip(curve.values, curve.lower, curve.upper, methods, strict=True)
+    return tuple(Estimate(value, low, high, confidence, method) for value, low, high, method in rows)
+
+
+def estimate_mean(average: ImageAverage, confidence: float) -> Estimate:
+    """An average of one row, of any sign, with its BCa interval if images differ, of which resamples learn."""
     value, few = average.values.item(), average.influence.shape[1] < MINIMUM_IMAGES
     if few or not average.influence.any():
         return Estimate(value, value, value, confidence, NO_INTERVAL if few else NO_SPREAD)
@@ -112,7 +123,7 @@ def estimate_mean_share(average: ImageAverage, confidence: float) -> Estimate:
     """
     value, num_images = average.values.item(), average.influence.shape[1]
     if num_images - int(average.influence.unique(return_counts=True)[1].max()) >= MINIMUM_IMAGES:
-        return estimate_magnitude(average, confidence)
+        return estimate_mean(average, confidence)
     lower, upper = wilson_of_mean(value, num_images, confidence)
     return Estimate(value, lower, upper, confidence, WILSON_IMAGES)
 

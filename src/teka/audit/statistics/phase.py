@@ -13,7 +13,7 @@ from teka.audit.measure.responses import Responses
 from teka.audit.shifts import CheckedShift, CheckedShifts
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate
-from teka.audit.statistics.intervals import estimate_magnitude, estimate_mean_share
+from teka.audit.statistics.intervals import estimate_magnitudes, estimate_mean_share
 from teka.audit.statistics.metrics import CURVES
 from teka.checks import check_name, check_sizes, check_stride
 from teka.errors import wrong_value
@@ -82,9 +82,11 @@ def error_by_phase(
             by_phase = average(found, resamples, table[1][complete.moved]).square_root().combine(weights)
         else:
             by_phase = average(weights @ found, resamples)
-        estimate = estimate_mean_share if CURVES[name].is_share else estimate_magnitude
-        rows = zip(by_phase.values[:, None], by_phase.influence[:, None], by_phase.draws.T[..., None], strict=True)
-        values[name] = tuple(estimate(ImageAverage(*row), confidence) for row in rows)
+        if CURVES[name].is_share:
+            rows = zip(by_phase.values[:, None], by_phase.influence[:, None], by_phase.draws.T[..., None], strict=True)
+            values[name] = tuple(estimate_mean_share(ImageAverage(*row), confidence) for row in rows)
+        else:
+            values[name] = estimate_magnitudes(by_phase, resamples, confidence)
     return PhaseTable(strides, phases, tuple(int(count) for count in members.sum(dim=1)), values)
 
 

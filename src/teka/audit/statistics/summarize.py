@@ -18,8 +18,8 @@ from teka.errors import wrong_value
 def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0) -> Metrics:
     """Every number that the responses define, with intervals and bands of a confidence; `Metrics` says what each is.
 
-    Shares of images at one shift have Wilson's interval; averages over images or shifts have the BCa interval of a
-    bootstrap over images, of so many resamples drawn by the seed; bands hold at all shifts together. Shifts at which
+    Shares of images at one shift have Wilson's interval; shares over images and shifts the BCa interval and magnitudes
+    that of bootstrap-t, over images, of so many resamples drawn by the seed; bands hold at all shifts together. Shifts at which
     not every image was evaluated are left out, but for the worst-shift accuracy: one wrong answer decides an image.
 
     Raises:
@@ -47,7 +47,8 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
         if metric.is_extreme:
             return intervals.extreme_of(curves[metric.curve], metric.over, confidence)
         if not metric.is_share:
-            return intervals.estimate_magnitude(_mean_over_shifts(complete, averages[metric.curve]), confidence)
+            mean, largest = _mean_over_shifts(complete, averages[metric.curve]), CURVES[metric.curve].largest
+            return intervals.estimate_magnitudes(mean, resamples, confidence, largest)[0]
         values, weights = metric.of_images(responses if metric.over == "every" else complete)
         if values.dtype == torch.bool:
             ends = intervals.wilson_interval(int(values.sum()), len(values), confidence)
