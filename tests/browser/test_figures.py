@@ -113,3 +113,25 @@ def test_numbers_for_experts_are_shown_at_will_and_printed_without_the_controls(
     page.emulate_media(media="print")
     assert expert.is_visible()
     assert page.locator(".enlarge:visible, .more-numbers:visible, dialog:visible").count() == 0
+
+
+def test_other_changes_have_a_curve_beside_what_interpolation_does_and_tables(open_page):
+    page = open_page([make_report()])
+    figure = page.locator("#changes ~ figure")
+    assert figure.count() == 1  # Amounts of a flip are names, and have a table alone.
+    assert lines_shown(figure) == {"patch model", "changed and changed back"}
+    figure.get_by_role("button", name="changed and changed back", exact=True).click()
+    assert lines_shown(figure) == {"patch model"}
+    flipped, rotated = page.locator("#changes ~ details table").all()
+    assert flipped.is_visible()
+    assert not rotated.is_visible()
+    figure.locator(".enlarge").click()
+    name, text = save(page, "Save numbers (CSV)")
+    saved = {row["°"]: row for row in csv.DictReader(io.StringIO(text.decode())) if row["model"] == "patch model"}
+    assert name == "answered-as-unshifted-rotation.csv"
+    page.keyboard.press("Escape")
+    page.locator("#changes ~ details summary").nth(1).click()
+    shown = [row.inner_text().split("\t") for row in rotated.locator("tbody tr").all()]
+    assert [row[0] for row in shown] == ["−15°", "−10°", "−5°", "−2°", "0°", "+2°", "+5°", "+10°", "+15°"]
+    for amount, _, agreement, *_ in shown:
+        assert f"{float(saved[str(int(amount[:-1].replace('−', '-')))]['answered as unshifted (%)']):.1f}" == agreement

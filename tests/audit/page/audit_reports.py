@@ -6,11 +6,12 @@ import itertools
 import numpy as np
 
 from teka.audit.caveats import Caveat
+from teka.audit.changes import CHANGES
 from teka.audit.layers.blame import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.movement import Movement
-from teka.audit.report import AuditReport, Example, Failure
+from teka.audit.report import AuditReport, ChangeResult, Example, Failure
 from teka.audit.statistics.estimate import Curve, Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
@@ -104,6 +105,14 @@ def make_metrics(movement=None, shifts=SQUARE, *, fall=0.5, skipped=(), output="
     return Metrics(movement, "logits", 60, tuple(shifts), tuple(skipped), curves, numbers, 0.95)
 
 
+def make_change(name, *, fall=0.5):
+    """What a change does at each of its amounts, and, where it interpolates, a tenth of it there and back."""
+    amounts, back = tuple((amount,) for amount in CHANGES[name].amounts), None
+    if CHANGES[name].interpolates:
+        back = make_metrics(Movement(name, there_and_back=True), amounts, fall=fall / 10)
+    return ChangeResult(make_metrics(Movement(name), amounts, fall=fall), back)
+
+
 def make_layers():
     """A strided patch embedding, absolute positions after it, one block."""
 
@@ -164,6 +173,7 @@ def make_report(name="patch model", **further):
             )
             for one in metrics
         },
+        "changes": (make_change("flip"), make_change("rotation")),
         "layers": make_layers(),
         "presets": (),
         "caveats": (

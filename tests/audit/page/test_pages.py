@@ -132,7 +132,9 @@ def test_an_audit_that_measured_nothing_says_why():
 
 
 def test_dense_outputs_have_errors_and_no_answers():
-    page = Page(render_audit_page([make_report(metrics=(make_metrics(output="dense"),), phases={}, examples=())]))
+    page = Page(
+        render_audit_page([make_report(metrics=(make_metrics(output="dense"),), phases={}, examples=(), changes=())])
+    )
     assert "mean error" in page.heads
     assert "unshifted (%)" not in page.heads
     assert "Relative error" in page.heads
