@@ -6,6 +6,7 @@ whenever a function is defined. That was 30 of 68 s of one file of contracts.
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import get_type_hints
 
@@ -23,7 +24,9 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
     def decorate(definition: Callable) -> Callable:
         if isinstance(definition, type):
             return check_arrays(definition, typechecker=typechecker)
-        if "<locals>" in definition.__qualname__:
+        # beartype does not know what stands in for `typing.Unpack` before Python 3.11 (beartype issue 509).
+        before = sys.version_info < (3, 11) and "Unpack[" in repr(definition.__annotations__)
+        if before or "<locals>" in definition.__qualname__:
             return definition
         return checked_when_called(definition, typechecker)
 
