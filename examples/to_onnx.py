@@ -29,7 +29,7 @@ def main() -> None:
     images = torch.rand(given.inputs, 1, SIDE, SIDE)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        number = {"images": {0: torch.export.Dim("number", min=1)}}
+        number = {"images": {0: torch.export.Dim("number", min=1, max=2**20)}}
         program = torch.onnx.export(model, (images,), dynamo=True, dynamic_shapes=number, verbose=False)
         assert program is not None
         program.save(path)

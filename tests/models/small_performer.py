@@ -13,10 +13,15 @@ SIZE = (6, 10)
 
 
 def build(
-    image_size: int | tuple[int, int] = SIZE, in_channels: int = 2, num_classes: int = 3, **options: Any
+    image_size: int | tuple[int, int] = SIZE,
+    in_channels: int = 2,
+    num_classes: int = 3,
+    *,
+    seed: int = 0,
+    **options: Any,
 ) -> Performer:
-    torch.manual_seed(0)
-    options = {"dim": 8, "depth": 2, "heads": 2, "position": "rotation", **options}
+    torch.manual_seed(seed)
+    options = {"dim": 8, "depth": 2, "heads": 2, "position": "rotation", **more}
     return Performer(image_size, in_channels, num_classes, **options)
 
 

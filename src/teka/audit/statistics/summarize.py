@@ -19,8 +19,9 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
     """Every number that the responses define, with intervals and bands of a confidence; `Metrics` says what each is.
 
     Shares of images at one shift have Wilson's interval; shares over images and shifts the BCa interval and magnitudes
-    that of bootstrap-t, over images, of so many resamples drawn by the seed; bands hold at all shifts together. Shifts at which
-    not every image was evaluated are left out, but for the worst-shift accuracy: one wrong answer decides an image.
+    that of bootstrap-t, over images, of so many resamples drawn by the seed; bands hold at all shifts together. Shifts
+    at which not every image was evaluated are left out, but for the worst-shift accuracy: one wrong answer decides an
+    image.
 
     Raises:
         ValueError: Responses that are not complete at the zero shift, a confidence outside (0, 1), too few resamples.

@@ -1,7 +1,6 @@
 """The Triton kernels as operators of torch, which compilers and exports see as one node, with their gradients."""
 
 import math
-from dataclasses import astuple
 from typing import Any, ClassVar
 
 import torch
@@ -67,9 +66,9 @@ def triton_linear(
         exponents = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale.detach() / math.log(2)
         if log_scale is not None and log_scale.requires_grad:
             key = key * torch.exp(log_scale - log_scale.detach())[..., None]  # 1, with the gradient that exp(s) has
-    options = Map(name, positions.form, scale, epsilon, positions.length_share, is_causal)
+    options = name, positions.form, scale, epsilon, positions.length_share, is_causal
     places = positions.places(query.new_empty((), dtype=torch.float32))
-    return feature_attention(query, key, value, key_mask, exponents, *places, *astuple(options))[0]
+    return feature_attention(query, key, value, key_mask, exponents, *places, *options)[0]
 
 
 @custom_op("teka::feature_attention", mutates_args=())

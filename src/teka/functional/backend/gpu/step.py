@@ -1,7 +1,6 @@
 """A Triton kernel of one more token of causal attention, which reads and writes the state once."""
 
 import math
-from dataclasses import astuple
 
 import torch
 import triton
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from teka.functional.backend.fused.position_maps import PositionMap
-from teka.functional.backend.gpu.launch import Map, place_steps, run
+from teka.functional.backend.gpu.launch import place_steps, run
 from teka.functional.backend.gpu.maps import TINY, feature_map, load_tokens, pair_lengths, rotated, row_of
 from teka.functional.backend.gpu.products import load_places
 from teka.functional.backend.linear import DecodingState, LinearState, left_by
@@ -40,7 +39,7 @@ def triton_step(
         size = (num_features if share < 1 else 0) + (num_features // 2 if share > 0 else 0)
         unrotated = left_by(state, "unrotated", features.new_empty(*features.shape[:3], size), value[..., :0]).total
     epsilon = kernel.epsilon if isinstance(kernel, FlooredRelu) else 0.0
-    options = astuple(Map(kernel.name, positions.form, scale, epsilon, share, is_causal=True))[:-1]
+    options = kernel.name, positions.form, scale, epsilon, share
     places = positions.places(query)
     output, total, peak, others = feature_step(
         query, key, value, left.total, left.log_peak, unrotated, *places, *options
