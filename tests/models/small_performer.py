@@ -21,7 +21,7 @@ def build(
     **options: Any,
 ) -> Performer:
     torch.manual_seed(seed)
-    options = {"dim": 8, "depth": 2, "heads": 2, "position": "rotation", **more}
+    options = {"dim": 8, "depth": 2, "heads": 2, "position": "rotation", **options}
     return Performer(image_size, in_channels, num_classes, **options)
 
 
