@@ -146,11 +146,11 @@ def median_error(layer: Attention, tokens: Tensor, grid: Grid | None = None) -> 
 
 def test_the_number_of_features_that_it_names_brings_the_error_near_a_tenth():
     options = {"dim": 16, "heads": 2, "kernel": "positive"}
-    layer = build(**options, num_features=8)
+    layer = build(**options, num_features=6)
     tokens = draw_tokens(200, 16, 0.7)
     error = median_error(layer, tokens)
-    assert error > 0.18
-    more = build(**options, num_features=features_for(error, 8))
+    assert error > 0.2
+    more = build(**options, num_features=features_for(error, 6))
     more.load_state_dict({name: tensor for name, tensor in layer.state_dict().items() if "kernel." not in name}, False)
     # Heavy tails: it falls more slowly than with the root, so that the number is one to begin with.
     assert median_error(more, tokens) == pytest.approx(0.1, rel=0.4)
@@ -169,13 +169,9 @@ def test_the_number_of_features_that_it_names_brings_the_error_near_a_tenth():
 def test_more_features_come_nearer_to_the_truth_that_it_names(
     kernel: str, relative: str | None, truth: str, as_users_run_it: None
 ):
-    errors = []
+    errors, tokens, grid = [], draw_tokens(15, scale=0.7), Grid((3, 5))
     for num_features in (32, 2048):
-        layer, tokens, grid = (
-            build(kernel=kernel, relative=relative, num_features=num_features),
-            draw_tokens(15, scale=0.7),
-            Grid((3, 5)),
-        )
+        layer = build(kernel=kernel, relative=relative, num_features=num_features)
         (group,) = teka.diagnose(layer, tokens, grid).groups
         assert group.estimator is not None
         assert group.estimator.truth == truth
