@@ -4,7 +4,7 @@
     python benchmarks/backends.py --table      # the table of the committed times, with today's model of cost
 
 Rounds go through all backends of a case in turn, so that a slow second of the machine meets all of them; each time is a
-median. One thread, one sample, forward and backward as in training, and forward alone.
+median. One thread, two heads of one sample and small grids of many, forward and backward as in training, and forward.
 """
 
 import argparse
@@ -41,19 +41,24 @@ SHAPES = [
 ]
 RELATIVES = (None, "rotary", "fourier", "clipped", "rotation", "quadratic", "table", "generalized_quadratic")
 KERNELS = ("squared_relu", "constant")
-HEADS, DIM = 2, 32
+DIM = 32
+ONE = (2, 1)  # heads and samples
+SMALL, MANY = [(4, 4), (6, 6), (8, 8), (12, 12), (16, 16)], [(8, 1), (8, 4), (8, 32)]
+OF_MANY = (None, "rotary", "fourier", "clipped", "rotation")
+Case = tuple[str, str | None, tuple[int, ...], int, int]  # kernel, relative kernel, grid, heads, samples
 ROUNDS, SECONDS = 7, 2.0  # rounds of a case, fewer but at least 3 where they take longer
+BAND = 1.3  # times the best
 HOPELESS = 4.0  # a backend that takes so many times as long as the best in the first round is not timed again
 
 
-def work_of(kernel: str, relative: str | None, shape: tuple[int, ...]) -> Workload:
+def work_of(kernel: str, relative: str | None, shape: tuple[int, ...], heads: int, batch: int) -> Workload:
     """The attention of a case."""
     sites = Positions(teka.Grid(shape))
     placed = None
     if relative is not None:
-        placed = make_relative(relative, heads=HEADS, dim=DIM, num_axes=len(shape), kernel=kernel)
+        placed = make_relative(relative, heads=heads, dim=DIM, num_axes=len(shape), kernel=kernel)
     tokens = math.prod(shape)
-    return Workload(make_kernel(kernel, DIM), placed, sites, tokens, tokens, DIM, DIM)
+    return Workload(make_kernel(kernel, DIM), placed, sites, tokens, tokens, DIM, DIM, heads=heads, batch=batch)
 
 
 def seconds(step: Callable[[str], object], name: str) -> float:
@@ -63,11 +68,12 @@ def seconds(step: Callable[[str], object], name: str) -> float:
     return time.perf_counter() - start
 
 
-def measure(kernel: str, relative: str | None, shape: tuple[int, ...]) -> dict[str, dict[str, float]]:
+def measure(case: Case) -> dict[str, dict[str, float]]:
     """Median seconds of each backend that can compute a case, by direction."""
-    work = work_of(kernel, relative, shape)
+    _, _, shape, heads, batch = case
+    work = work_of(*case)
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(1, HEADS, work.num_queries, DIM, generator=generator).requires_grad_() for _ in range(3)]
+    inputs = [torch.randn(batch, heads, work.num_queries, DIM, generator=generator).requires_grad_() for _ in range(3)]
     names = list(backend_costs(work))
 
     def forward(name: str) -> torch.Tensor:
@@ -92,34 +98,37 @@ def measure(kernel: str, relative: str | None, shape: tuple[int, ...]) -> dict[s
     return result
 
 
-def cases() -> list[tuple[str, str | None, tuple[int, ...]]]:
+def cases() -> list[Case]:
     """Every case with a choice; a constant kernel, which is what heads by position alone have, needs a position."""
-    every = [(k, r, s) for k in KERNELS for r in RELATIVES for s in SHAPES]
-    every = [(k, r, s) for k, r, s in every if k != "constant" or r not in (None, "rotary")]
+    every = [(k, r, s, *ONE) for k in KERNELS for r in RELATIVES for s in SHAPES]
+    every = [case for case in every if case[0] != "constant" or case[1] not in (None, "rotary")]
+    every += [("squared_relu", relative, shape, *many) for many in MANY for relative in OF_MANY for shape in SMALL]
     return [case for case in every if len(backend_costs(work_of(*case))) > 1]
 
 
 def table(times: list[dict]) -> str:
     """One line a case: the backend that is chosen, the best, and how much longer the chosen one takes."""
     lines = [
-        "| kernel × relative | grid | auto | best forward | ×  | best with backward | × |",
-        "|---|---|---|---|---|---|---|",
+        "| kernel × relative | heads × samples | grid | auto | best forward | ×  | best with backward | × |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    worst = {"forward": 1.0, "forward_backward": 1.0}
+    worst, above = {"forward": 1.0, "forward_backward": 1.0}, 0
     for one in times:
-        shape = tuple(one["shape"])
-        chosen = choose_backend("auto", backend_costs(work_of(one["kernel"], one["relative"], shape)))
+        shape, heads, batch = tuple(one["shape"]), one["heads"], one["batch"]
+        chosen = choose_backend("auto", backend_costs(work_of(one["kernel"], one["relative"], shape, heads, batch)))
         cells = []
         for direction in worst:
             found = one["seconds"][direction]
             best = min(found, key=lambda name: found[name])
             ratio = found[chosen] / found[best]
             worst[direction] = max(worst[direction], ratio)
+            above += ratio > BAND
             cells += [best, f"{ratio:.2f}"]
         name = one["kernel"] if one["relative"] is None else f"{one['kernel']} × {one['relative']}"
-        lines.append(f"| {name} | {' × '.join(map(str, shape))} | {chosen} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {heads} × {batch} | {' × '.join(map(str, shape))} | {chosen} | {' | '.join(cells)} |")
     forward, both = worst.values()
     lines += ["", f"auto takes at most {forward:.2f} times the best, and {both:.2f} times with the backward pass"]
+    lines += [f"above {BAND} times in {above} of {2 * len(times)} comparisons"]
     return "\n".join(lines)
 
 
@@ -131,12 +140,11 @@ def main() -> None:
     torch.set_num_threads(1)
     if not options.table:
         times = []
-        for kernel, relative, shape in cases():
-            times.append(
-                {"kernel": kernel, "relative": relative, "shape": shape, "seconds": measure(kernel, relative, shape)}
-            )
-            print(kernel, relative, shape, times[-1]["seconds"], flush=True)
-        result = {"provenance": provenance("python benchmarks/backends.py"), "heads": HEADS, "dim": DIM, "times": times}
+        for case in cases():
+            names = ("kernel", "relative", "shape", "heads", "batch")
+            times.append({**dict(zip(names, case, strict=True)), "seconds": measure(case)})
+            print(*case, times[-1]["seconds"], flush=True)
+        result = {"provenance": provenance("python benchmarks/backends.py"), "dim": DIM, "times": times}
         OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(json.loads(OUT.read_text(encoding="utf-8"))["times"]))
 

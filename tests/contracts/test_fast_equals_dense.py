@@ -1,4 +1,5 @@
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import RELATIVES, RotationJoint, Window, attention
 from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.plan import LEAST_IN_BLOCKS
 from teka.functional.relative.biases import DecayRelative
 from teka.functional.relative.clipped import RingRelative
 
@@ -45,6 +47,7 @@ class Size:
     masked: bool
     max_distance: int
     seed: int
+    in_blocks: bool = False  # whether sums over all keys go block by block, however few the tokens are
 
 
 @st.composite
@@ -60,6 +63,7 @@ def sizes(draw: st.DrawFn) -> Size:
         masked=draw(st.booleans()),
         max_distance=draw(st.integers(1, 4)),
         seed=draw(st.integers(0, 2**16)),
+        in_blocks=draw(st.booleans()),
     )
 
 
@@ -83,17 +87,10 @@ def attend(case: Case, size: Size, backend: str, dtype: torch.dtype = torch.floa
     if relative is not None:
         relative, relative_leaves = with_leaves(relative, dtype)
         leaves |= {f"relative.{name}": leaf for name, leaf in relative_leaves.items()}
-    output = attention(
-        query,
-        key,
-        value,
-        kernel=kernel,
-        relative=relative,
-        grid=grid,
-        key_mask=draw_mask(query.shape[0], num_tokens, size.seed) if size.masked else None,
-        backend=backend,
-        num_prefix_tokens=size.num_prefix_tokens,
-    )
+    key_mask = draw_mask(query.shape[0], num_tokens, size.seed) if size.masked else None
+    options = {"kernel": kernel, "relative": relative, "grid": grid, "num_prefix_tokens": size.num_prefix_tokens}
+    with patch.dict(LEAST_IN_BLOCKS, {False: (0, 0)} if size.in_blocks else {}):
+        output = attention(query, key, value, key_mask=key_mask, backend=backend, **options)
     assert output.dtype == dtype
     # The output times fixed numbers, so that no gradient vanishes by symmetry.
     cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape).to(dtype)
@@ -141,10 +138,12 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, si
 @together(POSSIBLE, shape=FLOAT32_SHAPES)
 def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: tuple[int, ...]):
     size = Size(shape, (False,) * len(shape), heads=3, dim=5, num_prefix_tokens=1, masked=True, max_distance=4, seed=0)
-    truth, single = attend(case, size, "dense"), attend(case, size, case.backend, torch.float32)
-    for name, expected in truth.items():
-        change = relative_change(single[name].double(), expected)
-        assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
+    truth = attend(case, size, "dense")
+    for in_blocks in (False, True) if case.backend == "linear" else (False,):
+        single = attend(case, replace(size, in_blocks=in_blocks), case.backend, torch.float32)
+        for name, expected in truth.items():
+            change = relative_change(single[name].double(), expected)
+            assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), (name, in_blocks)
 
 
 @together([case for case in FAST if not is_signed(case)])
@@ -162,3 +161,5 @@ def test_large_queries_and_keys_cost_a_fast_path_no_accuracy(case: Case):
     for factor, dtype, band in ((3, torch.float32, 1e-5), (30, torch.float64, 1e-8)):
         truth, fast = attend(factor, torch.float64, "dense"), attend(factor, dtype, case.backend)
         assert relative_change(fast, truth) <= band, (factor, dtype)
+        with patch.dict(LEAST_IN_BLOCKS, {False: (0, 0)}):
+            assert relative_change(attend(factor, dtype, case.backend), truth) <= band, (factor, dtype)

@@ -23,10 +23,17 @@ from teka.functional import FeatureKernel, attention, decode
 from teka.functional.choice import Workload, backend_costs
 from teka.functional.kernel.base import mask_features
 from teka.functional.kernel.local import LocalKernel
+from teka.functional.plan import LEAST_IN_BLOCKS
 from teka.functional.positions import Positions
 
 DIM, SCALE = 6, 0.4
 WITHOUT_SOFTMAX = [name for name in RELATIVE_NAMES if name != "rotation_joint"]
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over all keys block by block, however few the tokens are."""
+    monkeypatch.setitem(LEAST_IN_BLOCKS, False, (0, 0))
 
 
 @dataclass(frozen=True)

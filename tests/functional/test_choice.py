@@ -21,10 +21,12 @@ def costs(
     dim: int,
     is_causal: bool = False,
     key_grid: Grid | None = None,
+    batch: int = 1,
 ) -> dict[str, Cost]:
     positions = Positions(grid, key=None if key_grid is None else Positions(key_grid))
     num_keys = num_tokens if key_grid is None else key_grid.num_tokens
-    return backend_costs(Workload(kernel, relative, positions, num_tokens, num_keys, dim, dim, is_causal))
+    sizes = (num_tokens, num_keys, dim, dim, is_causal, 2, batch)
+    return backend_costs(Workload(kernel, relative, positions, *sizes))
 
 
 def rotation() -> Rotation:
@@ -53,6 +55,15 @@ def test_rotation_goes_by_what_was_faster_when_measured_with_heads_of_32(side: i
 @pytest.mark.parametrize(("num_tokens", "expected"), [(4, "dense"), (1000, "linear")])
 def test_without_position_many_tokens_go_linearly(num_tokens: int, expected: str):
     assert choose_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16)) == expected
+
+
+def test_many_samples_share_what_a_call_costs_and_what_the_places_of_pairs_cost():
+    # Measured with 8 heads of 32 samples, forward and backward: 0.7 and 0.6 times the time of the other.
+    waves = make_relative("fourier", heads=2, dim=32, num_axes=2, kernel="squared_relu")
+    for relative, side, alone, together in ((None, 8, "dense", "linear"), (waves, 12, "linear", "dense")):
+        for batch, expected in ((1, alone), (32, together)):
+            found = costs(SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=32, batch=batch)
+            assert choose_backend("auto", found) == expected
 
 
 def test_rings_are_offered_where_they_fit():
@@ -100,7 +111,7 @@ def test_between_two_grids_go_the_backends_that_need_no_shared_one():
 def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(choice, "_choices", {})
     monkeypatch.setattr(choice, "MOST_CHOICES", 30)
-    sizes = {"num_queries": 4096, "num_keys": 4096, "dim": 16, "dim_value": 16}
+    sizes = {"num_queries": 4096, "num_keys": 4096, "dim": 16, "dim_value": 16, "heads": 2, "batch": 1}
     grids = (Grid((64, 64)), Grid((64, 64), periodic=True))
     wide, near = Clipped(torch.zeros(40, 16)), Clipped(torch.zeros(4, 16))
     pairs: list[tuple[Kernel, Relative | None]]
@@ -109,7 +120,7 @@ def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(m
     for grid, is_causal, backend, (kernel, relative) in itertools.product(
         grids, (False, True), ("auto", "dense"), pairs
     ):
-        work = Workload(kernel, relative, Positions(grid), **sizes, is_causal=is_causal)
+        work = Workload(kernel, relative, Positions(grid), is_causal=is_causal, **sizes)
         expected = choose_backend(backend, backend_costs(work))
         made = Plan(kernel, relative, Positions(grid), 1.0, is_causal)
         assert made.computed_by(backend, **sizes, device_type="cpu").backend == expected

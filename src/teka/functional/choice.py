@@ -34,12 +34,18 @@ class Workload:
     dim: int
     dim_value: int
     is_causal: bool = False
+    heads: int = 1
+    batch: int = 1
 
 
 def backend_costs(work: Workload) -> dict[str, Cost]:
     """Cost of every backend that can compute this attention exactly as defined; "dense" always can."""
     if work.relative is not None and work.relative.joins:
         work = replace(work, relative=None, dim=work.dim + work.relative.num_position_features)
+    return {name: replace(cost, heads=work.heads * work.batch) for name, cost in _costs_of_a_head(work).items()}
+
+
+def _costs_of_a_head(work: Workload) -> dict[str, Cost]:
     relative, features = work.relative, work.kernel.features
     costs = {"dense": _dense_cost(work)}
     if relative is not None and not work.is_causal:
@@ -58,7 +64,8 @@ def _dense_cost(work: Workload) -> Cost:
     """Cost of the dense backend by the way it takes: fused, in tiles with c by axes, or plain."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_size(work.dim)
-    passes, more = 3 if relative is None else relative.dense_passes(positions.num_axes), 0
+    samples = 1 if positions.grid is None else work.batch  # that are at the same places
+    passes, more = 3 if relative is None else relative.dense_passes(positions.num_axes, samples), 0
     if kernel.is_softmax:
         longer = 0 if relative is None else relative.softmax_size(positions)
         if longer is not None:
@@ -104,7 +111,7 @@ def _signature(work: Workload) -> tuple | None:
     if type(work.num_queries) is not int or type(work.num_keys) is not int:  # numbers that are recorded
         return None
     found: list[object] = [positions.grid, positions.of_keys.grid, positions.num_axes, positions.num_prefix_tokens]
-    found += [work.num_queries, work.num_keys, work.dim, work.dim_value, work.is_causal]
+    found += [work.num_queries, work.num_keys, work.dim, work.dim_value, work.is_causal, work.heads, work.batch]
     for kernel in (work.kernel, work.relative):
         found.append(type(kernel))
         for setting in () if kernel is None else vars(kernel).values():

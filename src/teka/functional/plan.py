@@ -21,7 +21,7 @@ from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Featured, Sums, add_prefix
 from teka.functional.backend.dense import fused_softmax, matrix_attention
-from teka.functional.backend.fused.causal import LEAST_TOKENS, fused_causal
+from teka.functional.backend.fused.causal import fused_causal
 from teka.functional.backend.fused.position_maps import PositionMap, PrefixMap
 from teka.functional.backend.fused.two_sided import fused_linear
 from teka.functional.backend.gpu import LARGEST_SIZE, triton_fits
@@ -34,6 +34,10 @@ from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
+
+# Tokens of all samples from which sums in blocks of tokens are the faster way, by whether they are causal: on one
+# thread, and for each of several, which share the work of all heads better; measured on two.
+LEAST_IN_BLOCKS = {False: (2048, 8192), True: (1024, 2048)}
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -100,7 +104,9 @@ class Plan:
         if self.is_causal and sizes["num_keys"] != sizes["num_queries"]:
             expected = f"{sizes['num_queries']} tokens, as many as the query's, with is_causal"
             raise wrong_shape("key", key.shape, expected)
-        sizes = {**sizes, "dim": query.shape[-1], "dim_value": value.shape[-1]}
+        sizes = {**sizes, "dim": query.shape[-1], "dim_value": value.shape[-1], "heads": query.shape[1]}
+        if not torch.compiler.is_compiling():  # a compiled graph may be of any number of samples
+            sizes["batch"] = query.shape[0]
         plan = self.computed_by(backend, device_type=query.device.type, **sizes)
         return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
 
@@ -257,9 +263,8 @@ def _position_map(
         placed = plan.relative.position_map(plan.positions, query, kernel.num_features(query.shape[-1]))
     if placed is None or not is_plain_eager_on_cpu(query, key, value, *placed.tensors):
         return None
-    threads, least = torch.get_num_threads(), LEAST_TOKENS if plan.is_causal else placed.least_tokens
-    # Several threads share the work of all heads better; measured on two.
-    if query.shape[0] * query.shape[2] < least * (1 if threads == 1 else 4 * threads):
+    threads, (alone, each) = torch.get_num_threads(), LEAST_IN_BLOCKS[plan.is_causal]
+    if query.shape[0] * query.shape[2] < (alone if threads == 1 else each * threads):
         return None
     # Nothing that decides how the past is computed may be of the future.
     if plan.is_causal and (placed.num_parts > 1 or not kernel.starts_in_range(key, key_mask)):

@@ -247,7 +247,7 @@ class Performer(nn.Module):
         """Where the tokens of the first stage are."""
         return self.grids[0]
 
-    def chosen_backends(self) -> tuple[str, ...]:
+    def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
         """Names of the backends that compute the blocks with a relative kernel, or all blocks if none has one."""
         placed = [
             (block.attention, grid)
@@ -256,7 +256,7 @@ class Performer(nn.Module):
         ]
         placed = [pair for pair in placed if pair[0].relative is not None] or placed
         first = 0 if self.class_token is None else 1
-        return tuple(sorted({attention.chosen_backend(grid, first) for attention, grid in placed}))
+        return tuple(sorted({attention.chosen_backend(grid, first, batch) for attention, grid in placed}))
 
     def _grids_of_blocks(self) -> list[Grid]:
         return [grid for grid, depth in zip(self.grids, self.depths, strict=True) for _ in range(depth)]

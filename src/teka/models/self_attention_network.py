@@ -125,9 +125,9 @@ class SelfAttentionNetwork(ImageClassifier):
         """The attention of every block."""
         return tuple(block.attention for block in self.blocks if isinstance(block, PostNormBlock))
 
-    def chosen_backends(self) -> tuple[str, ...]:
+    def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
         """Names of the backends that compute the blocks."""
-        return tuple(sorted({attention.chosen_backend(self.grid) for attention in self.attentions()}))
+        return tuple(sorted({attention.chosen_backend(self.grid, batch=batch) for attention in self.attentions()}))
 
     def without_heads(self, heads: Sequence[Iterable[int]]) -> "SelfAttentionNetwork":
         """This network without these heads of each block; this one stays as it is. `teka.nn.prune_heads` says more."""

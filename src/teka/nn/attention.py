@@ -237,10 +237,10 @@ class Attention(nn.Module):
             mixed = mixed * self.gate(tokens)
         return self.dropout(join_heads(self.output, mixed))
 
-    def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0) -> str:
+    def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0, batch: int = 1) -> str:
         """The backend of the heads with the relative kernel, or of all without one; a ValueError if it cannot."""
         group = self.head_groups()[-1]
-        costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens)
+        costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
         return choose_backend(group.backend, costs, self.output.weight.device.type)
 
     def _check(

@@ -224,7 +224,8 @@ def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, fl
 
 
 def _costs(group: HeadGroup, excerpt: Excerpt) -> dict[str, Cost]:
-    return group.costs_at(excerpt.positions, *2 * (excerpt.tokens.shape[1],))
+    batch, num_tokens, _ = excerpt.tokens.shape
+    return group.costs_at(excerpt.positions, num_tokens, num_tokens, batch=batch)
 
 
 def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]:

@@ -36,14 +36,16 @@ class Explanation:
     groups: tuple[GroupExplanation, ...]  # its heads by what computes them
     num_tokens: int  # tokens that attend: of the grid, and the prefix
     num_keys: int  # tokens that are attended to
+    batch: int  # samples of one call
     device_type: str  # device for which bytes were weighed against multiply-adds
 
     def __str__(self) -> str:
         sizes = f"{self.num_tokens:,} tokens"
         if self.num_keys != self.num_tokens:
             sizes += f" attend to {self.num_keys:,}"
+        of_batch = "" if self.batch == 1 else f" of {self.batch:,}"
         lines = [
-            f"{sizes}; forward cost of one head of one sample",
+            f"{sizes}; forward cost of one head of one sample{of_batch}",
             "cost: both at the rates of each backend, measured on a CPU"
             if self.device_type == "cpu"
             else f"cost = multiply-adds + {ELSEWHERE.byte:g} × bytes moved, a rate not measured on {self.device_type}",
@@ -69,6 +71,7 @@ def explain(
     num_prefix_tokens: int = 0,
     context_grid: Grid | None = None,
     num_tokens: int | None = None,
+    batch: int = 1,
     device_type: str | None = None,
 ) -> Explanation:
     """What each backend would cost for a layer on a grid, which of them computes it, and from how many tokens on.
@@ -76,7 +79,8 @@ def explain(
     The cost is a count of multiply-adds and of bytes moved; "auto" takes the backend for which both together, at the
     rates of each backend, are least. A backend that cannot compute the layer is a ValueError.
     Grids and prefix are those of `Attention.forward`; without a relative kernel `num_tokens` may stand for a grid. The
-    costs are weighed for a device, "cpu" or "cuda" say, by default the one that the layer is on.
+    samples of a `batch` share what a call costs and, at the same places, what the places of pairs cost. All is weighed
+    for a device, "cpu" or "cuda" say, by default the one that the layer is on.
     """
     if not isinstance(layer, Attention):
         raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
@@ -98,11 +102,12 @@ def explain(
 
     groups = []
     for group in layer.head_groups():
-        costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens, context_grid=context_grid)
+        costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens, context_grid=context_grid, batch=batch)
 
         def dense_is_cheapest(factor: float, group: HeadGroup = group) -> bool:
             longer = None if context_grid is None else _scaled(context_grid, factor)
-            costs = group.costs(_scaled(grid, factor), num_prefix_tokens=num_prefix_tokens, context_grid=longer)
+            options = {"num_prefix_tokens": num_prefix_tokens, "context_grid": longer, "batch": batch}
+            costs = group.costs(_scaled(grid, factor), **options)
             return choose_backend("auto", costs, device) == "dense"
 
         backend = choose_backend(group.backend, costs, device)
@@ -112,7 +117,7 @@ def explain(
         chosen = group.backend == "auto"
         groups.append(GroupExplanation(group.name, group.num_heads, backend, chosen, sorted_costs, crossover))
     num_keys = (grid if context_grid is None else context_grid).num_tokens + num_prefix_tokens
-    return Explanation(tuple(groups), grid.num_tokens + num_prefix_tokens, num_keys, device)
+    return Explanation(tuple(groups), grid.num_tokens + num_prefix_tokens, num_keys, batch, device)
 
 
 def _scaled(grid: Grid, factor: float) -> Grid:

@@ -85,25 +85,26 @@ class HeadGroup:
         return replace(plan, backend="linear", group=scene.group).evaluate(query, key, value, **masks)
 
     def costs(
-        self, grid: Grid | None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None
+        self, grid: Grid | None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None, batch: int = 1
     ) -> dict[str, Cost]:
         """Cost of every backend that can compute these heads between the tokens of grids, by default of one."""
         check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+        check_sizes({"batch": batch})
         key = None if context_grid is None else make_positions("context_", context_grid, None)
         positions = Positions(make_positions("", grid, None).grid, key=key, num_prefix_tokens=num_prefix_tokens)
         if self.relative is not None and grid is None:
             raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
         lengths = (num_prefix_tokens + (one.num_placed or 1) for one in (positions, positions.of_keys))
-        return self.costs_at(positions, *lengths)
+        return self.costs_at(positions, *lengths, batch=batch)
 
-    def costs_at(self, positions: Positions, num_queries: int, num_keys: int) -> dict[str, Cost]:
+    def costs_at(self, positions: Positions, num_queries: int, num_keys: int, *, batch: int) -> dict[str, Cost]:
         """The same for tokens at any places."""
         relative = self.relative
         if relative is not None:
             relative.check(heads=self.num_heads, dim=self.dim, num_axes=positions.num_axes, kernel=self.kernel)
             relative = relative.on(positions)
-        sizes = (num_queries, num_keys, self.dim, self.dim_value)
-        return backend_costs(Workload(self.kernel, relative, positions, *sizes, self.is_causal))
+        sizes = (num_queries, num_keys, self.dim, self.dim_value, self.is_causal, self.num_heads, batch)
+        return backend_costs(Workload(self.kernel, relative, positions, *sizes))
 
 
 def pair_name(kernel: Kernel, relative: Relative | None) -> str:

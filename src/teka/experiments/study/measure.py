@@ -36,7 +36,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[
         for images, labels in batches(test, batch_size=EVALUATION_BATCH):
             correct += int((model(images.to(device)).argmax(dim=1).cpu() == labels).sum())
     return {
-        "backend": backend_of(model),
+        "backend": backend_of(model, EVALUATION_BATCH),
         "forward_flops": float(forward_flops),
         "training_flops": float(training_flops),
         "test_images": len(test),

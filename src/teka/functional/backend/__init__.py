@@ -22,9 +22,10 @@ UNDERFLOWN = {torch.float32: 1e-25, torch.float64: 1e-290}
 
 @dataclass(frozen=True)
 class Rate:
-    """Nanoseconds that a backend takes for one head whatever its size, for a multiply-add, and for a byte moved."""
+    """Nanoseconds that a backend takes for a call, a head of a sample, a multiply-add, and a byte moved."""
 
     call: float
+    head: float
     multiply_add: float
     byte: float
 
@@ -32,15 +33,15 @@ class Rate:
 # Fitted to the times of one thread of a server CPU, forward and with the backward pass, over one to three dimensions:
 # `python benchmarks/backends.py --table` holds them against the times.
 RATES = {
-    "dense": Rate(300_000.0, 0.070, 0.041),
-    "linear": Rate(380_000.0, 0.14, 0.0),
-    "toeplitz": Rate(350_000.0, 0.041, 0.11),
-    "rings": Rate(720_000.0, 0.0, 0.027),
-    "fft": Rate(330_000.0, 0.10, 0.080),
-    "windows": Rate(700_000.0, 0.14, 0.10),
+    "dense": Rate(600_000.0, 0.0, 0.070, 0.041),
+    "linear": Rate(760_000.0, 0.0, 0.14, 0.0),
+    "toeplitz": Rate(0.0, 350_000.0, 0.041, 0.11),
+    "rings": Rate(0.0, 720_000.0, 0.0, 0.027),
+    "fft": Rate(0.0, 330_000.0, 0.10, 0.080),
+    "windows": Rate(0.0, 700_000.0, 0.14, 0.10),
 }
 # Not measured: on a GPU arithmetic is ahead of memory by more.
-ELSEWHERE = Rate(0.0, 1.0, 20.0)
+ELSEWHERE = Rate(0.0, 0.0, 1.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class Cost:
 
     multiply_adds: int
     bytes: int
+    heads: int = 1  # of all samples, which one call computes
 
     def work(self, backend: str, device_type: str = "cpu") -> float:
-        """Both in one number at the rate of the backend: nanoseconds on a CPU, elsewhere of no unit."""
+        """Both in one number at the rate of the backend: nanoseconds a head on a CPU, elsewhere of no unit."""
         rate = RATES[backend] if device_type == "cpu" else ELSEWHERE
-        return rate.call + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes
+        fixed = rate.call / self.heads + rate.head
+        return fixed + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes
 
 
 def with_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:

@@ -93,8 +93,8 @@ class Relative(ABC):
         return None
 
     @abstractmethod
-    def dense_passes(self, num_axes: int) -> int:
-        """Passes over all pairs of the dense backend."""
+    def dense_passes(self, num_axes: int, samples: int) -> int:
+        """Passes of the dense backend over all pairs of one sample, where so many samples are at the same places."""
 
     def separates(self, positions: Positions) -> bool:
         """Whether c is a product of small matrices, one an axis."""
@@ -140,7 +140,7 @@ class FactorRelative(Relative):
         """Passes over the pairs in the time that log c takes pair by pair."""
         return 12 * num_axes
 
-    def dense_passes(self, num_axes: int) -> int:
+    def dense_passes(self, num_axes: int, samples: int) -> int:
         return 3 + self.pair_passes(num_axes)
 
     @abstractmethod

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Generator, Tensor
 
 from teka._compat import replace
@@ -130,7 +130,7 @@ class Rotary(Relative):
         phasor, key_phasor = self._phasors(positions, query)
         return self.rotated(scale * query, phasor), self.rotated(key, key_phasor)
 
-    def dense_passes(self, num_axes: int) -> int:
+    def dense_passes(self, num_axes: int, samples: int) -> int:
         return 6
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
@@ -278,20 +278,24 @@ def rotate_pairs(features: Tokens, phasor: Phasor) -> Tokens:
         cosine, sine = phasor
         first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
         return torch.stack([first * cosine - second * sine, first * sine + second * cosine], dim=-1).flatten(-2)
-    # Uncompiled, complex numbers take a third of the time of the lines above; the copy has the strides that they need.
-    pairs = features.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format)
-    return torch.view_as_real(torch.view_as_complex(pairs) * phasor).flatten(-2)
+    # Uncompiled, complex numbers take a third of the time of the lines above.
+    return torch.view_as_real(complex_pairs(features) * phasor).flatten(-2)
+
+
+def complex_pairs(features: Tokens) -> Complex[Tensor, "batch heads tokens pairs"]:
+    """f_2p + i f_2p+1 of every pair, a copy with the strides that complex numbers need."""
+    return torch.view_as_complex(features.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format))
 
 
 def pair_lengths(features: Tokens) -> Float[Tensor, "batch heads tokens pairs"]:
     """√(f_2p² + f_2p+1²) of every pair, with a gradient of 0 where it is 0."""
+    if not torch.compiler.is_compiling():
+        return complex_pairs(features).abs()
+    # ONNX has no complex numbers; a compiler makes one pass of this. The root has no gradient at 0, so that it is taken
+    # of 1 there. Squares of features might underflow.
     first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
-    # The root has no gradient at 0, so that it is taken of 1 there. Squares of features might underflow.
     zero = (first == 0) & (second == 0)
     first = first.masked_fill(zero, 1.0)
-    if not torch.compiler.is_compiling():
-        return torch.hypot(first, second).masked_fill(zero, 0.0)
-    # ONNX has no such function; a compiler makes one pass of this.
     largest = torch.maximum(first.abs(), second.abs()).detach()
     return (largest * ((first / largest).square() + (second / largest).square()).sqrt()).masked_fill(zero, 0.0)
 

@@ -41,6 +41,10 @@ class StationaryRelative(FactorRelative):
         log_relative = self.log_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
 
+    def dense_passes(self, num_axes: int, samples: int) -> int:
+        """log c is the same for all samples."""
+        return 3 + math.ceil(self.pair_passes(num_axes) / samples)
+
     def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
         """From a table over the offsets of the lattice on which the cells of both grids lie."""
         numbers = offset_numbers(positions, query)

@@ -105,9 +105,9 @@ def seeing(model: nn.Module, size: Sequence[int]) -> Iterator[None]:
         model.resize(before)
 
 
-def backend_of(model: nn.Module) -> str:
-    """The backends that a model's layers choose; "torch" of one without such layers."""
-    return ", ".join(model.chosen_backends()) if isinstance(model, Performer | SelfAttentionNetwork) else "torch"
+def backend_of(model: nn.Module, batch: int) -> str:
+    """The backends that a model's layers choose for so many images at once; "torch" of one without such layers."""
+    return ", ".join(model.chosen_backends(batch)) if isinstance(model, Performer | SelfAttentionNetwork) else "torch"
 
 
 def accuracies(responses: Responses) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def model_result(trained: TrainedRun, responses: Responses) -> ModelResult:
         name=trained.name,
         position=run.position if has_parts else BUILT_IN,
         kernel=kernel if has_parts else BUILT_IN,
-        backend=backend_of(model),
+        backend=backend_of(model, run.batch_size),
         seed=run.seed,
         sampling=run.network.sampling,
         **{name: trained.result[name] for name in ("parameters", "epochs", "seconds")},

@@ -10,6 +10,7 @@ from torch.autograd import grad
 
 from teka import Grid
 from teka.functional import Rotary, attention
+from teka.functional import plan as plans
 from teka.functional.backend.fused import position_maps, two_sided
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -29,7 +30,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few tokens, however few there are in all."""
     monkeypatch.setattr(two_sided, "BLOCK_TOKENS", 16)
-    monkeypatch.setattr(position_maps.RotationMap, "least_tokens", 0)
+    monkeypatch.setitem(plans.LEAST_IN_BLOCKS, False, (0, 0))
 
 
 @pytest.mark.parametrize("normalizer", ["mixed", "lengths", "features"])

@@ -16,8 +16,6 @@ from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 CHUNK_TOKENS = 64
 # Tokens of one head that a thread works on at once, whole chunks.
 BLOCK_TOKENS = 4096
-# Of all samples, from which this is the faster way on one thread.
-LEAST_TOKENS = 512
 
 
 def fused_causal(

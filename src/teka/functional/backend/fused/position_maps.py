@@ -51,7 +51,6 @@ class PositionMap:
     form: ClassVar[str] = "none"  # its name to kernels of a GPU
     length_share: ClassVar[float] = 0.0  # λ, the weight of lengths in the denominator
     first: ClassVar[int] = 0  # how many tokens go before those that are somewhere
-    least_tokens: ClassVar[int] = 0  # of all samples, from which sums over all keys are faster so on one thread
 
     @property
     def num_parts(self) -> int:
@@ -144,7 +143,6 @@ class RotationMap(PositionMap):
     """
 
     form: ClassVar[str] = "rotary"
-    least_tokens: ClassVar[int] = 1024
 
     positions: Positions = field(default_factory=Positions)
     dtype: torch.dtype = torch.float32
