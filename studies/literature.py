@@ -106,8 +106,10 @@ LOOPS = {"chaman2021": chaman, "zhang2019": zhang}
 def enlarged(data_dir: str) -> str:
     """A file of test images of CIFAR-10 as 256 × 256 pixels, every pixel 8 × 8 of them."""
     test, number, path = load_data("cifar10", data_dir=data_dir).test, IMAGES["zhang2019"], RUN.parent / "enlarged.npz"
-    levels = (255 * test.images[: 2 * number]).round().to(torch.uint8).movedim(1, -1)
-    levels, labels = levels.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy(), test.labels[: 2 * number].numpy()
+    # The published images may be sorted by class.
+    drawn = test.take(torch.randperm(len(test), generator=torch.Generator().manual_seed(SEED))[: 2 * number])
+    levels = (255 * drawn.images).round().to(torch.uint8).movedim(1, -1)
+    levels, labels = levels.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy(), drawn.labels.numpy()
     # Of the others, as for training, nothing is shown.
     shown, others = slice(number), slice(number, None)
     train = {"images": levels[others], "labels": labels[others]}

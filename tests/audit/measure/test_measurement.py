@@ -109,9 +109,10 @@ def test_outputs_that_wait_change_nothing(monkeypatch):
     )
 
 
-def test_references_that_do_not_fit_the_device_change_nothing(monkeypatch):
+@pytest.mark.parametrize("name", ["RESIDENT_BYTES", "CACHED_BYTES"])
+def test_outputs_that_fit_no_device_and_no_cache_change_nothing(monkeypatch, name):
     expected = measure_responses(lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7)
-    monkeypatch.setattr(measurement, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(measurement, name, 0)
     models.assert_same(
         measure_responses(lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7), expected
     )

@@ -21,6 +21,8 @@ from teka.errors import wrong_value
 
 # Up to this size, what belongs to all images (they themselves, their outputs) stays on the device.
 RESIDENT_BYTES = 2**30
+# Maps of so many bytes are compared at once on a CPU: what each step makes of them is in the cache for the next.
+CACHED_BYTES = 2**20
 Device = torch.device | str | None
 # Outputs wait until there are so many numbers or calls of them, or for so long: with few numbers it is calls of torch
 # that take the time.
@@ -253,9 +255,13 @@ class Measurement:
             if "rank" in self._tables:
                 noted |= outputs.feature_distances(output.to(references.device), references, own)
         else:
+            some = max(1, CACHED_BYTES // output[0].nbytes) if output.is_cpu else len(output)
             parts = [
-                self._moved_errors(output[one.rows], references[one.images].to(output.device), one.rank)
+                self._moved_errors(found, reference.to(output.device), one.rank)
                 for one in self.moved.segments(entries)
+                for found, reference in zip(
+                    output[one.rows].split(some), references[one.images].split(some), strict=True
+                )
             ]
             noted = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         for name, values in noted.items():
