@@ -267,10 +267,11 @@ def approximate(options: Namespace, command: str) -> None:
     ),
 )
 def bench(options: Namespace, command: str) -> None:
-    """Time layers in one process, from 256 to 262,144 tokens.
+    """Time layers in one process, from 64 to 262,144 tokens.
 
-    They are held against their own four matrix products, scaled_dot_product_attention and performer-pytorch; on a GPU
-    also against flash-linear-attention and flash-bidirectional-linear-attention, where these are installed.
+    They are held against their own four matrix products, scaled_dot_product_attention, MultiheadAttention and
+    performer-pytorch; on a GPU also against flash-linear-attention and flash-bidirectional-linear-attention, where
+    these are installed.
     """
     with progress_bar() as show:
         result = measure_layers(**vars(options), command=command, progress=lambda line: show(line, 0, None, ""))

@@ -71,7 +71,9 @@ def test_a_step_of_every_layer_gives_a_gradient_to_the_tokens_and_all_parameters
 
 def test_every_layer_has_the_four_projections_of_the_baseline():
     for layer in LAYERS[1:]:
-        weights = [part.weight for part in layer.make(12, 2).modules() if isinstance(part, torch.nn.Linear)]
+        module = layer.make(12, 2)
+        weights = [part.weight for part in module.modules() if isinstance(part, torch.nn.Linear)]
+        weights += [one for name, one in module.named_parameters() if name.endswith("in_proj_weight")]
         assert all(weight.shape[1] == 12 for weight in weights), layer
         # Heads that attend by position alone have no keys, and no queries unless their position looks at them.
         missing = 6 if "clipped" in layer.name else 24 if layer.name.startswith("constant") else 0

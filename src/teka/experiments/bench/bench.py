@@ -19,7 +19,7 @@ from teka.provenance import provenance
 BENCH_FILE = "bench.json"
 PLOT_FILE = "bench.png"
 PARTIAL_FILE = "bench.partial.json"
-LENGTHS = (256, 1024, 4096, 16384, 65536, 262144)
+LENGTHS = (64, 256, 1024, 4096, 16384, 65536, 262144)
 TRIAL_LENGTHS = (256, 1024)
 """Sizes that are tried before the smallest one asked for, if they are smaller, to estimate what that costs."""
 

@@ -25,6 +25,7 @@ from teka.nn import Attention
 Tokens = Float[Tensor, "batch tokens dim"]
 BASELINE = "four_gemms"
 SDPA = "scaled_dot_product_attention"
+MULTIHEAD = "multihead_attention"
 PEER = "performer_pytorch"
 FLASH, FLASH_TWO_SIDED = "flash_linear_attention", "flash_bidirectional_linear_attention"
 FORWARD_BACKWARD = "forward_backward"
@@ -63,6 +64,17 @@ class FusedSoftmax(FourGemms):
             projection(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for projection in self.projections
         )
         return self.output(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+
+class Multihead(nn.Module):
+    """`torch.nn.MultiheadAttention`, which has projections of its own."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
+        return self.attention(tokens, tokens, tokens, need_weights=False)[0]
 
 
 class PerformerPytorch(nn.Module):
@@ -159,6 +171,7 @@ ALL_LAYERS: tuple[Layer, ...] = (
     _attention("positive", "rotation_joint", "linear"),  # strategy 1 in the paper's form
     _attention("positive", "clipped_features", "rings"),  # strategy 2 in the paper's form
     Layer(SDPA, "torch", FusedSoftmax),
+    Layer(MULTIHEAD, "torch", Multihead),
     Layer(PEER, PEER, PerformerPytorch),
     Layer(FLASH, "fla", FlashLinear, 1, gpu_package="fla"),
     Layer(FLASH_TWO_SIDED, "flash_bla", FlashBidirectional, gpu_package="flash_bla"),

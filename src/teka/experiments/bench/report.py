@@ -10,7 +10,7 @@ import numpy as np
 from teka.audit.page.charts import add_legend, draw_line, dress_panel, make_figure, tick_decades
 from teka.audit.page.style import BLACK, INK, PALE, LineStyle
 from teka.audit.page.tables import Table
-from teka.experiments.bench.layers import BASELINE, FLASH, FLASH_TWO_SIDED, PEER, SDPA
+from teka.experiments.bench.layers import BASELINE, FLASH, FLASH_TWO_SIDED, MULTIHEAD, PEER, SDPA
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -30,8 +30,8 @@ COLOURS |= {"clipped": "#009E73", "clipped_features": "#009E73", "fourier": "#CC
 COLOURS |= {"quadratic": "#E69F00", "generalized_quadratic": "#7A4B00", "causal": "#3B2F8F"}
 COLOURS |= {"rotary-causal": "#6A5FC1"}
 MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "taylor2": "P", "constant": "h"}
-MARKERS |= {SDPA: "D", PEER: "v", BASELINE: "X", FLASH: "<", FLASH_TWO_SIDED: ">"}
-QUADRATIC = ("softmax", SDPA)
+MARKERS |= {SDPA: "D", MULTIHEAD: "d", PEER: "v", BASELINE: "X", FLASH: "<", FLASH_TWO_SIDED: ">"}
+QUADRATIC = ("softmax", SDPA, MULTIHEAD)
 Row = Mapping[str, Any]
 
 

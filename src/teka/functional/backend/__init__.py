@@ -242,10 +242,13 @@ class _DualForm(_Form):
 
 
 def checkpointed(function: Callable[..., Tensor], *arguments: object) -> Tensor:
-    """function(*arguments), made again in a backward pass; under torch.func's transforms everything is kept."""
+    """function(*arguments), made again in a backward pass; under torch.func's transforms everything is kept.
+
+    Nothing random may be in it: the state of the generators is not kept.
+    """
     if not torch.is_grad_enabled() or not (torch.compiler.is_compiling() or is_plain_eager()):
         return function(*arguments)
-    output = checkpoint(function, *arguments, use_reentrant=False)
+    output = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     assert isinstance(output, Tensor)
     return output
 
