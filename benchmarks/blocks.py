@@ -3,7 +3,8 @@
     python benchmarks/blocks.py              # one thread and two, writes benchmarks/blocks.json and prints the tables
     python benchmarks/blocks.py --table      # the tables of the committed times
 
-The two ways go in turns, and each time is a median. `LEAST_IN_BLOCKS` of `teka.functional.plan` goes by these tables.
+The two ways go in turns, and each time is a median; gradients are those of queries, keys, values and what is learned.
+`LEAST_IN_BLOCKS` of `teka.functional.plan` goes by these tables.
 """
 
 import argparse
@@ -34,10 +35,14 @@ def measure(is_causal: bool, relative: str | None, batch: int, tokens: int) -> d
     """Median milliseconds in blocks and without, forward, and forward and backward."""
     grid = teka.Grid(tokens) if is_causal else teka.Grid((round(tokens**0.5),) * 2)
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(batch, HEADS, tokens, DIM, generator=generator).requires_grad_() for _ in range(3)]
-    placed = None
+    # With the tokens last in memory, as `teka.nn.Attention` makes them.
+    drawn = (torch.randn(HEADS, DIM, batch, tokens, generator=generator) for _ in range(3))
+    inputs = [one.permute(2, 0, 3, 1).requires_grad_() for one in drawn]
+    placed, learned = None, []
     if relative is not None:
         placed = make_relative(relative, heads=HEADS, dim=DIM, num_axes=grid.num_axes, kernel="squared_relu")
+        # As in a layer: what positions make of features has a gradient too.
+        learned = [one.requires_grad_() for one in vars(placed).values() if isinstance(one, torch.Tensor)]
 
     def forward() -> torch.Tensor:
         options = {"relative": placed, "grid": None if placed is None else grid, "is_causal": is_causal}
@@ -49,12 +54,12 @@ def measure(is_causal: bool, relative: str | None, batch: int, tokens: int) -> d
 
     def both() -> None:
         output = forward()
-        torch.autograd.grad(output, inputs, output.detach())
+        torch.autograd.grad(output, [*inputs, *learned], output.detach())
 
     times: dict[str, list[list[float]]] = {"in blocks": [[], []], "without": [[], []]}
     for _ in range(ROUNDS):
         for way, least in (("in blocks", ALWAYS), ("without", NEVER)):
-            with patch.dict(LEAST_IN_BLOCKS, {is_causal: least}):
+            with patch.dict(LEAST_IN_BLOCKS, dict.fromkeys(LEAST_IN_BLOCKS, least)):
                 for found, step in zip(times[way], (without_gradients, both), strict=True):
                     start = time.perf_counter()
                     step()

@@ -33,7 +33,8 @@ WITHOUT_SOFTMAX = [name for name in RELATIVE_NAMES if name != "rotation_joint"]
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over all keys block by block, however few the tokens are."""
-    monkeypatch.setitem(LEAST_IN_BLOCKS, False, (0, 0))
+    for form in ("none", "fourier", "rotary"):
+        monkeypatch.setitem(LEAST_IN_BLOCKS, form, (0, 0))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.experiments.bench.layers import LAYERS
+from teka.audit.page.style import BLACK
+from teka.experiments.bench.layers import LAYERS, MULTIHEAD, PEER, SDPA
 from teka.experiments.bench.report import (
     bench_table,
     conditions,
@@ -165,6 +166,8 @@ def test_the_legend_names_each_line_and_says_which_end_early(result: dict[str, A
 def test_no_two_layers_look_alike():
     styles = [line_style(layer.name, layer.backend) for layer in LAYERS]
     assert len(set(styles)) == len(LAYERS)
+    black = {layer.name for layer, style in zip(LAYERS, styles, strict=True) if style.colour == BLACK}
+    assert black == {SDPA, MULTIHEAD, PEER}  # what is not teka's, as the caption says
 
 
 def test_drawing_leaves_pyplot_alone(result: dict[str, Any]):

@@ -32,6 +32,7 @@ COLOURS |= {"rotary-causal": "#6A5FC1"}
 MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "taylor2": "P", "constant": "h"}
 MARKERS |= {SDPA: "D", MULTIHEAD: "d", PEER: "v", BASELINE: "X", FLASH: "<", FLASH_TWO_SIDED: ">"}
 QUADRATIC = ("softmax", SDPA, MULTIHEAD)
+OTHERS = (SDPA, MULTIHEAD, PEER, FLASH, FLASH_TWO_SIDED)
 Row = Mapping[str, Any]
 
 
@@ -195,5 +196,5 @@ def draw_bench(result: Row) -> "matplotlib.figure.Figure":
 def line_style(layer: str, backend: str) -> LineStyle:
     """Colour by position, marker by content kernel, dashed where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
-    colour = PALE if kernel == BASELINE else COLOURS.get(relative, BLACK)
+    colour = PALE if kernel == BASELINE else BLACK if kernel in OTHERS else COLOURS.get(relative, BLACK)
     return LineStyle(colour, MARKERS[kernel], (4, 2) if backend == "dense" or kernel in QUADRATIC else ())

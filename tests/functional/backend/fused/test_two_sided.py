@@ -30,7 +30,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few tokens, however few there are in all."""
     monkeypatch.setattr(two_sided, "BLOCK_TOKENS", 16)
-    monkeypatch.setitem(plans.LEAST_IN_BLOCKS, False, (0, 0))
+    monkeypatch.setattr(plans, "LEAST_IN_BLOCKS", dict.fromkeys(plans.LEAST_IN_BLOCKS, (0, 0)))
 
 
 @pytest.mark.parametrize("normalizer", ["mixed", "lengths", "features"])
