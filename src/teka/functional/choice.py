@@ -1,5 +1,6 @@
 """Which backend computes an attention: the work of each that can, and the cheapest, chosen once."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -64,8 +65,9 @@ def _dense_cost(work: Workload) -> Cost:
     """Cost of the dense backend by the way it takes: fused, in tiles with c by axes, or plain."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_size(work.dim)
-    samples = 1 if positions.grid is None else work.batch  # that are at the same places
-    passes, more = 3 if relative is None else relative.dense_passes(positions.num_axes, samples), 0
+    passes, more = 3 if relative is None else relative.dense_passes(positions.num_axes), 0
+    if relative is not None and relative.is_shared and positions.grid is not None:
+        passes = 3 + math.ceil((passes - 3) / work.batch)
     if kernel.is_softmax:
         longer = 0 if relative is None else relative.softmax_size(positions)
         if longer is not None:

@@ -48,6 +48,7 @@ class Relative(ABC):
 
     name: ClassVar[str]
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
+    is_shared: ClassVar[bool] = False  # whether c is the same for all samples at the same places
     joins: ClassVar[bool] = False  # whether it lengthens queries and keys and is nothing more
     decodes: ClassVar[bool] = False  # whether it has a state of fixed size for decoding token by token
     state_adds: ClassVar[bool] = False  # whether that of several tokens is the sum of what each leaves
@@ -93,8 +94,8 @@ class Relative(ABC):
         return None
 
     @abstractmethod
-    def dense_passes(self, num_axes: int, samples: int) -> int:
-        """Passes of the dense backend over all pairs of one sample, where so many samples are at the same places."""
+    def dense_passes(self, num_axes: int) -> int:
+        """Passes over all pairs of the dense backend."""
 
     def separates(self, positions: Positions) -> bool:
         """Whether c is a product of small matrices, one an axis."""
@@ -140,7 +141,7 @@ class FactorRelative(Relative):
         """Passes over the pairs in the time that log c takes pair by pair."""
         return 12 * num_axes
 
-    def dense_passes(self, num_axes: int, samples: int) -> int:
+    def dense_passes(self, num_axes: int) -> int:
         return 3 + self.pair_passes(num_axes)
 
     @abstractmethod

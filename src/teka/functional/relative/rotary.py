@@ -130,7 +130,7 @@ class Rotary(Relative):
         phasor, key_phasor = self._phasors(positions, query)
         return self.rotated(scale * query, phasor), self.rotated(key, key_phasor)
 
-    def dense_passes(self, num_axes: int, samples: int) -> int:
+    def dense_passes(self, num_axes: int) -> int:
         return 6
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:

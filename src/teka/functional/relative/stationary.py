@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,8 @@ from teka.functional.shapes import (
 class StationaryRelative(FactorRelative):
     """A relative kernel of the offset alone for each head, which does not look at the query."""
 
+    is_shared: ClassVar[bool] = True
+
     @abstractmethod
     def log_at(self, offsets: AnyOffsets) -> HeadPairs:
         """log c at offsets, for every head."""
@@ -40,10 +43,6 @@ class StationaryRelative(FactorRelative):
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_relative = self.log_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
-
-    def dense_passes(self, num_axes: int, samples: int) -> int:
-        """log c is the same for all samples."""
-        return 3 + math.ceil(self.pair_passes(num_axes) / samples)
 
     def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
         """From a table over the offsets of the lattice on which the cells of both grids lie."""
