@@ -106,7 +106,7 @@ class Plan:
             raise wrong_shape("key", key.shape, expected)
         sizes = {**sizes, "dim": query.shape[-1], "dim_value": value.shape[-1], "heads": query.shape[1]}
         if not torch.compiler.is_compiling():  # a compiled graph may be of any number of samples
-            sizes["batch"] = max(1, query.shape[0])
+            sizes["batch"] = max(1, query.shape[0])  # there may be none
         plan = self.computed_by(backend, device_type=query.device.type, **sizes)
         return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
 

@@ -196,5 +196,5 @@ def draw_bench(result: Row) -> "matplotlib.figure.Figure":
 def line_style(layer: str, backend: str) -> LineStyle:
     """Colour by position, marker by content kernel, dashed where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
-    colour = PALE if kernel == BASELINE else BLACK if kernel in OTHERS else COLOURS.get(relative, BLACK)
+    colour = PALE if kernel == BASELINE else BLACK if kernel in OTHERS else COLOURS[relative]
     return LineStyle(colour, MARKERS[kernel], (4, 2) if backend == "dense" or kernel in QUADRATIC else ())
