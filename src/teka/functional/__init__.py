@@ -8,7 +8,8 @@ from teka.functional.kernel import KERNELS, default_num_features, draw_projectio
 from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.kernel.features import Constant, Elu, Hedgehog, Softmax, Taylor2
 from teka.functional.kernel.local import Focused, Relu, SquaredRelu
-from teka.functional.kernel.random import PROJECTIONS, Hyperbolic, Optimal, Positive, Trigonometric
+from teka.functional.kernel.projection import PROJECTIONS
+from teka.functional.kernel.random import Hyperbolic, Optimal, Positive, Trigonometric
 from teka.functional.kernel.similarity import Concatenation, DotProduct, Gaussian
 from teka.functional.positions import length_mask
 from teka.functional.relative import RELATIVES

@@ -29,7 +29,7 @@ from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.choice import Workload, chosen
 from teka.functional.kernel import make_kernel
 from teka.functional.kernel.base import FeatureKernel, Kernel, Pairwise, mask_features
-from teka.functional.kernel.local import LocalKernel
+from teka.functional.kernel.local import FusedKernel, LocalKernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative
@@ -220,10 +220,10 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept
     assert kernel is not None
     options = {"scale": plan.scale, "key_mask": key_mask}
     placed = _position_map(plan, kernel, query, key, value, key_mask=key_mask)
+    if placed is not None and not plan.is_causal and isinstance(kernel, FusedKernel):
+        return fused_linear(query, key, value, kernel=kernel, positions=placed, **options)
     if placed is None or not isinstance(kernel, LocalKernel):
         return _by_sums(plan, kernel, query, key, value, **options)
-    if not plan.is_causal:
-        return fused_linear(query, key, value, kernel=kernel, positions=placed, **options)
     large = kernel.too_large(key)
     if large is None:
         return fused_causal(query, key, value, kernel=kernel, positions=placed, **options)
@@ -254,7 +254,7 @@ def _position_map(
 ) -> PositionMap | None:
     """What positions make of features, for sums in blocks that stay in a CPU's cache; None where there are no such."""
     # A denominator is taken to be positive.
-    if plan.backend != "linear" or not isinstance(kernel, LocalKernel) or not (kernel.is_fused and kernel.nonnegative):
+    if plan.backend != "linear" or not (kernel.is_fused and kernel.nonnegative):
         return None
     if plan.group is not None:
         return None
@@ -267,7 +267,9 @@ def _position_map(
     if query.shape[0] * query.shape[2] < (alone if threads == 1 else each * threads):
         return None
     # Nothing that decides how the past is computed may be of the future.
-    if plan.is_causal and (placed.num_parts > 1 or not kernel.starts_in_range(key, key_mask)):
+    if plan.is_causal and not (
+        isinstance(kernel, LocalKernel) and placed.num_parts == 1 and kernel.starts_in_range(key, key_mask)
+    ):
         return None
     return PrefixMap(placed.tensors, placed=placed, first=first) if first else placed
 

@@ -6,15 +6,8 @@ from teka.errors import unknown_name, wrong_value
 from teka.functional.kernel.base import Kernel
 from teka.functional.kernel.features import Constant, Elu, Hedgehog, Softmax, Taylor2
 from teka.functional.kernel.local import FlooredRelu, Focused, Relu, SquaredRelu
-from teka.functional.kernel.random import (
-    Hyperbolic,
-    Optimal,
-    Positive,
-    RandomKernel,
-    Trigonometric,
-    default_num_features,
-    draw_projection,
-)
+from teka.functional.kernel.projection import default_num_features, draw_projection
+from teka.functional.kernel.random import Hyperbolic, Optimal, Positive, RandomKernel, Trigonometric
 from teka.functional.kernel.similarity import Concatenation, DotProduct, Gaussian
 
 _WITH_FEATURES = (SquaredRelu, Focused, Relu, Elu, Taylor2, Constant)

@@ -1,4 +1,4 @@
-"""Kernels whose features are one map of one vector at a time, with its gradient: rectified vectors with a floor."""
+"""Kernels whose features are made by blocks of tokens, with their gradient: rectified vectors with a floor."""
 
 import math
 from abc import abstractmethod
@@ -28,6 +28,29 @@ LARGEST_BESIDE_FIRST = 2.0**30
 Pullback = Callable[[Tensor, Tensor], None]
 
 
+class FusedKernel(FeatureKernel):
+    """A kernel with the gradient of φ written out, for `backend.fused`, which makes φ of a block of tokens, and again.
+
+    Factors of a query, and of all keys of a batch and head, cancel, and are taken as fixed.
+    """
+
+    reads_heads_first: ClassVar[bool] = True
+
+    @abstractmethod
+    def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"] | None:
+        """What brings φ of the kept keys of every batch and head into range, or None for nothing."""
+
+    @abstractmethod
+    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
+        """φ(q) of one head, and a function of the gradient of φ(q), which it may overwrite, that writes that of q."""
+
+    @abstractmethod
+    def key_block(
+        self, key: Vectors, key_range: Float[Tensor, "*#batch 1"] | None, *, scale: float
+    ) -> tuple[MapFeatures, Pullback]:
+        """The same of keys."""
+
+
 class PointwiseKernel(FeatureKernel):
     """A kernel whose φ is one map for queries and keys, of one vector at a time."""
 
@@ -42,14 +65,13 @@ class PointwiseKernel(FeatureKernel):
         return mask_features(self.feature_map(key, scale=scale), key_mask)
 
 
-class LocalKernel(PointwiseKernel):
-    """A pointwise kernel with the gradient of φ written out, for `backend.fused`, which makes φ again.
+class LocalKernel(PointwiseKernel, FusedKernel):
+    """A pointwise kernel that is fused.
 
     Where φ(τx) = τ^degree φ(x) for every τ > 0, a factor of a query, and one of all keys of a batch and head, cancels:
     vectors are brought into range before powers of them are taken, by factors taken as fixed.
     """
 
-    reads_heads_first: ClassVar[bool] = True
     degree: ClassVar[int | None] = None
 
     @property
@@ -61,6 +83,25 @@ class LocalKernel(PointwiseKernel):
     @abstractmethod
     def feature_map_pullback(self, vectors: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
         """φ(x), and a function of the gradient of φ(x), which it may overwrite, that writes that of x to its second."""
+
+    def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"] | None:
+        return self.key_unit(key, key_mask)
+
+    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
+        return self.key_block(query, self.query_unit(query), scale=scale)
+
+    def key_block(
+        self, key: Vectors, key_range: Float[Tensor, "*#batch 1"] | None, *, scale: float
+    ) -> tuple[MapFeatures, Pullback]:
+        features, pull = self.feature_map_pullback(times(key, key_range), scale=scale)
+        if key_range is None:
+            return features, pull
+
+        def pull_in_range(gradient: Tensor, out: Tensor) -> None:
+            pull(gradient, out)
+            out.mul_(key_range)
+
+        return features, pull_in_range
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         query = times(query, self.query_unit(query))

@@ -1,73 +1,34 @@
-"""Random features of the softmax kernel, and the projections w that they are made with."""
+"""Random features of the softmax kernel."""
 
+import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
-from teka.checks import check_name, check_sizes, check_tensor
-from teka.errors import wrong_type
+from teka._compat import has_numbers
+from teka.checks import check_tensor
 from teka.functional.kernel.base import LOWEST_EXPONENT, FeatureKernel, kept_mean, mask_features
-from teka.functional.shapes import Asked, CausalFeatures, Draws, Kept, KeyFeatures, Keys, Queries, QueryFeatures
+from teka.functional.kernel.local import FusedKernel, Pullback
+from teka.functional.shapes import (
+    Asked,
+    CausalFeatures,
+    Draws,
+    Kept,
+    KeyFeatures,
+    Keys,
+    MapFeatures,
+    Queries,
+    QueryFeatures,
+    Vectors,
+)
 
-
-def independent_projection(num_features: int, dim: int, generator: Generator) -> Draws:
-    """Independent draws w_r ~ N(0, I)."""
-    return torch.randn(num_features, dim, dtype=torch.float64, generator=generator)
-
-
-def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> Draws:
-    """Draws w_r ~ N(0, I) that are orthogonal within each block of d (Choromanski et al. 2021, §2.4)."""
-    directions = _orthogonal_directions(num_features, dim, generator)
-    return directions * independent_projection(num_features, dim, generator).norm(dim=-1, keepdim=True)
-
-
-def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> Draws:
-    """Draws orthogonal within each block of d, all of length √d: SMREG of Choromanski et al. 2021, Theorem 1.
-
-    Features estimate a kernel below exp(xᵀy), the more so the larger ‖x + y‖ and the smaller d, with less variance.
-    """
-    return _orthogonal_directions(num_features, dim, generator) * math.sqrt(dim)
-
-
-def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> Draws:
-    """Unit vectors, orthogonal within each block of d: Q of a Gaussian matrix' QR with R's signs taken out is Haar."""
-    blocks = []
-    for start in range(0, num_features, dim):
-        orthogonal, triangular = torch.linalg.qr(independent_projection(dim, dim, generator))
-        orthogonal = orthogonal * torch.sign(torch.diagonal(triangular))
-        blocks.append(orthogonal.T[: num_features - start])
-    return torch.cat(blocks)
-
-
-PROJECTIONS: dict[str, Callable[[int, int, Generator], Tensor]] = {
-    "orthogonal": orthogonal_projection,
-    "independent": independent_projection,
-    "fixed_norm": fixed_norm_projection,
-}
-
-
-def draw_projection(num_features: int, dim: int, *, generator: Generator, projection: str = "orthogonal") -> Draws:
-    """A random projection, m = `num_features` draws of size d = `dim`, shape (m, d), in float64 on the CPU.
-
-    It is "orthogonal", "independent" or "fixed_norm", from a generator on the CPU; else a ValueError.
-    """
-    check_name("projection", projection, PROJECTIONS)
-    check_sizes({"num_features": num_features, "dim": dim})
-    if not isinstance(generator, Generator):
-        raise wrong_type("generator", generator, "a torch.Generator")
-    return PROJECTIONS[projection](num_features, dim, generator)
-
-
-def default_num_features(dim: int) -> int:
-    """Number of random features m = ⌊d ln d⌋, at least 1 (Choromanski et al. 2021, Theorem 4; Horn et al. 2021)."""
-    check_sizes({"dim": dim}, 0)
-    return max(1, int(dim * math.log(dim))) if dim > 0 else 1
+# Keys of a head whose largest exponent is found at once.
+KEYS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
@@ -131,8 +92,81 @@ def _raise_over_peak(exponent: Tensor) -> tuple[Tensor, Tensor]:
     return torch.exp((exponent - peak).clamp_min(LOWEST_EXPONENT)), peak[..., 0]
 
 
+class SlopedExponential(Exponential, FusedKernel):
+    """φ_r(x) ∝ exp(√scale s_rᵀx − scale ‖x‖²/2) for slopes s that are made of the draws."""
+
+    @property
+    @abstractmethod
+    def slopes(self) -> Draws:
+        """s, (features, d)."""
+
+    def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
+        scaled = query * math.sqrt(scale)
+        check_tensor("projection", self.projection, "features", scaled.shape[-1])
+        return scaled @ self.slopes.to(scaled).T - scaled.square().sum(dim=-1, keepdim=True) / 2
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the features are those of the slopes, and not of a subclass that makes them in another way."""
+        names = ("query_exponent", "key_exponent", "query_features", "key_features")
+        as_here = all(getattr(type(self), name) is getattr(SlopedExponential, name) for name in names)
+        return as_here and not self.projection.requires_grad
+
+    def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"]:
+        """The largest e(k) / ln 2 of the kept keys of every batch and head."""
+        batch, heads, num_keys, _ = key.shape
+        peak = key.new_full((batch, heads, 1, 1), -torch.inf)
+        size = max(1, KEYS_AT_ONCE // max(1, batch))
+        for head, start in itertools.product(range(heads), range(0, num_keys, size)):
+            keys = key.detach()[:, head, start : start + size]
+            largest = self._along_slopes(keys, scale).amax(dim=-1, keepdim=True) - _half_square(keys, scale)
+            if key_mask is not None:
+                largest = largest.masked_fill(~key_mask[:, start : start + size, None], -torch.inf)
+            peak[:, head] = torch.maximum(peak[:, head], largest.amax(dim=1, keepdim=True))
+        return peak
+
+    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
+        """φ(q) over its largest entry, in which ‖q‖² cancels."""
+        along = self._along_slopes(query, scale)
+        return self._raise_block(along.sub_(along.amax(dim=-1, keepdim=True)), query, scale)
+
+    def key_block(
+        self, key: Vectors, key_range: Float[Tensor, "*#batch 1"] | None, *, scale: float
+    ) -> tuple[MapFeatures, Pullback]:
+        """φ(k) over that of `key_range`."""
+        assert key_range is not None
+        below = self._along_slopes(key, scale).sub_(_half_square(key, scale).add_(key_range))
+        return self._raise_block(below, key, scale)
+
+    def _along_slopes(self, vectors: Vectors, scale: float) -> MapFeatures:
+        """√scale s_rᵀx / ln 2 of one head, (batch, tokens, m), with the tokens last in memory."""
+        slopes = self.slopes.to(vectors) * (math.sqrt(scale) / math.log(2))
+        return (slopes.expand(len(vectors), -1, -1) @ vectors.mT).mT
+
+    def _raise_block(self, below: MapFeatures, vectors: Vectors, scale: float) -> tuple[MapFeatures, Pullback]:
+        """φ = 2 to what is below the peak, which it overwrites; of a gradient g, Σ_r g_r φ_r (√scale s_r − scale x)."""
+        # A dropped key may be above the peak. Powers of 2 take a third of the time of those of e.
+        features = below.clamp_(LOWEST_EXPONENT / math.log(2), 0.0).exp2_()
+
+        def pull(gradient: Tensor, out: Tensor) -> None:
+            gradient.mul_(features)
+            floor = math.exp(LOWEST_EXPONENT) * (1 + 1e-6)
+            if has_numbers(features) and features.amin() <= floor:  # a constant has no gradient
+                gradient.masked_fill_(features <= floor, 0.0)
+            slopes = self.slopes.to(features).mT * math.sqrt(scale)
+            of_slopes = (slopes.expand(len(gradient), -1, -1) @ gradient.mT).mT
+            torch.addcmul(of_slopes, vectors, gradient.sum(dim=-1, keepdim=True), value=-scale, out=out)
+
+        return features, pull
+
+
+def _half_square(vectors: Vectors, scale: float) -> Float[Tensor, "*batch 1"]:
+    """scale ‖x‖² / (2 ln 2)."""
+    return vectors.square().sum(dim=-1, keepdim=True).mul_(scale / (2 * math.log(2)))
+
+
 @dataclass(frozen=True)
-class Positive(Exponential):
+class Positive(SlopedExponential):
     """κ(q, k) ≈ exp(scale · qᵀk), unbiased, from φ_r(x) = exp(w_rᵀx − ‖x‖²/2) / √m with x = √scale · q (or k).
 
     Draws w ~ N(0, I) are `projection`, (m, d). Source: Choromanski et al. 2021, Lemma 1 and equation 5.
@@ -149,13 +183,13 @@ class Positive(Exponential):
 
     name: ClassVar[str] = "positive"
 
-    def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
-        scaled = query * math.sqrt(scale)
-        return self.along_draws(scaled) - scaled.square().sum(dim=-1, keepdim=True) / 2
+    @property
+    def slopes(self) -> Draws:
+        return self.projection
 
 
 @dataclass(frozen=True)
-class Hyperbolic(Exponential):
+class Hyperbolic(SlopedExponential):
     """κ(q, k) ≈ exp(scale · qᵀk), unbiased, from φ(x) = exp(−‖x‖²/2) · [exp(wᵀx), exp(−wᵀx)] / √(2m), x = √scale · q.
 
     For independent draws (`projection`, (m, d)) the variance is (1 − exp(−‖x+y‖²))/2 times that of `Positive` with the
@@ -173,10 +207,9 @@ class Hyperbolic(Exponential):
     name: ClassVar[str] = "hyperbolic"
     features_per_draw: ClassVar[int] = 2
 
-    def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
-        scaled = query * math.sqrt(scale)
-        slope = self.along_draws(scaled)
-        return torch.cat([slope, -slope], dim=-1) - scaled.square().sum(dim=-1, keepdim=True) / 2
+    @property
+    def slopes(self) -> Draws:
+        return torch.cat([self.projection, -self.projection])
 
 
 @dataclass(frozen=True)

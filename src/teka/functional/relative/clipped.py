@@ -16,7 +16,8 @@ from teka.functional.backend.flex import offset_numbers
 from teka.functional.backend.linear import DecodingState, Sizes, causal_rings, causal_step, left_by
 from teka.functional.backend.rings import rings, rings_cost
 from teka.functional.kernel.base import LOWEST_EXPONENT, Kernel
-from teka.functional.kernel.random import Positive, default_num_features, draw_projection
+from teka.functional.kernel.projection import default_num_features, draw_projection
+from teka.functional.kernel.random import Positive
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.base import FactorRelative
 from teka.functional.shapes import LogRelative, Offsets, PairTerm, Queries

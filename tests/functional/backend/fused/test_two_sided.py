@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from teka import Grid
-from teka.functional import Rotary, attention
+from teka.functional import Positive, Rotary, attention
 from teka.functional import plan as plans
 from teka.functional.backend.fused import position_maps, two_sided
 
@@ -29,7 +29,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few tokens, however few there are in all."""
-    monkeypatch.setattr(two_sided, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(two_sided, "BLOCK_FEATURES", 16 * 6)
     monkeypatch.setattr(plans, "LEAST_IN_BLOCKS", dict.fromkeys(plans.LEAST_IN_BLOCKS, (0, 0)))
 
 
@@ -54,6 +54,28 @@ def test_rotated_in_blocks_values_and_every_gradient_are_those_of_every_pair(
         output = attention(*leaves[:3], **options, **placement)
         cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
         found.append([output, *grad((output * cotangent).sum(), leaves, materialize_grads=True)])
+    assert calls
+    for truth, fused in zip(*found, strict=True):
+        assert relative_change(fused, truth) <= 1e-10
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0], ids=["of unit size", "so large that features reach their floor"])
+@pytest.mark.parametrize("relative", [None, "rotary", "fourier"])
+def test_random_features_in_blocks_are_those_of_every_pair(
+    relative: str | None, size: float, monkeypatch: pytest.MonkeyPatch
+):
+    calls, made = [], Positive.key_block
+    monkeypatch.setattr(Positive, "key_block", lambda *given, **named: calls.append(given) or made(*given, **named))
+    inputs = [one.requires_grad_() for one in draw_inputs(77, heads=2, dim=6, scale=size)]
+    mask = torch.rand(2, 77, generator=GENERATOR) > 0.3
+    mask[1, 16:] = False
+    kernel = Positive(torch.randn(10, 6, generator=GENERATOR, dtype=torch.float64))
+    placement = {} if relative is None else {"relative": relative, "grid": Grid((15, 5)), "num_prefix_tokens": 2}
+    found = []
+    for backend in ("dense", "linear"):
+        output = attention(*inputs, kernel=kernel, key_mask=mask, backend=backend, **placement)
+        cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
+        found.append([output, *grad((output * cotangent).sum(), inputs)])
     assert calls
     for truth, fused in zip(*found, strict=True):
         assert relative_change(fused, truth) <= 1e-10

@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, Factors, PositionMap
 from teka.functional.backend.fused.two_sided import differentiable_gradients, masked, product
-from teka.functional.kernel.local import LocalKernel, times
+from teka.functional.kernel.local import LocalKernel
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
 # Tokens of which every pair is computed: with heads of 32 that costs about as much as what chunks hand on.
@@ -53,7 +53,7 @@ class _FusedCausal(Function):
             samples, head, tokens = block
             sums = _Sums() if tokens.start == 0 else sums.copy()
             kept.append(sums.copy())
-            query_features = kernel.feature_map(times(query[block], kernel.query_unit(query[block])), scale=scale)
+            query_features, _ = kernel.query_block(query[block], scale=scale)
             key_features = masked(kernel.feature_map(key[block], scale=scale), key_mask, samples, tokens)
             _, left, asked, _ = next(positions.parts(query_features, QUERIES, block, []))
             _, right, given, _ = next(positions.parts(key_features, KEYS, block, []))
@@ -86,8 +86,7 @@ class _FusedCausal(Function):
             samples, head, tokens = block
             sums = before_block.copy()  # a graph may be gone through twice
             later = _Sums() if tokens.stop == query.shape[2] else later
-            unit = kernel.query_unit(query[block])
-            query_features, pull_query = kernel.feature_map_pullback(times(query[block], unit), scale=scale)
+            query_features, pull_query = kernel.query_block(query[block], scale=scale)
             key_features, pull_key = kernel.feature_map_pullback(key[block], scale=scale)
             key_features = masked(key_features, key_mask, samples, tokens)
             of_above = gradient[block] * inverse[head, samples, tokens]
@@ -108,8 +107,6 @@ class _FusedCausal(Function):
                 of_asked[place] = of_sum, sums.run_on(place, given[place])
                 of_given[place] = None, later.run_on(place, asked[place] * of_sum, back=True)
             pull_query(pull_left(of_left, of_asked, None), of_query[block])
-            if unit is not None:
-                of_query[block].mul_(unit)
             pull_key(masked(pull_right(of_right, of_given, None), key_mask, samples, tokens), of_key[block])
         return of_query, of_key, of_value, *nothing, *positions.gradients(noted)
 

@@ -10,12 +10,12 @@ from torch.autograd import Function
 
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, PositionMap
 from teka.functional.backend.sums import featured
-from teka.functional.kernel.local import LocalKernel, times
+from teka.functional.kernel.local import FusedKernel
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
-# Tokens of one head that a thread works on at once: for heads of 32 a tensor of 1 MiB. Fewer are nearer to the core and
-# take longer all the same, by the calls that there are for each.
-BLOCK_TOKENS = 8192
+# Features that a thread works on at once, 1 MiB: 8,192 tokens of a head of 32. Fewer are nearer to the core and take
+# longer all the same, by the calls that there are for each.
+BLOCK_FEATURES = 8192 * 32
 
 
 def fused_linear(
@@ -23,7 +23,7 @@ def fused_linear(
     key: Keys,
     value: Values,
     *,
-    kernel: LocalKernel,
+    kernel: FusedKernel,
     positions: PositionMap,
     scale: float,
     key_mask: Kept,
@@ -33,13 +33,13 @@ def fused_linear(
     With g the gradient of out_i = N_i / D_i, those of N_i and D_i are g/D_i and −gᵀout_i/D_i; the others are products.
     Any order in memory will do; fastest is (heads, dim, batch, tokens).
     """
-    unit = kernel.key_unit(key, key_mask)
-    return _FusedLinear.apply(query, key, value, kernel, positions, scale, key_mask, unit, *positions.tensors)
+    key_range = kernel.key_range(key, key_mask, scale=scale)
+    return _FusedLinear.apply(query, key, value, kernel, positions, scale, key_mask, key_range, *positions.tensors)
 
 
 class _FusedLinear(Function):
     @staticmethod
-    def forward(ctx, query, key, value, kernel, positions, scale, key_mask, key_unit, *tensors):
+    def forward(ctx, query, key, value, kernel, positions, scale, key_mask, key_range, *tensors):
         batch, heads, num_queries, _ = query.shape
         size = kernel.num_features(query.shape[-1])
         state = value.new_zeros(heads, positions.num_parts, batch, size, value.shape[-1])
@@ -48,10 +48,10 @@ class _FusedLinear(Function):
         inverse = value.new_empty(heads, batch, num_queries, 1)
         shape = (batch, heads, num_queries, value.shape[-1])
         output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
-        for block in _blocks(key, positions.first):
+        for block in _blocks(key, positions.first, size):
             samples, head, tokens = block
-            vectors = times(key[block], _of_head(key_unit, samples, head))
-            features = masked(kernel.feature_map(vectors, scale=scale), key_mask, samples, tokens)
+            features, _ = kernel.key_block(key[block], _of_head(key_range, samples, head), scale=scale)
+            features = masked(features, key_mask, samples, tokens)
             values = value[block]
             for number, part, summed, _ in positions.parts(features, KEYS, block, []):
                 state[head, number, samples].baddbmm_(part.transpose(1, 2), values)
@@ -59,10 +59,9 @@ class _FusedLinear(Function):
                     total[head, number, samples].add_(one.sum(dim=1)[..., None])
         _weigh(totals, weights)
         tiny = torch.finfo(value.dtype).tiny
-        for block in _blocks(query, positions.first):
+        for block in _blocks(query, positions.first, size):
             samples, head, tokens = block
-            vectors = query[block]
-            features = kernel.feature_map(times(vectors, kernel.query_unit(vectors)), scale=scale)
+            features, _ = kernel.query_block(query[block], scale=scale)
             above, below = None, None
             for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
                 above = product(part, state[head, number, samples], above)
@@ -72,7 +71,7 @@ class _FusedLinear(Function):
             assert below is not None
             torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
             torch.mul(above, inverse[head, samples, tokens], out=output[block])
-        ctx.save_for_backward(query, key, value, key_mask, key_unit, state, inverse, output, *totals, *tensors)
+        ctx.save_for_backward(query, key, value, key_mask, key_range, state, inverse, output, *totals, *tensors)
         ctx.kernel, ctx.positions, ctx.scale = kernel, positions.with_tensors(()), scale
         ctx.num_tensors, ctx.is_causal = len(tensors), False
         return output
@@ -80,7 +79,7 @@ class _FusedLinear(Function):
     @staticmethod
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
-        query, key, value, key_mask, key_unit, state, inverse, output, *others = ctx.saved_tensors
+        query, key, value, key_mask, key_range, state, inverse, output, *others = ctx.saved_tensors
         num_totals = len(others) - ctx.num_tensors
         totals, tensors = others[:num_totals], others[num_totals:]
         nothing = (None,) * 5
@@ -89,12 +88,11 @@ class _FusedLinear(Function):
             return first, *others[:2], *nothing, *others[2:]
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-        noted = positions.new_gradients(query.shape[0])
+        noted, size = positions.new_gradients(query.shape[0]), state.shape[-2]
         of_state, of_totals = torch.zeros_like(state), [torch.zeros_like(total) for total in totals]
-        for block in _blocks(query, positions.first):
+        for block in _blocks(query, positions.first, size):
             samples, head, tokens = block
-            unit = kernel.query_unit(query[block])
-            features, pull = kernel.feature_map_pullback(times(query[block], unit), scale=scale)
+            features, pull = kernel.query_block(query[block], scale=scale)
             of_above = gradient[block] * inverse[head, samples, tokens]
             of_below = -(of_above * output[block]).sum(dim=-1, keepdim=True)
             of_features = None
@@ -106,14 +104,11 @@ class _FusedLinear(Function):
                 of_summed = [(of_below, total[head, number, samples].transpose(1, 2)) for total in totals]
                 of_features = back(of_part, of_summed, of_features)
             pull(of_features, of_query[block])
-            if unit is not None:
-                of_query[block].mul_(unit)
-        _weigh(of_totals, positions.sums(state.shape[-2]))
-        for block in _blocks(key, positions.first):
+        _weigh(of_totals, positions.sums(size))
+        for block in _blocks(key, positions.first, size):
             samples, head, tokens = block
             values = value[block]
-            unit = _of_head(key_unit, samples, head)
-            features, pull = kernel.feature_map_pullback(times(key[block], unit), scale=scale)
+            features, pull = kernel.key_block(key[block], _of_head(key_range, samples, head), scale=scale)
             features = masked(features, key_mask, samples, tokens)
             of_features, of_values = None, None
             for number, part, _, back in positions.parts(features, KEYS, block, noted):
@@ -126,8 +121,6 @@ class _FusedLinear(Function):
             of_features = masked(of_features, key_mask, samples, tokens)
             of_value[block] = of_values
             pull(of_features, of_key[block])
-            if unit is not None:
-                of_key[block].mul_(unit)
         return of_query, of_key, of_value, *nothing, *positions.gradients(noted)
 
 
@@ -145,10 +138,10 @@ def differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     return [next(found) if one.requires_grad else None for one in inputs]
 
 
-def _blocks(tokens: Tensor, first: int) -> Iterator[Block]:
+def _blocks(tokens: Tensor, first: int, num_features: int) -> Iterator[Block]:
     """The tokens head by head, first ones apart; all samples of some tokens before the next ones."""
     batch, heads, num_tokens, _ = tokens.shape
-    most = BLOCK_TOKENS * torch.get_num_threads()
+    most = max(1, BLOCK_FEATURES // num_features) * torch.get_num_threads()
     samples = max(1, most // num_tokens)
     num_blocks = math.ceil((num_tokens - first) / most)
     size = math.ceil((num_tokens - first) / num_blocks)
@@ -184,5 +177,5 @@ def masked(features: Tensor, key_mask: Tensor | None, samples: slice, tokens: sl
     return features if key_mask is None else features.masked_fill(~key_mask[samples, tokens, None], 0.0)
 
 
-def _of_head(unit: Tensor | None, samples: slice, head: int) -> Tensor | None:
-    return None if unit is None else unit[samples, head]
+def _of_head(key_range: Tensor | None, samples: slice, head: int) -> Tensor | None:
+    return None if key_range is None else key_range[samples, head]
