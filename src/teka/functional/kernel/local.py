@@ -104,20 +104,22 @@ class LocalKernel(PointwiseKernel, FusedKernel):
         return features, pull_in_range
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        query = times(query, self.query_unit(query))
-        return _Map.apply(query, self, scale) if is_plain_eager(query) else self.feature_map(query, scale=scale)
+        return self._features(times(query, self.query_unit(query)), scale)
 
     def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
-        key = times(key, self.key_unit(key, key_mask))
-        return mask_features(self.feature_map(key, scale=scale), key_mask)
+        return mask_features(self._features(times(key, self.key_unit(key, key_mask)), scale), key_mask)
 
     def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> CausalFeatures:
         """φ(k) of each key in its own range, and the logarithm of what that takes out."""
         if self.degree is None:
             return self.key_features(key, scale=scale, key_mask=key_mask), None
         unit = _unit(key, (-1,))
-        features = mask_features(self.feature_map(times(key, unit), scale=scale), key_mask)
+        features = mask_features(self._features(times(key, unit), scale), key_mask)
         return features, None if unit is None else -self.degree * unit[..., 0].log()
+
+    def _features(self, vectors: Vectors, scale: float) -> MapFeatures:
+        """φ(x), with the gradient by hand where nothing else is asked of it."""
+        return _Map.apply(vectors, self, scale) if is_plain_eager(vectors) else self.feature_map(vectors, scale=scale)
 
     def starts_in_range(self, key: Keys, key_mask: Kept) -> bool:
         """Whether the first kept key of every batch and head needs no factor, as then no later one of any size does."""
