@@ -29,7 +29,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few tokens, however few there are in all."""
-    monkeypatch.setattr(two_sided, "BLOCK_FEATURES", 16 * 6)
+    monkeypatch.setattr(two_sided, "BLOCK_TOKENS", 16)
     monkeypatch.setattr(plans, "LEAST_IN_BLOCKS", dict.fromkeys(plans.LEAST_IN_BLOCKS, (0, 0)))
 
 

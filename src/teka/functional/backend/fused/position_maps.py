@@ -19,8 +19,9 @@ Block = tuple[slice, int, slice]  # samples, a head, tokens
 Factors = tuple[Tensor | None, Tensor]  # whose product is meant, None being 1
 # The features' gradient, added to what there is, from that of a part and those of what its denominator sums.
 Pull = Callable[[Tensor, Sequence[Factors], Tensor | None], Tensor]
-# The number of a part of the numerator, the part and what its denominator sums, (samples, tokens, size), the way back.
-Part = tuple[int, Tensor, Sequence[Tensor | None], Pull]
+# The numbers of some parts of the numerator, these side by side and what their denominators sum, (samples, tokens,
+# parts · size), the way back.
+Part = tuple[slice, Tensor, Sequence[Tensor | None], Pull]
 
 
 def add_product(to: Tensor, factors: Factors) -> Tensor:
@@ -36,7 +37,7 @@ def plain_part(number: int, features: Tensor) -> Part:
         of_part = add_product(of_part, of_summed[0])
         return of_part if so_far is None else so_far.add_(of_part)
 
-    return number, features, (features,), pull
+    return slice(number, number + 1), features, (features,), pull
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class PositionMap:
     @property
     def num_parts(self) -> int:
         """How many parts there are of features."""
+        return 1
+
+    @property
+    def at_once(self) -> int:
+        """How many parts are side by side at most."""
         return 1
 
     def sums(self, num_features: int) -> dict[int, list[float]]:
@@ -100,6 +106,10 @@ class WaveMap(PositionMap):
     def num_parts(self) -> int:
         return self.tensors[0].shape[-1]
 
+    @property
+    def at_once(self) -> int:
+        return self.num_parts
+
     def new_gradients(self, batch: int) -> list[Tensor]:
         return [waves.new_zeros(batch, *waves.shape[1:]) for waves in self.tensors]
 
@@ -110,22 +120,21 @@ class WaveMap(PositionMap):
     def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
         samples, head, tokens = block
         waves = self.tensors[side]
-        for number in range(self.num_parts):
-            wave = waves[samples if waves.shape[0] > 1 else slice(None), head, tokens, number, None]
+        # (samples, W, features, tokens): products of small matrices are slow one by one.
+        wave = waves[samples if waves.shape[0] > 1 else slice(None), head, tokens].mT.contiguous()[:, :, None]
+        rows = features.mT[:, None]
+        part = features.new_empty(len(features), wave.shape[1], *features.mT.shape[1:])
+        torch.mul(rows, wave, out=part)
 
-            def pull(
-                of_part: Tensor,
-                of_summed: Sequence[Factors],
-                so_far: Tensor | None,
-                wave: Tensor = wave,
-                number: int = number,
-            ) -> Tensor:
-                add_product(of_part, of_summed[0])
-                gradients[side][(*block, number)] = (of_part * features).sum(dim=-1)
-                return of_part.mul_(wave) if so_far is None else so_far.addcmul_(of_part, wave)
+        def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
+            of_waved = add_product(of_part, of_summed[0]).mT.unflatten(1, part.shape[1:3])
+            if waves.requires_grad:
+                gradients[side][block] = torch.mul(of_waved, rows, out=part).sum(dim=2).mT
+            of_features = of_waved.mul_(wave).sum(dim=1).mT
+            return of_features if so_far is None else so_far.add_(of_features)
 
-            part = features * wave
-            yield number, part, (part,), pull
+        waved = part.flatten(1, 2).mT
+        yield slice(0, self.num_parts), waved, (waved,), pull
 
 
 @dataclass(frozen=True)
@@ -197,7 +206,7 @@ class RotationMap(PositionMap):
                 back[1].addcmul_(second, ratio)
             return of_features
 
-        yield 0, rotated, (features if share < 1 else None, lengths), pull
+        yield slice(0, 1), rotated, (features if share < 1 else None, lengths), pull
 
     def _phasor(self, side: int, block: Block) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles of a block, (#samples, tokens, pairs), tokens last in memory."""
@@ -262,6 +271,10 @@ class PrefixMap(PositionMap):
     @property
     def num_parts(self) -> int:
         return self.placed.num_parts + 2
+
+    @property
+    def at_once(self) -> int:
+        return self.placed.at_once
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
         return replace(self, tensors=tuple(tensors), placed=self.placed.with_tensors(tensors))

@@ -13,9 +13,10 @@ from teka.functional.backend.sums import featured
 from teka.functional.kernel.local import FusedKernel
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
-# Features that a thread works on at once, 1 MiB: 8,192 tokens of a head of 32. Fewer are nearer to the core and take
-# longer all the same, by the calls that there are for each.
-BLOCK_FEATURES = 8192 * 32
+# Tokens of one head, and features (2 MiB), that a thread works on at once. Fewer are nearer to the core and take longer
+# all the same, by the calls that there are for each.
+BLOCK_TOKENS = 8192
+BLOCK_FEATURES = 2**19
 
 
 def fused_linear(
@@ -42,31 +43,31 @@ class _FusedLinear(Function):
     def forward(ctx, query, key, value, kernel, positions, scale, key_mask, key_range, *tensors):
         batch, heads, num_queries, _ = query.shape
         size = kernel.num_features(query.shape[-1])
-        state = value.new_zeros(heads, positions.num_parts, batch, size, value.shape[-1])
+        state = value.new_zeros(heads, batch, positions.num_parts, size, value.shape[-1])
         weights = positions.sums(size)
-        totals = [value.new_zeros(heads, positions.num_parts, batch, one, 1) for one in weights]
+        totals = [value.new_zeros(heads, batch, positions.num_parts, one, 1) for one in weights]
         inverse = value.new_empty(heads, batch, num_queries, 1)
         shape = (batch, heads, num_queries, value.shape[-1])
         output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
-        for block in _blocks(key, positions.first, size):
+        for block in _blocks(key, positions.first, size * positions.at_once):
             samples, head, tokens = block
             features, _ = kernel.key_block(key[block], _of_head(key_range, samples, head), scale=scale)
             features = masked(features, key_mask, samples, tokens)
             values = value[block]
-            for number, part, summed, _ in positions.parts(features, KEYS, block, []):
-                state[head, number, samples].baddbmm_(part.transpose(1, 2), values)
+            for numbers, part, summed, _ in positions.parts(features, KEYS, block, []):
+                _side_by_side(state[head, samples, numbers]).baddbmm_(part.transpose(1, 2), values)
                 for total, one in _there(totals, summed):
-                    total[head, number, samples].add_(one.sum(dim=1)[..., None])
+                    _side_by_side(total[head, samples, numbers]).add_(one.sum(dim=1)[..., None])
         _weigh(totals, weights)
         tiny = torch.finfo(value.dtype).tiny
-        for block in _blocks(query, positions.first, size):
+        for block in _blocks(query, positions.first, size * positions.at_once):
             samples, head, tokens = block
             features, _ = kernel.query_block(query[block], scale=scale)
             above, below = None, None
-            for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
-                above = product(part, state[head, number, samples], above)
+            for numbers, part, summed, _ in positions.parts(features, QUERIES, block, []):
+                above = product(part, _side_by_side(state[head, samples, numbers]), above)
                 for total, one in _there(totals, summed):
-                    below = product(one, total[head, number, samples], below)
+                    below = product(one, _side_by_side(total[head, samples, numbers]), below)
             assert above is not None
             assert below is not None
             torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
@@ -90,31 +91,31 @@ class _FusedLinear(Function):
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         noted, size = positions.new_gradients(query.shape[0]), state.shape[-2]
         of_state, of_totals = torch.zeros_like(state), [torch.zeros_like(total) for total in totals]
-        for block in _blocks(query, positions.first, size):
+        for block in _blocks(query, positions.first, size * positions.at_once):
             samples, head, tokens = block
             features, pull = kernel.query_block(query[block], scale=scale)
             of_above = gradient[block] * inverse[head, samples, tokens]
             of_below = -(of_above * output[block]).sum(dim=-1, keepdim=True)
             of_features = None
-            for number, part, summed, back in positions.parts(features, QUERIES, block, noted):
-                of_state[head, number, samples].baddbmm_(part.transpose(1, 2), of_above)
+            for numbers, part, summed, back in positions.parts(features, QUERIES, block, noted):
+                _side_by_side(of_state[head, samples, numbers]).baddbmm_(part.transpose(1, 2), of_above)
                 for of_total, one in _there(of_totals, summed):
-                    of_total[head, number, samples].baddbmm_(one.transpose(1, 2), of_below)
-                of_part = product(of_above, state[head, number, samples].transpose(1, 2), None)
-                of_summed = [(of_below, total[head, number, samples].transpose(1, 2)) for total in totals]
+                    _side_by_side(of_total[head, samples, numbers]).baddbmm_(one.transpose(1, 2), of_below)
+                of_part = product(of_above, _side_by_side(state[head, samples, numbers]).mT, None)
+                of_summed = [(of_below, _side_by_side(total[head, samples, numbers]).mT) for total in totals]
                 of_features = back(of_part, of_summed, of_features)
             pull(of_features, of_query[block])
         _weigh(of_totals, positions.sums(size))
-        for block in _blocks(key, positions.first, size):
+        for block in _blocks(key, positions.first, size * positions.at_once):
             samples, head, tokens = block
             values = value[block]
             features, pull = kernel.key_block(key[block], _of_head(key_range, samples, head), scale=scale)
             features = masked(features, key_mask, samples, tokens)
             of_features, of_values = None, None
-            for number, part, _, back in positions.parts(features, KEYS, block, noted):
-                of_values = product(part, of_state[head, number, samples], of_values)
-                of_part = product(values, of_state[head, number, samples].transpose(1, 2), None)
-                of_summed = [(None, of_total[head, number, samples].transpose(1, 2)) for of_total in of_totals]
+            for numbers, part, _, back in positions.parts(features, KEYS, block, noted):
+                of_values = product(part, _side_by_side(of_state[head, samples, numbers]), of_values)
+                of_part = product(values, _side_by_side(of_state[head, samples, numbers]).mT, None)
+                of_summed = [(None, _side_by_side(total[head, samples, numbers]).mT) for total in of_totals]
                 of_features = back(of_part, of_summed, of_features)
             assert of_features is not None
             assert of_values is not None
@@ -141,7 +142,7 @@ def differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
 def _blocks(tokens: Tensor, first: int, num_features: int) -> Iterator[Block]:
     """The tokens head by head, first ones apart; all samples of some tokens before the next ones."""
     batch, heads, num_tokens, _ = tokens.shape
-    most = max(1, BLOCK_FEATURES // num_features) * torch.get_num_threads()
+    most = max(1, min(BLOCK_TOKENS, BLOCK_FEATURES // num_features)) * torch.get_num_threads()
     samples = max(1, most // num_tokens)
     num_blocks = math.ceil((num_tokens - first) / most)
     size = math.ceil((num_tokens - first) / num_blocks)
@@ -161,7 +162,12 @@ def _there(totals: Sequence[Tensor], summed: Sequence[Tensor | None]) -> Iterato
 def _weigh(totals: Sequence[Tensor], weights: Mapping[int, list[float]]) -> None:
     """Give the sums of every part their weights in its denominator."""
     for total, of_parts in zip(totals, weights.values(), strict=True):
-        total.mul_(total.new_tensor(of_parts).view(1, -1, 1, 1, 1))
+        total.mul_(total.new_tensor(of_parts).view(1, 1, -1, 1, 1))
+
+
+def _side_by_side(sums: Tensor) -> Tensor:
+    """Those of some parts, (samples, parts, size, channels), as one."""
+    return sums.flatten(1, 2)
 
 
 def product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
