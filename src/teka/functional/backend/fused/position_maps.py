@@ -19,9 +19,9 @@ Block = tuple[slice, int, slice]  # samples, a head, tokens
 Factors = tuple[Tensor | None, Tensor]  # whose product is meant, None being 1
 # The features' gradient, added to what there is, from that of a part and those of what its denominator sums.
 Pull = Callable[[Tensor, Sequence[Factors], Tensor | None], Tensor]
-# The numbers of some parts of the numerator, these side by side and what their denominators sum, (samples, tokens,
+# The number of a group of parts of the numerator, these side by side and what their denominators sum, (samples, tokens,
 # parts · size), the way back.
-Part = tuple[slice, Tensor, Sequence[Tensor | None], Pull]
+Part = tuple[int, Tensor, Sequence[Tensor | None], Pull]
 
 
 def add_product(to: Tensor, factors: Factors) -> Tensor:
@@ -37,7 +37,7 @@ def plain_part(number: int, features: Tensor) -> Part:
         of_part = add_product(of_part, of_summed[0])
         return of_part if so_far is None else so_far.add_(of_part)
 
-    return slice(number, number + 1), features, (features,), pull
+    return number, features, (features,), pull
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,18 @@ class PositionMap:
     first: ClassVar[int] = 0  # how many tokens go before those that are somewhere
 
     @property
-    def num_parts(self) -> int:
-        """How many parts there are of features."""
-        return 1
+    def groups(self) -> tuple[int, ...]:
+        """How many parts of features are side by side in every group of them."""
+        return (1,)
 
     @property
-    def at_once(self) -> int:
-        """How many parts are side by side at most."""
-        return 1
+    def num_parts(self) -> int:
+        """How many parts there are of features."""
+        return sum(self.groups)
 
     def sums(self, num_features: int) -> dict[int, list[float]]:
-        """The sizes of what denominators sum, features first, with the weight in that of every part."""
-        return {num_features: [1.0] * self.num_parts}
+        """The sizes of what denominators sum, features first, with the weight in that of every group."""
+        return {num_features: [1.0] * len(self.groups)}
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
         """The same with other tensors."""
@@ -103,12 +103,8 @@ class WaveMap(PositionMap):
         return query_waves, key_waves
 
     @property
-    def num_parts(self) -> int:
-        return self.tensors[0].shape[-1]
-
-    @property
-    def at_once(self) -> int:
-        return self.num_parts
+    def groups(self) -> tuple[int, ...]:
+        return (self.tensors[0].shape[-1],)
 
     def new_gradients(self, batch: int) -> list[Tensor]:
         return [waves.new_zeros(batch, *waves.shape[1:]) for waves in self.tensors]
@@ -134,7 +130,7 @@ class WaveMap(PositionMap):
             return of_features if so_far is None else so_far.add_(of_features)
 
         waved = part.flatten(1, 2).mT
-        yield slice(0, self.num_parts), waved, (waved,), pull
+        yield 0, waved, (waved,), pull
 
 
 @dataclass(frozen=True)
@@ -206,7 +202,7 @@ class RotationMap(PositionMap):
                 back[1].addcmul_(second, ratio)
             return of_features
 
-        yield slice(0, 1), rotated, (features if share < 1 else None, lengths), pull
+        yield 0, rotated, (features if share < 1 else None, lengths), pull
 
     def _phasor(self, side: int, block: Block) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles of a block, (#samples, tokens, pairs), tokens last in memory."""
@@ -269,12 +265,8 @@ class PrefixMap(PositionMap):
     first: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
-    def num_parts(self) -> int:
-        return self.placed.num_parts + 2
-
-    @property
-    def at_once(self) -> int:
-        return self.placed.at_once
+    def groups(self) -> tuple[int, ...]:
+        return *self.placed.groups, 1, 1
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
         return replace(self, tensors=tuple(tensors), placed=self.placed.with_tensors(tensors))
@@ -291,7 +283,7 @@ class PrefixMap(PositionMap):
 
     def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
         samples, head, tokens = block
-        of_first, of_others = (plain_part(self.placed.num_parts + number, features) for number in range(2))
+        of_first, of_others = (plain_part(len(self.placed.groups) + number, features) for number in range(2))
         if tokens.start < self.first:
             yield of_first
             if side == QUERIES:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -43,79 +44,81 @@ class _FusedLinear(Function):
     def forward(ctx, query, key, value, kernel, positions, scale, key_mask, key_range, *tensors):
         batch, heads, num_queries, _ = query.shape
         size = kernel.num_features(query.shape[-1])
-        state = value.new_zeros(heads, batch, positions.num_parts, size, value.shape[-1])
+        states = [value.new_zeros(heads, batch, parts * size, value.shape[-1]) for parts in positions.groups]
         weights = positions.sums(size)
-        totals = [value.new_zeros(heads, batch, positions.num_parts, one, 1) for one in weights]
+        totals = [[value.new_zeros(heads, batch, parts * one, 1) for parts in positions.groups] for one in weights]
         inverse = value.new_empty(heads, batch, num_queries, 1)
         shape = (batch, heads, num_queries, value.shape[-1])
         output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
-        for block in _blocks(key, positions.first, size * positions.at_once):
+        for block in _blocks(key, positions.first, size * max(positions.groups)):
             samples, head, tokens = block
             features, _ = kernel.key_block(key[block], _of_head(key_range, samples, head), scale=scale)
             features = masked(features, key_mask, samples, tokens)
             values = value[block]
-            for numbers, part, summed, _ in positions.parts(features, KEYS, block, []):
-                _side_by_side(state[head, samples, numbers]).baddbmm_(part.transpose(1, 2), values)
+            for number, part, summed, _ in positions.parts(features, KEYS, block, []):
+                states[number][head, samples].baddbmm_(part.transpose(1, 2), values)
                 for total, one in _there(totals, summed):
-                    _side_by_side(total[head, samples, numbers]).add_(one.sum(dim=1)[..., None])
+                    total[number][head, samples].add_(one.sum(dim=1)[..., None])
         _weigh(totals, weights)
         tiny = torch.finfo(value.dtype).tiny
-        for block in _blocks(query, positions.first, size * positions.at_once):
+        for block in _blocks(query, positions.first, size * max(positions.groups)):
             samples, head, tokens = block
             features, _ = kernel.query_block(query[block], scale=scale)
             above, below = None, None
-            for numbers, part, summed, _ in positions.parts(features, QUERIES, block, []):
-                above = product(part, _side_by_side(state[head, samples, numbers]), above)
+            for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
+                above = product(part, states[number][head, samples], above)
                 for total, one in _there(totals, summed):
-                    below = product(one, _side_by_side(total[head, samples, numbers]), below)
+                    below = product(one, total[number][head, samples], below)
             assert above is not None
             assert below is not None
             torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
             torch.mul(above, inverse[head, samples, tokens], out=output[block])
-        ctx.save_for_backward(query, key, value, key_mask, key_range, state, inverse, output, *totals, *tensors)
+        sums = states, *totals
+        ctx.save_for_backward(query, key, value, key_mask, key_range, inverse, output, *chain(*sums), *tensors)
         ctx.kernel, ctx.positions, ctx.scale = kernel, positions.with_tensors(()), scale
-        ctx.num_tensors, ctx.is_causal = len(tensors), False
+        ctx.num_tensors, ctx.num_groups, ctx.is_causal = len(tensors), len(states), False
         return output
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
-        query, key, value, key_mask, key_range, state, inverse, output, *others = ctx.saved_tensors
-        num_totals = len(others) - ctx.num_tensors
-        totals, tensors = others[:num_totals], others[num_totals:]
+        query, key, value, key_mask, key_range, inverse, output, *others = ctx.saved_tensors
+        tensors = others[len(others) - ctx.num_tensors :]
+        sums = [others[at : at + ctx.num_groups] for at in range(0, len(others) - ctx.num_tensors, ctx.num_groups)]
+        states, *totals = sums
         nothing = (None,) * 5
         if torch.is_grad_enabled():
             first, *others = differentiable_gradients(ctx, gradient)
             return first, *others[:2], *nothing, *others[2:]
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-        noted, size = positions.new_gradients(query.shape[0]), state.shape[-2]
-        of_state, of_totals = torch.zeros_like(state), [torch.zeros_like(total) for total in totals]
-        for block in _blocks(query, positions.first, size * positions.at_once):
+        noted, size = positions.new_gradients(query.shape[0]), kernel.num_features(query.shape[-1])
+        of_states, *of_totals = [[torch.zeros_like(one) for one in group] for group in sums]
+        for block in _blocks(query, positions.first, size * max(positions.groups)):
             samples, head, tokens = block
             features, pull = kernel.query_block(query[block], scale=scale)
             of_above = gradient[block] * inverse[head, samples, tokens]
             of_below = -(of_above * output[block]).sum(dim=-1, keepdim=True)
             of_features = None
-            for numbers, part, summed, back in positions.parts(features, QUERIES, block, noted):
-                _side_by_side(of_state[head, samples, numbers]).baddbmm_(part.transpose(1, 2), of_above)
+            for number, part, summed, back in positions.parts(features, QUERIES, block, noted):
+                of_states[number][head, samples].baddbmm_(part.transpose(1, 2), of_above)
                 for of_total, one in _there(of_totals, summed):
-                    _side_by_side(of_total[head, samples, numbers]).baddbmm_(one.transpose(1, 2), of_below)
-                of_part = product(of_above, _side_by_side(state[head, samples, numbers]).mT, None)
-                of_summed = [(of_below, _side_by_side(total[head, samples, numbers]).mT) for total in totals]
+                    of_total[number][head, samples].baddbmm_(one.transpose(1, 2), of_below)
+                of_part = product(of_above, states[number][head, samples].mT, None)
+                of_summed = [(of_below, total[number][head, samples].mT) for total in totals]
                 of_features = back(of_part, of_summed, of_features)
             pull(of_features, of_query[block])
         _weigh(of_totals, positions.sums(size))
-        for block in _blocks(key, positions.first, size * positions.at_once):
+        for block in _blocks(key, positions.first, size * max(positions.groups)):
             samples, head, tokens = block
             values = value[block]
             features, pull = kernel.key_block(key[block], _of_head(key_range, samples, head), scale=scale)
             features = masked(features, key_mask, samples, tokens)
             of_features, of_values = None, None
-            for numbers, part, _, back in positions.parts(features, KEYS, block, noted):
-                of_values = product(part, _side_by_side(of_state[head, samples, numbers]), of_values)
-                of_part = product(values, _side_by_side(of_state[head, samples, numbers]).mT, None)
-                of_summed = [(None, _side_by_side(total[head, samples, numbers]).mT) for total in of_totals]
+            for number, part, _, back in positions.parts(features, KEYS, block, noted):
+                of_values = product(part, of_states[number][head, samples], of_values)
+                of_part = product(values, of_states[number][head, samples].mT, None)
+                of_summed = [(None, total[number][head, samples].mT) for total in of_totals]
                 of_features = back(of_part, of_summed, of_features)
             assert of_features is not None
             assert of_values is not None
@@ -153,21 +156,17 @@ def _blocks(tokens: Tensor, first: int, num_features: int) -> Iterator[Block]:
                 yield slice(sample, min(sample + samples, batch)), head, slice(start, stop)
 
 
-def _there(totals: Sequence[Tensor], summed: Sequence[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each total with what is summed in it, where that is something."""
+def _there(totals: Sequence[list[Tensor]], summed: Sequence[Tensor | None]) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Each total, by groups, with what is summed in it, where that is something."""
     # A plain part sums features alone, which are the first.
     return ((total, one) for total, one in zip(totals, summed, strict=False) if one is not None)
 
 
-def _weigh(totals: Sequence[Tensor], weights: Mapping[int, list[float]]) -> None:
-    """Give the sums of every part their weights in its denominator."""
-    for total, of_parts in zip(totals, weights.values(), strict=True):
-        total.mul_(total.new_tensor(of_parts).view(1, 1, -1, 1, 1))
-
-
-def _side_by_side(sums: Tensor) -> Tensor:
-    """Those of some parts, (samples, parts, size, channels), as one."""
-    return sums.flatten(1, 2)
+def _weigh(totals: Sequence[list[Tensor]], weights: Mapping[int, list[float]]) -> None:
+    """Give the sums of every group their weights in its denominator."""
+    for total, of_groups in zip(totals, weights.values(), strict=True):
+        for one, weight in zip(total, of_groups, strict=True):
+            one.mul_(weight)
 
 
 def product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
