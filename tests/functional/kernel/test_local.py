@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 from tests.functional.kernel.fitted_kernels import attention_matrix
 
-from teka.functional import Focused, Relu, SquaredRelu, attention
-from teka.functional.kernel.local import FlooredRelu
+from teka.functional import Elu, Focused, Relu, SquaredRelu, attention
+from teka.functional.kernel.local import FlooredRelu, LocalKernel
 
 FLOORED: tuple[type[FlooredRelu], ...] = (Relu, SquaredRelu, Focused)
 
@@ -83,16 +83,21 @@ def test_the_vector_zero_has_next_to_no_features_and_its_gradient_is_finite(kind
     assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", FLOORED)
-def test_the_gradient_by_hand_is_that_of_the_formula(kind: type[FlooredRelu]):
-    query = draw_inputs(6)[0].requires_grad_()
-    kernel = kind(0.1)
-    features, formula = kernel.query_features(query, scale=0.4), kernel.feature_map(query, scale=0.4)
+@pytest.mark.parametrize("kernel", [*(kind(0.1) for kind in FLOORED), Elu()], ids=lambda kernel: kernel.name)
+def test_the_gradient_by_hand_is_that_of_the_formula(kernel: LocalKernel):
+    query = draw_inputs(6)[0]
+    query[:, :, 2] *= 200.0
+    query.requires_grad_()
+    formula = kernel.feature_map(query, scale=0.4)
+    features, pull = kernel.feature_map_pullback(query.detach(), scale=0.4)
     assert torch.equal(features, formula)
     weight = torch.cos(torch.arange(features.numel(), dtype=torch.float64)).reshape(features.shape)
-    ours, expected = (torch.autograd.grad((one * weight).sum(), query)[0] for one in (features, formula))
-    assert relative_change(ours, expected) < 1e-13
-    assert torch.autograd.gradgradcheck(lambda query: kernel.query_features(query, scale=0.4), query)
+    (expected,) = torch.autograd.grad((formula * weight).sum(), query)
+    of_query = torch.empty_like(features)
+    pull(weight, of_query)
+    assert relative_change(of_query, expected) < 1e-13
+    assert torch.equal(of_query == 0, expected == 0)
+    assert torch.autograd.gradgradcheck(lambda query: kernel.query_features(query, scale=0.4), query[:, :, :2])
 
 
 @pytest.mark.parametrize("kind", FLOORED)

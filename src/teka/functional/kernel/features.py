@@ -20,7 +20,7 @@ from teka.functional.kernel.base import (
     mask_features,
     mask_scores,
 )
-from teka.functional.kernel.local import PointwiseKernel
+from teka.functional.kernel.local import LocalKernel, PointwiseKernel, Pullback
 from teka.functional.shapes import (
     Asked,
     CausalFeatures,
@@ -218,7 +218,7 @@ class Hedgehog(FeatureKernel):
 
 
 @dataclass(frozen=True)
-class Elu(PointwiseKernel):
+class Elu(LocalKernel):
     """φ(x) = elu(x) + 1 with x = √scale · q (or k), no less than exp(−40) (Katharopoulos et al. 2020, equation 7).
 
     >>> import torch
@@ -239,6 +239,17 @@ class Elu(PointwiseKernel):
         return torch.where(
             is_positive, 1 + scaled, torch.exp(scaled.masked_fill(is_positive, 0.0).clamp_min(LOWEST_EXPONENT))
         )
+
+    def feature_map_pullback(self, vectors: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
+        """φ(x) = max(1 + x, exp(min(x, 0))), and its slope min(φ, 1), which is 0 where φ no longer falls."""
+        scaled = vectors * math.sqrt(scale)
+        features = torch.maximum(scaled.clamp(LOWEST_EXPONENT, 0.0).exp_(), scaled + 1)
+
+        def pull(gradient: Tensor, out: Tensor) -> None:
+            falls = torch.gt(scaled, LOWEST_EXPONENT, out=torch.empty_like(scaled))
+            torch.mul(gradient.mul_(features.clamp_max(1.0)), falls.mul_(math.sqrt(scale)), out=out)
+
+        return features, pull
 
 
 @dataclass(frozen=True)

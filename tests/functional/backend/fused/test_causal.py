@@ -67,7 +67,7 @@ def test_values_and_every_gradient_are_those_of_every_pair(relative: Rotary | No
 @pytest.mark.parametrize("kernel", ["relu", "focused", "elu"])
 def test_so_they_are_with_other_kernels(kernel: str, calls: list[Any]):
     truth, found = (values_and_gradients(backend, 17, None, kernel=kernel) for backend in ("dense", "linear"))
-    assert bool(calls) == (kernel != "elu")
+    assert calls
     for mine, theirs in zip(found, truth, strict=True):
         assert relative_change(mine, theirs) <= 1e-10
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.autograd import grad
 
 from teka import Grid
-from teka.functional import Positive, Rotary, attention
+from teka.functional import Elu, FeatureKernel, Hyperbolic, Positive, Rotary, attention
 from teka.functional import plan as plans
 from teka.functional.backend.fused import position_maps, two_sided
+from teka.functional.backend.fused.two_sided import fused_linear
 
 GENERATOR = torch.Generator().manual_seed(0)
 PLACES = torch.rand(2, 77, 2, generator=GENERATOR, dtype=torch.float64) * 30
@@ -59,17 +60,20 @@ def test_rotated_in_blocks_values_and_every_gradient_are_those_of_every_pair(
         assert relative_change(fused, truth) <= 1e-10
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0], ids=["of unit size", "so large that features reach their floor"])
+DRAWS = torch.randn(10, 6, generator=GENERATOR, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0], ids=["of unit size", "so large that features reach their floor"])
 @pytest.mark.parametrize("relative", [None, "rotary", "fourier"])
-def test_random_features_in_blocks_are_those_of_every_pair(
-    relative: str | None, size: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kernel", [Positive(DRAWS), Hyperbolic(DRAWS[:5]), Elu()], ids=lambda kernel: kernel.name)
+def test_other_kernels_in_blocks_are_those_of_every_pair(
+    kernel: FeatureKernel, relative: str | None, size: float, monkeypatch: pytest.MonkeyPatch
 ):
-    calls, made = [], Positive.key_block
-    monkeypatch.setattr(Positive, "key_block", lambda *given, **named: calls.append(given) or made(*given, **named))
+    calls = []
+    monkeypatch.setattr(plans, "fused_linear", lambda *given, **named: calls.append(1) or fused_linear(*given, **named))
     inputs = [one.requires_grad_() for one in draw_inputs(77, heads=2, dim=6, scale=size)]
     mask = torch.rand(2, 77, generator=GENERATOR) > 0.3
     mask[1, 16:] = False
-    kernel = Positive(torch.randn(10, 6, generator=GENERATOR, dtype=torch.float64))
     placement = {} if relative is None else {"relative": relative, "grid": Grid((15, 5)), "num_prefix_tokens": 2}
     found = []
     for backend in ("dense", "linear"):
