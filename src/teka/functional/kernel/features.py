@@ -20,7 +20,7 @@ from teka.functional.kernel.base import (
     mask_features,
     mask_scores,
 )
-from teka.functional.kernel.local import LocalKernel, PointwiseKernel, Pullback
+from teka.functional.kernel.local import FusedKernel, LocalKernel, PointwiseKernel, Pullback
 from teka.functional.shapes import (
     Asked,
     CausalFeatures,
@@ -78,7 +78,7 @@ class Softmax(Kernel):
 
 
 @dataclass(frozen=True)
-class Taylor2(FeatureKernel):
+class Taylor2(FusedKernel):
     """κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk: finite, exact, deterministic.
 
     φ(x) = [1, x, x_i²/√2, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. κ = ((1 + t)² + 1)/2
@@ -120,6 +120,30 @@ class Taylor2(FeatureKernel):
     def key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> KeyFeatures:
         return mask_features(second_order_features(self._shifted(key) * math.sqrt(scale)), key_mask)
 
+    @property
+    def is_fused(self) -> bool:
+        return type(self) is Taylor2 and self.key_shift == "none"
+
+    def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> None:
+        """None: a factor would not cancel."""
+
+    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
+        return self.key_block(query, None, scale=scale)
+
+    def key_block(self, key: Vectors, key_range: Tensor | None, *, scale: float) -> tuple[MapFeatures, Pullback]:
+        """φ with the tokens last in memory; ∂φᵀg/∂x_i = g_i + √2 x_i g_ii + Σ_{j ≠ i} x_j g_ij."""
+        rows, dim = key.mT * math.sqrt(scale), key.shape[-1]
+
+        def pull(gradient: Tensor, out: Tensor) -> None:
+            _, of_rows, of_squares, *of_products = gradient.mT.split([1, dim, dim, *range(dim - 1, 0, -1)], dim=1)
+            of_rows = torch.addcmul(of_rows, rows, of_squares, value=math.sqrt(2))
+            for i, of_product in enumerate(of_products):
+                of_rows[:, i] += (of_product * rows[:, i + 1 :]).sum(dim=1)
+                of_rows[:, i + 1 :].addcmul_(of_product, rows[:, i : i + 1])
+            torch.mul(of_rows.mT, math.sqrt(scale), out=out)
+
+        return second_order_features(rows, dim=-2).mT, pull
+
     def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> CausalFeatures:
         self._check_causal()
         return self.key_features(key, scale=scale, key_mask=key_mask), None
@@ -147,12 +171,12 @@ class Taylor2(FeatureKernel):
         return key - self.key_mean
 
 
-def second_order_features(vectors: Tokens) -> Features:
-    """[1, x, x_i²/√2, x_i x_j (i < j)], whose inner product with that of y is 1 + xᵀy + (xᵀy)²/2."""
-    squares = vectors.square() / math.sqrt(2)
+def second_order_features(vectors: Float[Tensor, "*sizes"], dim: int = -1) -> Float[Tensor, "*larger"]:
+    """[1, x, x_i²/√2, x_i x_j (i < j)] along a dimension; its inner product with that of y is 1 + xᵀy + (xᵀy)²/2."""
     # Products of slices: gathering both factors by index takes three times as long.
-    products = [vectors[..., i : i + 1] * vectors[..., i + 1 :] for i in range(vectors.shape[-1] - 1)]
-    return torch.cat([torch.ones_like(vectors[..., :1]), vectors, squares, *products], dim=-1)
+    first, *_ = entries = vectors.split(1, dim=dim)
+    products = [one * vectors.narrow(dim, i + 1, len(entries) - 1 - i) for i, one in enumerate(entries[:-1])]
+    return torch.cat([torch.ones_like(first), vectors, vectors.square() / math.sqrt(2), *products], dim=dim)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from teka import Grid
-from teka.functional import Elu, FeatureKernel, Hyperbolic, Positive, Rotary, attention
+from teka.functional import Elu, FeatureKernel, Hyperbolic, Positive, Rotary, Taylor2, attention
 from teka.functional import plan as plans
 from teka.functional.backend.fused import position_maps, two_sided
 from teka.functional.backend.fused.two_sided import fused_linear
@@ -65,7 +65,9 @@ DRAWS = torch.randn(10, 6, generator=GENERATOR, dtype=torch.float64)
 
 @pytest.mark.parametrize("size", [1.0, 100.0], ids=["of unit size", "so large that features reach their floor"])
 @pytest.mark.parametrize("relative", [None, "rotary", "fourier"])
-@pytest.mark.parametrize("kernel", [Positive(DRAWS), Hyperbolic(DRAWS[:5]), Elu()], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [Positive(DRAWS), Hyperbolic(DRAWS[:5]), Elu(), Taylor2()], ids=lambda kernel: kernel.name
+)
 def test_other_kernels_in_blocks_are_those_of_every_pair(
     kernel: FeatureKernel, relative: str | None, size: float, monkeypatch: pytest.MonkeyPatch
 ):
