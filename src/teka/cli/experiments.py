@@ -34,7 +34,7 @@ from teka.training.shift.report import WIDTH, finding, plain_table
 from teka.training.trained_run import model_name
 
 # Edges meet, so that rolling an image is a symmetry of the exact models. No image is held out of so few.
-BASE = Run.of(stem="convolution", periodic=True, dim=32, heads=2, depth=3, epochs=14, batch_size=32, validation_size=0)
+BASE = Run.of(stem="convolution", periodic=True, dim=32, heads=2, depth=3, epochs=11, batch_size=32, validation_size=0)
 DEMO_RUNS = (
     BASE.replace(position="absolute", backend="linear"),
     BASE.replace(position="rotary", backend="linear"),
