@@ -28,8 +28,8 @@ from teka.functional.backend.gpu import LARGEST_SIZE, triton_fits
 from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.choice import Workload, chosen
 from teka.functional.kernel import make_kernel
-from teka.functional.kernel.base import FeatureKernel, Kernel, Pairwise, mask_features
-from teka.functional.kernel.local import FusedKernel, LocalKernel
+from teka.functional.kernel.base import FeatureKernel, FusedKernel, Kernel, Pairwise, mask_features
+from teka.functional.kernel.local import LocalKernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative

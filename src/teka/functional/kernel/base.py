@@ -21,17 +21,21 @@ from teka.functional.shapes import (
     LogFactors,
     LogRelative,
     LogScale,
+    MapFeatures,
     PairMask,
     Pairs,
     Queries,
     QueryFeatures,
     TwoVectors,
     Values,
+    Vectors,
 )
 
 # Exponents are taken relative to the largest; below e^−40 of it a feature stays at e^−40, so that the product of two
 # features stays a normal float32 and a denominator can never be 0. Being relative, the floor cannot swamp the features.
 LOWEST_EXPONENT = -40.0
+# Writes the gradient of vectors to its second argument, from that of their features, which it may overwrite.
+Pullback = Callable[[Tensor, Tensor], None]
 
 
 class Kernel(ABC):
@@ -179,7 +183,7 @@ class FeatureKernel(Kernel):
 
     @property
     def is_fused(self) -> bool:
-        """Whether the linear backend can make the features block by block in a CPU's cache; see `LocalKernel`."""
+        """Whether the linear backend can make the features block by block in a CPU's cache; see `FusedKernel`."""
         return False
 
     @abstractmethod
@@ -224,6 +228,29 @@ class FeatureKernel(Kernel):
             return None
         tiny = least_number(like)
         return lambda product: torch.log(torch.maximum(product, tiny))
+
+
+class FusedKernel(FeatureKernel):
+    """A kernel with the gradient of φ written out, for `backend.fused`, which makes φ of a block of tokens, and again.
+
+    Factors of a query, and of all keys of a batch and head, cancel, and are taken as fixed.
+    """
+
+    reads_heads_first: ClassVar[bool] = True
+
+    @abstractmethod
+    def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"] | None:
+        """What brings φ of the kept keys of every batch and head into range, or None for nothing."""
+
+    @abstractmethod
+    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
+        """φ(q) of one head, and the way back."""
+
+    @abstractmethod
+    def key_block(
+        self, key: Vectors, key_range: Float[Tensor, "*#batch 1"] | None, *, scale: float
+    ) -> tuple[MapFeatures, Pullback]:
+        """The same of keys."""
 
 
 def least_number(like: Tensor) -> Float[Tensor, ""]:

@@ -14,13 +14,15 @@ from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel.base import (
     LOWEST_EXPONENT,
     FeatureKernel,
+    FusedKernel,
     Kernel,
+    Pullback,
     apply_log_factor,
     kept_mean,
     mask_features,
     mask_scores,
 )
-from teka.functional.kernel.local import FusedKernel, LocalKernel, PointwiseKernel, Pullback
+from teka.functional.kernel.local import LocalKernel, PointwiseKernel
 from teka.functional.shapes import (
     Asked,
     CausalFeatures,

@@ -2,7 +2,6 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from torch.autograd import Function
 from teka._compat import has_numbers, is_plain_eager, is_rehearsed
 from teka.checks import POSITIVE, is_positive
 from teka.errors import wrong_value
-from teka.functional.kernel.base import FeatureKernel, mask_features
+from teka.functional.kernel.base import FeatureKernel, FusedKernel, Pullback, mask_features
 from teka.functional.shapes import CausalFeatures, Kept, KeyFeatures, Keys, MapFeatures, Queries, QueryFeatures, Vectors
 
 # Vectors are brought into range by powers of 2 to this.
@@ -24,31 +23,6 @@ RANGE_BITS = 8.0
 LEAST_FEATURE = 1e-14
 # Keys up to this, beside a first one in range, leave sums of squares, their gradients among them, finite in float32.
 LARGEST_BESIDE_FIRST = 2.0**30
-
-Pullback = Callable[[Tensor, Tensor], None]
-
-
-class FusedKernel(FeatureKernel):
-    """A kernel with the gradient of φ written out, for `backend.fused`, which makes φ of a block of tokens, and again.
-
-    Factors of a query, and of all keys of a batch and head, cancel, and are taken as fixed.
-    """
-
-    reads_heads_first: ClassVar[bool] = True
-
-    @abstractmethod
-    def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"] | None:
-        """What brings φ of the kept keys of every batch and head into range, or None for nothing."""
-
-    @abstractmethod
-    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
-        """φ(q) of one head, and a function of the gradient of φ(q), which it may overwrite, that writes that of q."""
-
-    @abstractmethod
-    def key_block(
-        self, key: Vectors, key_range: Float[Tensor, "*#batch 1"] | None, *, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        """The same of keys."""
 
 
 class PointwiseKernel(FeatureKernel):

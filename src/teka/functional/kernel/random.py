@@ -12,8 +12,7 @@ from torch import Tensor
 
 from teka._compat import has_numbers
 from teka.checks import check_tensor
-from teka.functional.kernel.base import LOWEST_EXPONENT, FeatureKernel, kept_mean, mask_features
-from teka.functional.kernel.local import FusedKernel, Pullback
+from teka.functional.kernel.base import LOWEST_EXPONENT, FeatureKernel, FusedKernel, Pullback, kept_mean, mask_features
 from teka.functional.shapes import (
     Asked,
     CausalFeatures,

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.autograd import Function
 
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, PositionMap
 from teka.functional.backend.sums import featured
-from teka.functional.kernel.local import FusedKernel
+from teka.functional.kernel.base import FusedKernel
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
 # Tokens of one head, and features (2 MiB), that a thread works on at once. Fewer are nearer to the core and take longer
@@ -74,7 +73,9 @@ class _FusedLinear(Function):
             torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
             torch.mul(above, inverse[head, samples, tokens], out=output[block])
         sums = states, *totals
-        ctx.save_for_backward(query, key, value, key_mask, key_range, inverse, output, *chain(*sums), *tensors)
+        ctx.save_for_backward(
+            query, key, value, key_mask, key_range, inverse, output, *itertools.chain(*sums), *tensors
+        )
         ctx.kernel, ctx.positions, ctx.scale = kernel, positions.with_tensors(()), scale
         ctx.num_tensors, ctx.num_groups, ctx.is_causal = len(tensors), len(states), False
         return output
