@@ -20,7 +20,7 @@ MAKE_VENV = $(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info
 	{ echo "$(PYTHON) is not Python 3.10 or newer with its module venv: install these (Debian: apt install python3-venv), or name another, make PYTHON=…" >&2; exit 1; }; \
 	$(PYTHON) -m venv
 
-.PHONY: demo test test-exhaustive test-oldest test-newest test-vision vision wheel lock browser lint types docs docs-version release clean
+.PHONY: demo test test-exhaustive test-cuda test-oldest test-newest test-vision vision wheel lock browser lint types docs docs-version release clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
@@ -31,6 +31,12 @@ test: $(READY)
 # Every kernel with every relative kernel, backend and second factor, where `test` meets a choice of them.
 test-exhaustive: $(READY)
 	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist loadgroup
+
+# The contracts that can run on a GPU, and its kernels, there; with a build of PyTorch for it, CONSTRAINTS=. Without the
+# checks of annotations, with which Triton cannot compile.
+CUDA_TESTS := $(addprefix tests/contracts/test_,$(addsuffix .py,fast_equals_dense causal cross padding state signed prefix permutation shift))
+test-cuda: $(READY)
+	TEKA_DEVICE=cuda $(BIN)/python -m pytest -o addopts=--import-mode=importlib -n 4 $(CUDA_TESTS) tests/functional/backend/test_gpu.py
 
 # The oldest and the newest versions that are promised, in environments of their own.
 test-oldest:

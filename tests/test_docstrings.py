@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import teka
+from teka.checks import PRECISIONS
 from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
 from teka.functional.backend import gpu
 from teka.functional.kernel import DETERMINISTIC_KERNELS
@@ -24,7 +25,7 @@ from teka.models.performer import POOLS, POSITIONS, STEMS
 from teka.models.self_attention_network import POSITIONS as ENCODINGS
 from teka.nn.additions import QUERY_KEYS
 from teka.nn.options import VALUES
-from teka.training.recipe import OPTIMIZERS, PRECISIONS, SCHEDULES
+from teka.training.recipe import OPTIMIZERS, SCHEDULES
 from teka.training.run import ModelOptions
 
 PACKAGE = Path(teka.__file__).parent

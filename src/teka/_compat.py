@@ -46,7 +46,9 @@ def is_plain_eager_on_cpu(*tensors: Tensor) -> bool:
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """A block that computes in the dtypes it is given; where it would anyway there is nothing in an exported graph."""
-    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+    # On the device without numbers torch refuses the question.
+    is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if is_enabled else nullcontext()
 
 
 def has_numbers(tensor: Tensor) -> bool:

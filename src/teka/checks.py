@@ -14,6 +14,7 @@ from teka._compat import is_recorded
 from teka.errors import unknown_name, wrong_shape, wrong_type, wrong_value
 from teka.memory import LARGEST_IMAGE
 
+PRECISIONS = ("float32", "bfloat16", "float16")  # of products, in training and benchmarks
 MOST_BLOCKS = 10_000  # of a model
 LARGEST = 2**31 - 1  # a larger size is a mistake, of which torch's error would not say whose
 POSITIVE = "a positive finite number of float32's range"

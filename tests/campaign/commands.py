@@ -87,8 +87,8 @@ OPTIONS = {
     "study": "out data_dir processes parallel only summary repeat",
     "reproduce": "scale out data_dir processes parallel only list summary",
     "approximate": "sizes radii num_features kernels projections dim tokens draws seed out",
-    "bench": "lengths layers direction dim heads batch repeats warmup threads device max_bytes max_seconds seed out "
-    "budget_seconds",
+    "bench": "lengths layers direction precision dim heads batch repeats warmup threads device max_bytes max_seconds "
+    "seed out budget_seconds",
     "download": "data_dir timeout attempts wait",
     "demo": "out seeds epochs",
 }

@@ -236,6 +236,7 @@ def test_bad_options_of_bench_are_one_line(tmp_path, fails):
     assert "layers" in fails("bench", "--layers", "squared_rel", "--out", tmp_path)
     assert "lengths is 17" in fails("bench", "--lengths", "17", "--out", tmp_path)
     assert "direction" in fails("bench", "--direction", "sideways", "--out", tmp_path)
+    assert "precision is 'half'" in fails("bench", "--precision", "half", "--out", tmp_path)
 
 
 def test_approximate_prints_its_tables_and_writes_its_files(tmp_path, capsys, fails):

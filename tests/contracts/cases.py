@@ -49,6 +49,8 @@ from teka.functional.relative.stationary import SeparableRelative, StationaryRel
 
 KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS}
 RELATIVE_NAMES = (None, *RELATIVES)
+# Where the tests that can run elsewhere have their tensors; drawn on the CPU, and so the same everywhere.
+DEVICE = os.environ.get("TEKA_DEVICE", "cpu")
 EXHAUSTIVE = os.environ.get("TEKA_TESTS") == "exhaustive"
 # Those whose paths differ: no features; the default, fused; positive; of both signs; many exact features.
 CROSSED_KERNELS = ("softmax", "squared_relu", "positive", "trigonometric", "taylor2")
@@ -239,7 +241,7 @@ def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> t
     """The instance with every tensor of it a leaf that takes a gradient, and those leaves by name."""
     assert dataclasses.is_dataclass(instance)
     leaves = {
-        field.name: getattr(instance, field.name).detach().to(dtype).requires_grad_()
+        field.name: getattr(instance, field.name).detach().to(DEVICE, dtype).requires_grad_()
         for field in dataclasses.fields(instance)
         if isinstance(getattr(instance, field.name), Tensor)
     }
@@ -278,13 +280,21 @@ def build_relative(
     if isinstance(relative, Window) and max_distance is not None and max_distance < relative.reach:
         fewer = slice(relative.reach - max_distance, relative.reach + max_distance + 1)
         relative = Window(relative.bias[(slice(None), *[fewer] * num_axes)])
-    return relative
+    return on_device(relative)
 
 
 def build_kernel(name: str, relative: Relative | None, dim: int) -> Kernel:
     """A content kernel; random features have room for the positions of the joint form, learned ones have learned."""
     kernel = make_kernel(name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0))
-    return with_noise(kernel) if name in LEARNED_KERNELS else kernel
+    return on_device(with_noise(kernel) if name in LEARNED_KERNELS else kernel)
+
+
+def on_device(instance: Parametrised) -> Parametrised:
+    """The instance with its tensors on the device of the tests."""
+    assert dataclasses.is_dataclass(instance)
+    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    tensors = {name: value.to(DEVICE) for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(instance, **tensors)
 
 
 def with_noise(kernel: Kernel) -> Kernel:
@@ -292,7 +302,7 @@ def with_noise(kernel: Kernel) -> Kernel:
     generator = torch.Generator().manual_seed(0)
     assert dataclasses.is_dataclass(kernel)
     tensors = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
-    noise = {name: 0.5 * torch.randn(one.shape, generator=generator) for name, one in tensors.items()}
+    noise = {name: 0.5 * torch.randn(one.shape, generator=generator).to(one.device) for name, one in tensors.items()}
     return dataclasses.replace(kernel, **{name: one + noise[name] for name, one in tensors.items()})
 
 
@@ -310,7 +320,9 @@ def draw_inputs(
     """Query, key and value ~ N(0, scale²); sizes that are all different."""
     generator = torch.Generator().manual_seed(seed)
     return [
-        (scale * torch.randn(batch, heads, num_tokens, size, generator=generator, dtype=torch.float64)).to(dtype)
+        (scale * torch.randn(batch, heads, num_tokens, size, generator=generator, dtype=torch.float64)).to(
+            DEVICE, dtype
+        )
         for size in (dim, dim, dim_value)
     ]
 
@@ -385,7 +397,7 @@ def draw_mask(batch: int, num_tokens: int, seed: int = 0) -> Tensor:
     mask = torch.rand(batch, num_tokens, generator=generator) < 0.6
     kept = torch.randint(num_tokens, (batch,), generator=generator)
     mask[torch.arange(batch), kept] = True
-    return mask
+    return mask.to(DEVICE)
 
 
 def relative_change(changed: Tensor, reference: Tensor) -> float:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float
 from tests.contracts.cases import (
     CAUSAL,
+    DEVICE,
     FAST_CAUSAL,
     PAIRS,
     Case,
@@ -117,7 +118,9 @@ def attend_with_gradients(
         backend=backend,
         num_prefix_tokens=sequence.num_prefix_tokens,
     )
-    cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape).to(dtype)
+    cotangent = (
+        torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)).reshape(output.shape).to(dtype)
+    )
     gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()), allow_unused=True)
     results = {"output": output.detach()}
     for name, leaf, gradient in zip(leaves, leaves.values(), gradients, strict=True):
@@ -170,8 +173,8 @@ def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_pla
     inputs = draw_inputs(num_prefix_tokens + 23, heads=HEADS, dim=DIM)
     mask = causal_mask(2, num_prefix_tokens + 23, 5)
     generator = torch.Generator().manual_seed(1)
-    scattered = 5 * torch.rand(2, 23, 3, dtype=torch.float64, generator=generator)
-    keep = torch.ones(mask.shape[1], mask.shape[1], dtype=torch.bool).tril() & mask[:, None]
+    scattered = 5 * torch.rand(2, 23, 3, dtype=torch.float64, generator=generator).to(DEVICE)
+    keep = mask.new_ones(mask.shape[1], mask.shape[1]).tril() & mask[:, None]
     for sites in (Positions(Grid(23)), Positions(points=scattered)):
         if sites.grid is None and pair.relative == "table":
             continue  # it has nothing to say of positions off a grid
@@ -306,13 +309,13 @@ def causal_layer(pair: Case) -> Attention:
     layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=True, num_axes=1).double().eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    return layer
+    return layer.to(DEVICE)
 
 
 @together(PAIRS)
 def test_no_later_token_changes_a_bit_of_a_layers_past(pair: Case):
-    layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64)
-    other = torch.cat([tokens[:, :6], 1e3 * torch.randn(2, 5, 8, dtype=torch.float64)], dim=1)
+    layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64).to(DEVICE)
+    other = torch.cat([tokens[:, :6], 1e3 * torch.randn(2, 5, 8, dtype=torch.float64).to(DEVICE)], dim=1)
     before, after = layer(tokens, Grid(11)), layer(other, Grid(11))
     assert torch.equal(after[:, :6], before[:, :6])
     assert relative_change(after[:, 6:], before[:, 6:]) > 1e-3
@@ -320,7 +323,7 @@ def test_no_later_token_changes_a_bit_of_a_layers_past(pair: Case):
 
 @together(FAST_CAUSAL)
 def test_a_layers_steps_give_its_outputs(pair: Case):
-    layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64)
+    layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64).to(DEVICE)
     outputs, state = [], None
     for token in tokens.unbind(dim=1):
         output, state = layer.step(token, state)

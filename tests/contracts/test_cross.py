@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.cases import (
+    DEVICE,
     PAIRS,
     PLACEABLE_PAIRS,
     Case,
@@ -119,7 +120,9 @@ def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: boo
 @together(PLACEABLE_PAIRS)
 def test_every_backend_is_the_equation_between_any_positions(pair: Case):
     generator = torch.Generator().manual_seed(2)
-    some, others = (6 * torch.rand(*size, 2, dtype=torch.float64, generator=generator) for size in ((7,), (2, 11)))
+    some, others = (
+        6 * torch.rand(*size, 2, dtype=torch.float64, generator=generator).to(DEVICE) for size in ((7,), (2, 11))
+    )
     inputs = draw_cross_inputs(7, 11)
     kernel, relative = build_pair(pair)
     for here, there in (
@@ -173,7 +176,7 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, da
             leaves |= {f"relative.{name}": leaf for name, leaf in more.items()}
         mask = draw_mask(2, key_grid.num_tokens, seed) if masked else None
         output = attend(drawn, kernel, relative, grid=grid, key_grid=key_grid, key_mask=mask, backend=backend)
-        cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
+        cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)).reshape(output.shape)
         gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()), allow_unused=True)
         results = {"output": output.detach()}
         for name, leaf, gradient in zip(leaves, leaves.values(), gradients, strict=True):
@@ -208,13 +211,14 @@ def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
 def test_a_shift_of_queries_and_keys_together_changes_nothing(pair: Case, shift: list[float], seed: int):
     generator = torch.Generator().manual_seed(seed)
     here, there = (
-        6 * torch.rand(*size, len(shift), dtype=torch.float64, generator=generator) for size in ((2, 5), (7,))
+        6 * torch.rand(*size, len(shift), dtype=torch.float64, generator=generator).to(DEVICE)
+        for size in ((2, 5), (7,))
     )
     inputs = draw_cross_inputs(5, 7, seed)
     kernel, relative = build_pair(pair, len(shift))
     outputs = [
         attend(inputs, kernel, relative, positions=here + offset, key_positions=there + offset)
-        for offset in (torch.zeros(len(shift)).double(), torch.tensor(shift).double())
+        for offset in (torch.zeros_like(there[0]), there.new_tensor(shift))
     ]
     assert relative_change(outputs[1], outputs[0]) <= TOLERANCE
 
@@ -251,11 +255,11 @@ def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
 def test_a_layer_changes_the_resolution_down_and_up(pair: Case):
     coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5)
     torch.manual_seed(0)
-    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, context_dim=6).double().eval()
+    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, context_dim=6).double().eval().to(DEVICE)
     mask = draw_mask(2, FINE.num_tokens)
     for query_grid, key_grid in ((coarse, FINE), (FINE, coarse)):
-        tokens = torch.randn(2, query_grid.num_tokens, 8, dtype=torch.float64)
-        context = torch.randn(2, key_grid.num_tokens, 6, dtype=torch.float64)
+        tokens = torch.randn(2, query_grid.num_tokens, 8, dtype=torch.float64).to(DEVICE)
+        context = torch.randn(2, key_grid.num_tokens, 6, dtype=torch.float64).to(DEVICE)
         mask = draw_mask(2, key_grid.num_tokens)
         output = layer(tokens, query_grid, mask, context=context, context_grid=key_grid)
         assert output.shape == tokens.shape
@@ -263,10 +267,10 @@ def test_a_layer_changes_the_resolution_down_and_up(pair: Case):
         if pair.relative != "table":
             by_positions = layer(
                 tokens,
-                positions=query_grid.positions(dtype=torch.float64),
+                positions=query_grid.positions(dtype=torch.float64, device=DEVICE),
                 key_mask=mask,
                 context=context.masked_fill(~mask[..., None], 3.0),
-                context_positions=key_grid.positions(dtype=torch.float64),
+                context_positions=key_grid.positions(dtype=torch.float64, device=DEVICE),
             )
             assert relative_change(by_positions, output) <= TOLERANCE
         # Every token of the output is its own query's.

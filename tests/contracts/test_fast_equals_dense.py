@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.cases import (
+    DEVICE,
     FAST,
     POSSIBLE,
     Case,
@@ -94,7 +95,9 @@ def attend(case: Case, size: Size, backend: str, dtype: torch.dtype = torch.floa
         output = attention(query, key, value, key_mask=key_mask, backend=backend, **options)
     assert output.dtype == dtype
     # The output times fixed numbers, so that no gradient vanishes by symmetry.
-    cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape).to(dtype)
+    cotangent = (
+        torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)).reshape(output.shape).to(dtype)
+    )
     gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()), allow_unused=True)
     results = {"output": output.detach()}
     for name, leaf, gradient in zip(leaves, leaves.values(), gradients, strict=True):

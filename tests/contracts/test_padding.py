@@ -7,6 +7,7 @@ import pytest
 import torch
 from jaxtyping import Bool, Float
 from tests.contracts.cases import (
+    DEVICE,
     PAIRS,
     PLACEABLE_PAIRS,
     POSSIBLE,
@@ -72,9 +73,9 @@ def test_what_stands_at_masked_keys_changes_no_output_and_no_gradient(case: Case
 @pytest.mark.parametrize("ragged", [True, False], ids=["by lengths", "by a mask"])
 def test_padding_of_nan_changes_nothing_that_a_layer_computes_or_learns(kernel: str, ragged: bool):
     torch.manual_seed(0)
-    block = TransformerBlock(8, 2, kernel=kernel).double()
-    tokens, lengths = torch.randn(2, 15, 8, dtype=torch.float64), torch.tensor([11, 4])
-    keep = torch.arange(15) < lengths[:, None]
+    block = TransformerBlock(8, 2, kernel=kernel).double().to(DEVICE)
+    tokens, lengths = torch.randn(2, 15, 8, dtype=torch.float64).to(DEVICE), torch.tensor([11, 4]).to(DEVICE)
+    keep = torch.arange(15, device=DEVICE) < lengths[:, None]
     found = []
     for padding in (1.0, math.nan):
         given = tokens.masked_fill(~keep[..., None], padding)
@@ -97,7 +98,7 @@ def test_a_statistic_of_the_queries_is_the_same_however_far_a_sample_is_padded()
             torch.cat([one[:, :, :8], other[:, :, 8:]], dim=2)
             for one, other in zip(draw_inputs(32), draw_inputs(32, seed=1, scale=3.0), strict=True)
         ]
-        mask = (torch.arange(num_tokens) < 8).expand(2, -1)
+        mask = (torch.arange(num_tokens, device=DEVICE) < 8).expand(2, -1)
         outputs.append(
             attention(*(one[:, :, :num_tokens] for one in inputs), kernel="optimal", key_mask=mask)[:, :, :8]
         )
@@ -109,8 +110,8 @@ def test_a_statistic_of_the_queries_is_the_same_however_far_a_sample_is_padded()
 def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
     # Positions and not a grid, so that tokens can be left out. The masked are the same in both samples.
     (query, key, value), generator = draw_inputs(GRID.num_tokens), torch.manual_seed(2)
-    keep = torch.rand(GRID.num_tokens, generator=generator) < 0.6
-    positions = GRID.positions(dtype=torch.float64)
+    keep = (torch.rand(GRID.num_tokens, generator=generator) < 0.6).to(DEVICE)
+    positions = GRID.positions(dtype=torch.float64, device=DEVICE)
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=5, num_axes=2)
     options: dict[str, Any] = {"kernel": build_kernel(pair.kernel, relative, 5), "relative": relative}
     mask = keep.expand(2, -1)
@@ -132,7 +133,7 @@ def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
 
 @together([case for case in POSSIBLE if averages(case.kernel)])
 def test_masking_all_placed_keys_leaves_the_value_of_the_prefix(case: Case):
-    inputs, mask = draw_inputs(NUM_TOKENS), torch.zeros(2, NUM_TOKENS, dtype=torch.bool)
+    inputs, mask = draw_inputs(NUM_TOKENS), torch.zeros(2, NUM_TOKENS, dtype=torch.bool, device=DEVICE)
     mask[:, 0] = True
     output = attend(case.kernel, case.relative, case.backend, inputs, mask)
     assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) <= TOLERANCE
@@ -151,8 +152,8 @@ def test_a_sample_does_not_depend_on_its_batch_mates(case: Case):
 @together(PAIRS)
 def test_evaluation_is_deterministic_to_the_bit(pair: Case):
     torch.manual_seed(0)
-    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, dropout=0.5).eval()
-    tokens, mask = torch.randn(2, GRID.num_tokens, 8), draw_mask(2, GRID.num_tokens)
+    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, dropout=0.5).eval().to(DEVICE)
+    tokens, mask = torch.randn(2, GRID.num_tokens, 8).to(DEVICE), draw_mask(2, GRID.num_tokens)
     assert torch.equal(layer(tokens, GRID, mask), layer(tokens, GRID, mask))
 
 

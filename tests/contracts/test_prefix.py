@@ -2,6 +2,7 @@ import math
 
 import torch
 from tests.contracts.cases import (
+    DEVICE,
     PLACEABLE_PAIRS,
     POSSIBLE,
     Case,
@@ -56,12 +57,12 @@ def test_a_placed_query_sees_a_prefix_key_with_a_factor_of_one(case: Case):
     """out = (S + κ_0 v_0) / (s + κ_0), with S and s the sums over placed keys of the dense weights."""
     prefix_value = 3.0
     query, key, _ = draw_inputs(1 + GRID.num_tokens)
-    value = torch.zeros(2, 3, 1 + GRID.num_tokens, 1, dtype=torch.float64)
+    value = torch.zeros(2, 3, 1 + GRID.num_tokens, 1, dtype=torch.float64, device=DEVICE)
     value[:, :, 0] = prefix_value
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)
     kernel = build_kernel(case.kernel, relative, 5)
     assert isinstance(relative, FactorRelative)
-    log_relative = relative.log_kernel(query[:, :, 1:], GRID.offsets(dtype=torch.float64), scale=SCALE)
+    log_relative = relative.log_kernel(query[:, :, 1:], GRID.offsets(dtype=torch.float64, device=DEVICE), scale=SCALE)
     if isinstance(kernel, FeatureKernel):
         kernel = kernel.fitted(query, key, scale=SCALE, query_mask=None, key_mask=None)
     # Up to one factor a row, which cancels.
@@ -78,8 +79,8 @@ def test_a_class_token_placed_on_the_grid_is_caught(pair: Case):
     inputs = draw_inputs(1 + GRID.num_tokens)
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=5, num_axes=2)
     kernel = build_kernel(pair.kernel, relative, 5)
-    place = torch.tensor([[GRID.shape[0], 0.0]], dtype=torch.float64)
-    positions = torch.cat([place, GRID.positions(dtype=torch.float64)])
+    place = torch.tensor([[GRID.shape[0], 0.0]], dtype=torch.float64, device=DEVICE)
+    positions = torch.cat([place, GRID.positions(dtype=torch.float64, device=DEVICE)])
     broken = attention(*inputs, kernel=kernel, relative=relative, positions=positions, scale=SCALE)
     sound = attend(pair, inputs, 1, relative, GRID)
     assert relative_change(broken[:, :, :1], sound[:, :, :1]) > 1e-3
@@ -90,7 +91,7 @@ def test_several_prefix_tokens_of_a_constant_kernel_weigh_as_counted_by_hand():
     query, key, value = draw_inputs(3, heads=1, dim_value=1)
     relative = build_relative("rotation", heads=1, dim=5, num_axes=1)
     assert isinstance(relative, FactorRelative)
-    weight = math.exp(float(relative.log_kernel(query[:, :, 2:], torch.zeros(1, 1, 1).double(), scale=1.0)))
+    weight = math.exp(float(relative.log_kernel(query[:, :, 2:], query.new_zeros(1, 1, 1), scale=1.0)))
     output = attend(Case("constant", "rotation"), [query, key, value], 2, relative, Grid((1,)))
     expected = (value[:, 0, 0] + value[:, 0, 1] + weight * value[:, 0, 2]) / (2 + weight)
     assert relative_change(output[:, 0, 2], expected) <= TOLERANCE

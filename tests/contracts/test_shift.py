@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.cases import (
+    DEVICE,
     PAIRS,
     PLACEABLE_PAIRS,
     POSSIBLE,
@@ -50,7 +51,7 @@ def redrawn(kernel: Kernel, num_features: int, seed: int) -> Kernel:
         num_features, projection.shape[-1], generator=Generator().manual_seed(seed), projection="independent"
     )
     assert dataclasses.is_dataclass(kernel)
-    return dataclasses.replace(kernel, projection=drawn)
+    return dataclasses.replace(kernel, projection=drawn.to(DEVICE))
 
 
 def change_under_a_shift_of_positions(
@@ -58,23 +59,25 @@ def change_under_a_shift_of_positions(
 ) -> float:
     """The meter for positions off a grid: attention at x + τ against attention at x."""
     query, key, value = draw_inputs(11, heads=HEADS, dim=DIM, seed=seed, scale=scale)
-    positions = 9 * torch.rand(2, 11, num_axes, dtype=torch.float64, generator=Generator().manual_seed(seed))
+    generator = Generator().manual_seed(seed)
+    positions = 9 * torch.rand(2, 11, num_axes, dtype=torch.float64, generator=generator).to(DEVICE)
     here, there = (
         attention(query, key, value, kernel=kernel, relative=relative, positions=place)
-        for place in (positions, positions + shift)
+        for place in (positions, positions + shift.to(DEVICE))
     )
     return relative_change(there, here)
 
 
 def change_under_a_shift_on_a_canvas(attend: Callable[[Tensor, Grid, Tensor], Tensor], width: int) -> float:
     """The meter on a grid: a patch of tokens in two places of an otherwise masked canvas, batch × cells × width."""
-    canvas, patch = (9, 10), torch.randn(2, 12, width, dtype=torch.float64, generator=Generator().manual_seed(3))
+    canvas, generator = (9, 10), Generator().manual_seed(3)
+    patch = torch.randn(2, 12, width, dtype=torch.float64, generator=generator).to(DEVICE)
     outputs = []
     for top, left in ((0, 1), (5, 6)):
-        cells = torch.zeros(canvas, dtype=torch.bool)
+        cells = torch.zeros(canvas, dtype=torch.bool, device=DEVICE)
         cells[top : top + 3, left : left + 4] = True
         mask = cells.flatten().expand(2, -1)
-        tokens = torch.zeros(2, 90, width, dtype=torch.float64)
+        tokens = torch.zeros(2, 90, width, dtype=torch.float64, device=DEVICE)
         tokens[mask] = patch.flatten(0, 1)
         outputs.append(attend(tokens, Grid(canvas), mask)[:, cells.flatten()])
     return relative_change(outputs[1], outputs[0])
@@ -108,7 +111,7 @@ def test_far_coordinates_cost_float32_no_digits(pair: Case, origin: float):
     expected = attention(*inputs, **options, grid=here)
     assert relative_change(attention(*inputs, **options, grid=there), expected) <= 1e-5
     if pair in PLACEABLE_PAIRS:
-        places = there.positions(dtype=torch.float64)
+        places = there.positions(dtype=torch.float64, device=DEVICE)
         assert relative_change(attention(*inputs, **options, positions=places), expected) <= 1e-5
 
 
@@ -187,7 +190,7 @@ def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(case: Case, shape
 def test_absolute_positions_fail_the_meter_that_relative_ones_pass(relative: str | None):
     torch.manual_seed(0)
     layer = Attention(8, 2, kernel="squared_relu" if relative != "rotation_joint" else "softmax", relative=relative)
-    layer, position = layer.double().eval(), AbsolutePosition(8).double()
+    layer, position = layer.double().eval().to(DEVICE), AbsolutePosition(8).double().to(DEVICE)
     assert change_under_a_shift_on_a_canvas(layer, 8) <= TOLERANCE
     placed = change_under_a_shift_on_a_canvas(lambda tokens, grid, mask: layer(position(tokens, grid), grid, mask), 8)
     assert placed > CLEARLY_BROKEN

@@ -8,6 +8,7 @@ import pytest
 import torch
 from jaxtyping import Bool, Float
 from tests.contracts.cases import (
+    DEVICE,
     RELATIVE_NAMES,
     build_relative,
     draw_inputs,
@@ -123,11 +124,11 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
     positions = Positions(grid, num_prefix_tokens=first)
 
     def with_gradients(output: Tensor) -> list[Tensor]:
-        cotangent = torch.cos(torch.arange(output.numel(), dtype=output.dtype)).reshape(output.shape)
+        cotangent = torch.cos(torch.arange(output.numel(), dtype=output.dtype, device=DEVICE)).reshape(output.shape)
         return [output.detach(), *torch.autograd.grad(output, inputs, cotangent)]
 
     keep = mask[:, None]
-    keep = keep & torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril() if is_causal else keep
+    keep = keep & mask.new_ones(num_tokens, num_tokens).tril() if is_causal else keep
     truth = with_gradients(explicit_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep))
     work = Workload(kernel, relative, positions, num_tokens, num_tokens, DIM, 4, is_causal)
     found = {}

@@ -4,6 +4,7 @@ import io
 import pytest
 import torch
 from tests.contracts.cases import (
+    DEVICE,
     PAIRS,
     POSSIBLE,
     Case,
@@ -39,7 +40,7 @@ DECODED = [pair for pair in PAIRS if has_features(pair.kernel) and pair.relative
 
 def build_layer(pair: Case, seed: int) -> Attention:
     torch.manual_seed(seed)
-    return Attention(8, 2, kernel=pair.kernel, relative=pair.relative).eval()
+    return Attention(8, 2, kernel=pair.kernel, relative=pair.relative).eval().to(DEVICE)
 
 
 def saved_and_loaded(model: nn.Module) -> dict[str, Tensor]:
@@ -53,7 +54,7 @@ def saved_and_loaded(model: nn.Module) -> dict[str, Tensor]:
 @together(PAIRS)
 def test_a_layer_survives_its_state_dict_and_redraws_the_same_thereafter(pair: Case):
     source, target = build_layer(pair, seed=1), build_layer(pair, seed=2)
-    tokens = torch.randn(2, GRID.num_tokens, 8)
+    tokens = torch.randn(2, GRID.num_tokens, 8).to(DEVICE)
     num_projections = redraw_projections(source)
     expected = (pair.kernel in RANDOM_KERNELS) + (pair.relative == "clipped_features")
     assert num_projections == expected
@@ -73,13 +74,13 @@ def test_a_layer_survives_its_state_dict_and_redraws_the_same_thereafter(pair: C
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_performer_survives_its_state_dict(pool: str):
-    images = torch.randn(2, 2, 6, 4)
+    images = torch.randn(2, 2, 6, 4).to(DEVICE)
     for position in POSITIONS:
         models = []
         for seed in (1, 2):
             torch.manual_seed(seed)
             model = Performer((6, 4), 2, 3, dim=8, depth=2, heads=2, position=position, kernel="positive", pool=pool)
-            models.append(model.eval())
+            models.append(model.eval().to(DEVICE))
         models[1].load_state_dict(saved_and_loaded(models[0]))
         assert torch.equal(models[0](images), models[1](images)), position
 
@@ -167,13 +168,17 @@ def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
 ):
     grid = Grid(11) if causal else GRID
     torch.manual_seed(1)
-    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=causal, num_axes=grid.num_axes).eval()
+    layer = (
+        Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=causal, num_axes=grid.num_axes)
+        .eval()
+        .to(DEVICE)
+    )
     half = copy.deepcopy(layer).to(dtype)
     beyond = pair.relative == "rotary" and dtype == torch.float16
     for factor in (1.0, 30.0):
-        tokens = factor * torch.randn(2, grid.num_tokens, 8)
+        tokens = factor * torch.randn(2, grid.num_tokens, 8).to(DEVICE)
         single = layer(tokens, grid)
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(DEVICE, dtype=dtype):
             mixed = layer(tokens, grid)
         cast = half(tokens.to(dtype), grid)
         assert cast.dtype == dtype
@@ -196,7 +201,7 @@ def test_float64_goes_through_in_float64(case: Case):
         attention(
             query,
             key,
-            torch.full((2, 3, GRID.num_tokens, 1), number, dtype=torch.float64),
+            torch.full((2, 3, GRID.num_tokens, 1), number, dtype=torch.float64, device=DEVICE),
             kernel=case.kernel,
             relative=case.relative,
             grid=GRID,

@@ -145,7 +145,8 @@ class Plan:
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
         query, broken = mask_features(query, query_mask), None
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
-        if self.group is None and (self.is_causal or key_mask is not None):
+        # Causally the kernels of a GPU see to it themselves.
+        if self.group is None and (placed is None if self.is_causal else key_mask is not None):
             query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
         with without_autocast(query.device.type):
             plan, query, key = self.joined(query, key)

@@ -228,10 +228,9 @@ def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str, more:
 def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
     """Check that a mask has one flag a token and keeps at least one token of every sample."""
     check_tensor(argument, mask, batch, num_tokens, dtypes=BOOLEAN)
-    if not torch.compiler.is_compiling():
-        empty = torch.nonzero(~mask.any(dim=1)).flatten().tolist()
-        if empty:
-            raise ValueError(f"{argument} keeps no token of sample {empty[0]}, expected at least one True in every row")
+    if not torch.compiler.is_compiling() and not (kept := mask.any(dim=1)).all():
+        empty = int(kept.int().argmin())
+        raise ValueError(f"{argument} keeps no token of sample {empty}, expected at least one True in every row")
 
 
 def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"]:

@@ -41,8 +41,9 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Mod
         return
     assert isinstance(first.weight, Tensor)
     dtypes = (tokens.dtype, first.weight.dtype)
-    is_cast = torch.float64 not in dtypes and torch.is_autocast_enabled(tokens.device.type)
-    if dtypes[0] != dtypes[1] and not is_cast:
+    if dtypes[0] == dtypes[1]:
+        return
+    if torch.float64 in dtypes or not torch.is_autocast_enabled(tokens.device.type):
         raise wrong_value(argument, tokens.dtype, f"{dtypes[1]}, as the layer's weights are")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from teka.checks import check_name, check_sizes
+from teka.checks import PRECISIONS, check_name, check_sizes
 from teka.codec import decode
 from teka.data.augment import SHIFT_MODES
 from teka.errors import unknown_name, wrong_value
@@ -13,7 +13,6 @@ from teka.files import read_yaml
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
-PRECISIONS = ("float32", "bfloat16", "float16")
 BETAS = (0.9, 0.98)
 SUFFIX = ".yaml"
 

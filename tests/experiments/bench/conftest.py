@@ -39,6 +39,6 @@ def result() -> dict[str, Any]:
     ]
     left_out = [{"layer": "softmax", "backend": "dense", "tokens": 1024, "grid": [32, 32], "reason": "needs 9 GB"}]
     settings = {"batch": 2, "dim": 256, "heads": 8, "device": "cpu", "threads": 1, "repeats": 7}
-    settings |= {"direction": "forward_backward"}
+    settings |= {"direction": "forward_backward", "precision": "bfloat16"}
     made = {"date": "2026-01-02", "hardware": "an abacus, 10 cores, 1 thread", "torch": "2.6", "teka": "0.1"}
     return {**made, "settings": settings, "rows": rows, "scaling": scaling, "left_out": left_out}

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 import teka
 from teka.experiments.bench import bench
 from teka.experiments.bench.cases import Case
-from teka.experiments.bench.layers import LAYERS, Settings
+from teka.experiments.bench.layers import LAYERS, FourGemms, Settings, Step
 from teka.experiments.bench.measure import Cost
 from teka.experiments.bench.report import bench_table
+from teka.nn import Attention
 
 plan_module = importlib.import_module("teka.functional.plan")
 bench_module = importlib.import_module("teka.experiments.bench.bench")
@@ -156,6 +158,54 @@ def test_a_forward_pass_alone_has_a_third_of_the_flops_of_the_four_products(tmp_
     assert [row["layer"] for row in forward["rows"]] == ["four_gemms", "squared_relu"]
     assert both["rows"][0]["flops"] == 3 * forward["rows"][0]["flops"]
     assert both["rows"][1]["peak_bytes"] > forward["rows"][1]["peak_bytes"]
+
+
+def test_every_pass_is_in_the_precision_asked_for_and_the_check_in_float32(tmp_path: Path, monkeypatch):
+    seen: dict[str, set[object]] = {"check": set(), "step": set()}
+    checked = cases_module.measure.disagreement
+
+    def disagreement(step: Step) -> object:
+        seen["check"].add(step.output(step.tokens).dtype)
+        return checked(step)
+
+    class Seen(Step):
+        def output(self, tokens: Tensor) -> Tensor:
+            output = super().output(tokens)
+            if self.direction == "forward":  # the check is of gradients too
+                seen["step"].add((type(self.module), output.dtype))
+            return output
+
+    monkeypatch.setattr(cases_module.measure, "disagreement", disagreement)
+    monkeypatch.setattr(cases_module, "Step", Seen)
+    options = {**TINY, "direction": "forward", "precision": "bfloat16", "layers": ["squared_relu"]}
+    result: Any = bench((9,), **options, out=tmp_path)
+    assert seen == {"check": {torch.float32}, "step": {(FourGemms, torch.bfloat16), (Attention, torch.bfloat16)}}
+    assert result["settings"]["precision"] == "bfloat16"
+    assert "2 heads, bfloat16, cpu" in bench_table(result)
+
+
+def test_a_layer_that_runs_out_of_a_gpus_memory_is_left_out_and_the_others_are_timed(tmp_path: Path, monkeypatch):
+    measured = cases_module.measure_cost
+
+    def measure_cost(step: Step) -> Cost:
+        if step.tokens.shape[1] == 16 and isinstance(step.module, Attention):
+            raise torch.OutOfMemoryError
+        return measured(step)
+
+    monkeypatch.setattr(cases_module, "measure_cost", measure_cost)
+    result: Any = bench((9, 16), **TINY, layers=["squared_relu"], out=tmp_path)
+    assert [(row["layer"], row["tokens"]) for row in result["rows"]] == [
+        ("four_gemms", 9),
+        ("squared_relu", 9),
+        ("four_gemms", 16),
+    ]
+    (entry,) = result["left_out"]
+    assert "runs out of the GPU's memory" in entry["reason"]
+
+
+def test_nothing_timed_is_an_error_that_says_why(tmp_path: Path):
+    with pytest.raises(ValueError, match="nothing was timed; of four_gemms: no time left of budget_seconds = 1e-09"):
+        bench((9,), **TINY, layers=["softmax"], budget_seconds=1e-9, out=tmp_path)
 
 
 def test_less_memory_than_the_baseline_needs_is_an_error(tmp_path: Path):

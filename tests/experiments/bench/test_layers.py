@@ -69,6 +69,33 @@ def test_a_step_of_every_layer_gives_a_gradient_to_the_tokens_and_all_parameters
         assert all(tensor.grad is None for tensor in (tokens, *module.parameters())), layer
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_every_layer_computes_its_output_in_the_precision_asked_for_and_gradients_in_float32(precision: str):
+    torch.manual_seed(0)
+    dtype = getattr(torch, precision)
+    for layer in LAYERS:
+        module, tokens = layer.make(12, 2), torch.randn(2, 36, 12, requires_grad=True)
+        step = Step(module, tokens, layer.grid(36), precision=precision)
+        found, exact = step.output(tokens), module(tokens, layer.grid(36))
+        assert (found.dtype, exact.dtype) == (dtype, torch.float32), layer
+        error = (found.detach().double() - exact.double()).norm() / exact.norm()
+        assert 0 < error < 4 * torch.finfo(dtype).eps, layer
+        step()
+        assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in (tokens, *module.parameters()))
+
+
+def test_gradients_are_computed_outside_of_autocast_and_none_of_it_is_left():
+    seen: list[bool] = []
+    module, tokens = FourGemms(12, 2), torch.randn(2, 36, 12, requires_grad=True)
+    tokens.register_hook(lambda gradient: seen.append(torch.is_autocast_enabled("cpu")))
+    module.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    Step(module, tokens, Grid(36), precision="bfloat16")()
+    Step(module, tokens, Grid(36))()
+    Step(module, tokens, Grid(36), "forward", "bfloat16")()
+    assert seen == [True, False, False, False, True]
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def test_every_layer_has_the_four_projections_of_the_baseline():
     for layer in LAYERS[1:]:
         module = layer.make(12, 2)
@@ -125,6 +152,7 @@ def test_a_missing_performer_is_an_error_that_says_what_to_install(monkeypatch):
 GOOD: dict[str, Any] = {
     "lengths": (9, 4),
     "direction": "forward_backward",
+    "precision": "float32",
     "dim": 8,
     "heads": 2,
     "batch": 1,
@@ -162,6 +190,7 @@ def test_a_name_stands_for_all_its_backends_and_the_baseline_is_always_there():
         ("lengths", (2.5,), "whole number"),
         ("lengths", (4, 1000), "lengths is 1000, expected the cells of a square grid: 961 or 1024"),
         ("direction", "backward", "expected one of 'forward', 'forward_backward'"),
+        ("precision", "bf16", "precision is 'bf16'"),
         ("dim", 0, "dim is 0"),
         ("heads", 1, "heads is 1, expected at least 2"),
         ("heads", 3, "a divisor of dim = 8"),

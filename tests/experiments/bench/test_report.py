@@ -109,7 +109,7 @@ def test_the_table_has_a_block_for_each_size_then_the_growth_what_was_left_out_a
     ]
     assert second.splitlines()[-1].split() == [
         *("squared_relu", "×", "rotation", "(toeplitz)"),
-        *("7", "742.4", "0.1", "7.25", "–", "3.62", "45.6", "12.3"),
+        *("7", "742.4", "0.100", "7.25", "–", "3.62", "45.6", "12.3"),
     ]
     assert growth.splitlines()[3].split() == ["four_gemms", "1.23", "±", "0.05", "–", "–"]
     assert growth.splitlines()[4].split()[4:] == ["–", "1.23", "±", "0.05", "1,234"]
@@ -120,7 +120,7 @@ def test_the_table_has_a_block_for_each_size_then_the_growth_what_was_left_out_a
 def test_the_sentence_names_machine_threads_versions_date_and_sizes(result: dict[str, Any]):
     assert conditions(result) == (
         "Measured 2026-01-02 on an abacus, 10 cores, 1 thread with torch 2.6 and teka 0.1: forward and backward, "
-        "batch 2, dim 256, 8 heads, float32, cpu; medians over the rounds."
+        "batch 2, dim 256, 8 heads, bfloat16, cpu; medians over the rounds."
     )
 
 

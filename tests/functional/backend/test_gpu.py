@@ -1,4 +1,4 @@
-"""The kernels of a GPU, which Triton's interpreter runs on any machine."""
+"""The kernels of a GPU, which Triton's interpreter runs on any machine; on a GPU themselves with TEKA_DEVICE=cuda."""
 
 import json
 import subprocess
@@ -23,8 +23,8 @@ def test_what_kernels_are_not_compiled_for_takes_the_plain_evaluation(monkeypatc
 
 
 @pytest.mark.skipif(not gpu.HAS_TRITON, reason="there is no Triton for this system")
-def test_interpreted_kernels_give_the_values_and_every_gradient_of_every_pair():
-    command = [sys.executable, "-m", "tests.functional.backend.interpret_gpu"]
+def test_kernels_give_the_values_and_every_gradient_of_every_pair():
+    command = [sys.executable, "-m", "tests.functional.backend.run_gpu"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1])

@@ -30,13 +30,13 @@ class Case:
     fault: str | None
     known: dict[int, Cost] = field(default_factory=dict)
 
-    def step(self, tokens: Tokens, direction: str) -> Step:
+    def step(self, tokens: Tokens, settings: Settings) -> Step:
         """A pass of this layer over some tokens."""
-        return Step(self.module, tokens, self.layer.grid(tokens.shape[1]), direction)
+        return Step(self.module, tokens, self.layer.grid(tokens.shape[1]), settings.direction, settings.precision)
 
 
 def make_case(layer: Layer, settings: Settings) -> Case:
-    """Make a layer and compare it with its dense twin."""
+    """Make a layer and compare it with its dense twin, in float32 whatever the precision of its steps."""
     module = layer.make(settings.dim, settings.heads).to(settings.device, torch.float32)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -53,7 +53,7 @@ def make_case(layer: Layer, settings: Settings) -> Case:
 def make_tokens(num_tokens: int, settings: Settings) -> Tokens:
     """Tokens ~ N(0, 1) that require a gradient."""
     shape = (settings.batch, num_tokens, settings.dim)
-    return torch.randn(shape, dtype=torch.float32).to(settings.device).requires_grad_()
+    return torch.randn(shape, dtype=torch.float32, device=settings.device, requires_grad=True)
 
 
 def extrapolate(known: Mapping[int, Cost], num_tokens: int, quantity: str) -> float:
@@ -89,7 +89,7 @@ def try_out(cases: Sequence[Case], num_tokens: int, settings: Settings) -> None:
     tokens = make_tokens(num_tokens, settings)
     for case in cases:
         if case.fault is None:
-            step = case.step(tokens, settings.direction)
+            step = case.step(tokens, settings)
             case.known[num_tokens] = replace(measure_cost(step), seconds=measure.seconds(step))
 
 
@@ -107,14 +107,22 @@ def measure_size(
             reasons[case.layer] = found
         else:
             needed.append((case, found))
-    timed = _within(budget, needed)
+    timed, costs = [], []
+    for case in _within(budget, needed):
+        progress(f"{case.layer.name} ({case.layer.backend}): memory")
+        try:
+            costs.append(measure_cost(case.step(tokens, settings)))
+            timed.append(case)
+        except torch.OutOfMemoryError:
+            reasons[case.layer] = f"a step runs out of the GPU's memory, with max_bytes = {settings.max_bytes:.3g}"
     if timed and timed[0].layer.name != BASELINE:
         missing = "the four matrix products, which all else is compared with, are not timed"
         reasons |= {case.layer: missing for case in timed}
         timed = []
     untimed = [case.layer for case in cases if case not in timed]
     left_out = [{**_place(layer, lengths[0]), "reason": reasons[layer]} for layer in untimed]
-    return _rows(timed, tokens, settings, budget.deadline(lengths), progress) if timed else [], left_out
+    rows = _rows(timed, costs, tokens, settings, budget.deadline(lengths), progress) if timed else []
+    return rows, left_out
 
 
 def _estimate(case: Case, tokens: Tokens, settings: Settings) -> float | str:
@@ -128,7 +136,8 @@ def _estimate(case: Case, tokens: Tokens, settings: Settings) -> float | str:
     # To go through shapes calls every operation of a step, which takes its time: only where memory may be short.
     bounds = [cost.peak_bytes * (num_tokens / size) ** LARGEST_POWER for size, cost in case.known.items()]
     if not bounds or bounds[-1] > settings.max_bytes:
-        peak_bytes, about = estimate_peak_memory(case.step(tokens, settings.direction)), ""
+        # Kernels that are compiled on a GPU cannot be gone through, and what they take is measured with theirs.
+        peak_bytes, about = None if tokens.is_cuda else estimate_peak_memory(case.step(tokens, settings)), ""
         if peak_bytes is None:
             peak_bytes, about = extrapolate(case.known, num_tokens, "peak_bytes"), "about "
         if peak_bytes > settings.max_bytes:
@@ -144,12 +153,15 @@ def _within(budget: Budget, needed: Sequence[tuple[Case, float]]) -> list[Case]:
     return [case for case, _ in timed] if left > 0 else []
 
 
-def _rows(cases: Sequence[Case], tokens: Tokens, settings: Settings, deadline: float, progress: Progress) -> list[Row]:
-    steps = [case.step(tokens, settings.direction) for case in cases]
-    costs = []
-    for case, step in zip(cases, steps, strict=True):
-        progress(f"{case.layer.name} ({case.layer.backend}): memory")
-        costs.append(measure_cost(step))
+def _rows(
+    cases: Sequence[Case],
+    costs: Sequence[Cost],
+    tokens: Tokens,
+    settings: Settings,
+    deadline: float,
+    progress: Progress,
+) -> list[Row]:
+    steps = [case.step(tokens, settings) for case in cases]
     columns = measure.time_in_rounds(steps, settings.repeats, settings.warmup, deadline, progress)
     names = [case.layer.name for case in cases]
     sdpa = columns[names.index(SDPA)] if SDPA in names else None

@@ -7,6 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from teka.checks import check_name, check_sizes, is_whole
+from teka.checks import PRECISIONS, check_name, check_sizes, is_whole
 from teka.errors import require, wrong_value
 from teka.functional import Rotary
 from teka.grid import Grid
@@ -30,6 +31,7 @@ PEER = "performer_pytorch"
 FLASH, FLASH_TWO_SIDED = "flash_linear_attention", "flash_bidirectional_linear_attention"
 FORWARD_BACKWARD = "forward_backward"
 DIRECTIONS = (FORWARD_BACKWARD, "forward")
+FULL = PRECISIONS[0]
 DEVICES = ("cpu", "cuda")
 MOST_THREADS = 1024
 
@@ -105,10 +107,12 @@ class FlashLinear(FourGemms):
 class FlashBidirectional(FourGemms):
     """Two-sided `flash_bla.ops.linear_attn.decoupled.decoupled_la` of squared relus and rotated copies, on a GPU."""
 
+    frequencies: Tensor
+
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__(dim, heads)
-        pairs = dim // heads // 2
-        self.rotary = Rotary(torch.randn(heads, pairs, 2, generator=torch.Generator().manual_seed(0)))
+        frequencies = torch.randn(heads, dim // heads // 2, 2, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("frequencies", frequencies)
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         name = "flash_bla.ops.linear_attn.decoupled"
@@ -116,8 +120,8 @@ class FlashBidirectional(FourGemms):
         heads = (linear(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for linear in self.projections)
         query, key, value = heads
         query, key = query.relu().square(), key.relu().square()
-        places = grid.positions(device=tokens.device)
-        rotated = (self.rotary.rotate(one, places) for one in (query, key))
+        rotary, places = Rotary(self.frequencies), grid.positions(device=tokens.device)
+        rotated = (rotary.rotate(one, places) for one in (query, key))
         mixed = operators.decoupled_la(query, key, *rotated, value)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
@@ -189,21 +193,30 @@ class Step:
     """A layer and its input; calling it computes the output and the gradients for the tokens and all parameters.
 
     The output's gradient are the tokens' own numbers, so that no loss is timed. With direction "forward" it is the
-    output alone, of which nothing is kept for gradients.
+    output alone, of which nothing is kept for gradients. With another precision than "float32" the output is computed
+    under autocast, and the gradients outside of it, as in training; tokens and parameters are in float32 all the same.
     """
 
     module: nn.Module
     tokens: Tokens
     grid: Grid
     direction: str = FORWARD_BACKWARD
+    precision: str = FULL
 
     def __call__(self) -> None:
         """One pass."""
         if self.direction == FORWARD_BACKWARD:
-            self.module(self.tokens, self.grid).backward(self.tokens.detach())
+            output = self.output(self.tokens)
+            output.backward(self.tokens.detach().to(output.dtype))
         else:
             with torch.no_grad():
-                self.module(self.tokens.detach(), self.grid)
+                self.output(self.tokens.detach())
+
+    def output(self, tokens: Tokens) -> Tokens:
+        """The layer's output for some tokens."""
+        device, dtype = tokens.device.type, getattr(torch, self.precision)
+        with nullcontext() if self.precision == FULL else torch.autocast(device, dtype):
+            return self.module(tokens, self.grid)
 
     def clear(self) -> None:
         """Free the gradients, so that the next pass does not add to them."""
@@ -217,6 +230,7 @@ class Settings:
 
     lengths: Sequence[int]
     direction: str
+    precision: str
     dim: int
     heads: int
     batch: int
@@ -233,6 +247,7 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
         check_name("direction", self.direction, DIRECTIONS)
+        check_name("precision", self.precision, PRECISIONS)
         check_sizes({"dim": self.dim, "batch": self.batch, "repeats": self.repeats})
         check_sizes({"heads": self.heads}, least=2)
         check_sizes({"warmup": self.warmup}, least=0)

@@ -82,21 +82,31 @@ class Cost:
 
 
 def measure_cost(step: Step) -> Cost:
-    """What a step costs, its seconds with the counting; memory on a GPU is what the allocator says."""
-    start = timer()
-    with flop_counter() as counter:
-        if step.tokens.is_cuda:
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+    """What a step costs, its seconds with the counting; memory on a GPU is what the allocator says of a pass before."""
+    try:
+        peak = _peak_of_gpu(step) if step.tokens.is_cuda else None
+        start = timer()
+        with flop_counter() as counter, Allocations() as allocations:
             step()
-            peak = torch.cuda.max_memory_allocated() - before
-        else:
-            with Allocations() as allocations:
-                step()
-            peak = allocations.peak
-    elapsed = timer() - start
+        elapsed = timer() - start
+    finally:
+        step.clear()
+    return Cost(elapsed, allocations.peak if peak is None else peak, counter.get_total_flops())
+
+
+def _peak_of_gpu(step: Step) -> int:
+    """The most bytes of a pass that counts nothing, as what is compiled runs otherwise then.
+
+    In one before, kernels are compiled, and libraries make memory for themselves that they keep.
+    """
+    step()
     step.clear()
-    return Cost(elapsed, peak, counter.get_total_flops())
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    peak = torch.cuda.max_memory_allocated() - before
+    step.clear()
+    return peak
 
 
 def estimate_peak_memory(step: Step) -> int | None:

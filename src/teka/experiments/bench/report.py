@@ -122,8 +122,8 @@ def conditions(result: Row) -> str:
     direction = settings["direction"].replace("_", " and ")
     return (
         f"Measured {result['date']} on {result['hardware']} with torch {result['torch']} and teka {result['teka']}: "
-        f"{direction}, batch {settings['batch']}, dim {settings['dim']}, {settings['heads']} heads, float32, "
-        f"{settings['device']}; medians over the rounds."
+        f"{direction}, batch {settings['batch']}, dim {settings['dim']}, {settings['heads']} heads, "
+        f"{settings['precision']}, {settings['device']}; medians over the rounds."
     )
 
 
@@ -131,14 +131,19 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         place_name(row["layer"], row["backend"]),
         f"{row['rounds']}",
-        f"{1e3 * row['seconds']:,.1f}",
-        f"{1e3 * row['iqr']:,.1f}",
+        _milliseconds(row["seconds"]),
+        _milliseconds(row["iqr"]),
         f"{row['ratio_to_gemms']:.2f}",
         NOTHING if row["ratio_to_sdpa"] is None else f"{row['ratio_to_sdpa']:.2f}",
         f"{row['flops_ratio_to_gemms']:.2f}",
-        f"{row['gflops_per_second']:.1f}",
+        f"{row['gflops_per_second']:,.1f}",
         f"{row['peak_bytes'] / 1e6:,.1f}",
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    """To a microsecond below ten milliseconds, as steps of a GPU take."""
+    return f"{1e3 * seconds:,.1f}" if seconds >= 0.01 else f"{1e3 * seconds:.3f}"
 
 
 def _scaling_cells(one: Row) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad
 
-from teka._compat import is_transformed
+from teka._compat import is_transformed, keeps_tensors
 from teka.functional.kernel.base import Kernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.shapes import Kept, LogScale, Outputs, PairTerm, Queries, Values
@@ -20,6 +20,8 @@ PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # Its kernels take sizes of heads that are powers of two, in these limits.
 LEAST_SIZE, LARGEST_SIZE = 16, 256
+# Fewer pairs of a head than these fit into memory, and are not worth what compiling takes for every new size.
+LEAST_PAIRS = 2**16
 # A cell of the coarser of two grids may be any whole number of these parts of a cell of the finer one.
 PARTS = 8
 # Offsets between two grids that a table may have, for each of their tokens: tables are O(L).
@@ -29,6 +31,8 @@ OFFSETS_PER_TOKEN = 32
 def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
     """Whether `flex`, if it has log c, can take log κ of the product of two vectors of at most 256 numbers."""
     if query.shape[0] == 0 or max(kernel.dense_size(query.shape[-1]), value.shape[-1]) > LARGEST_SIZE:
+        return False
+    if query.is_cuda and query.shape[2] * value.shape[2] < LEAST_PAIRS:
         return False
     # There is no float64 on a GPU, no transform and no forward derivative; gradients of tables are added in any order.
     if query.is_cuda and (query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled()):
@@ -40,15 +44,16 @@ def flex(pairs: Pairwise, log_relative: PairTerm) -> Outputs:
     """softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, with log c from tables of O(L) numbers; 0 without a key.
 
     Gradients reach the tables by atomic additions on a GPU (torch ≥ 2.6), where the compiled kernel runs; elsewhere
-    torch's unfused evaluation holds all pairs. Only the latter has been tested, gradients with torch's refusal of them
-    on a CPU taken away. There is no second derivative. Source: Dong et al. 2024 (FlexAttention).
+    torch's unfused evaluation holds all pairs, which the tests take, with torch's refusal of gradients on a CPU taken
+    away. There is no second derivative. Source: Dong et al. 2024 (FlexAttention).
     """
     query, value = pairs.query, pairs.value
     left, right, log_scale = pairs.vectors()
     log_content = pairs.kernel.log_content(query)
     assert log_content is not None
     score = _pair_score(log_content, log_relative, log_scale, pairs.key_mask)
-    block_mask = _causal_blocks(query.shape[2], query.device) if pairs.is_causal else None
+    blocks = _kept_causal_blocks if keeps_tensors(query.device) else _causal_blocks
+    block_mask = blocks(query.shape[2], query.device) if pairs.is_causal else None
     attend = _compiled() if query.is_cuda else flex_attention
     padded = [_padded(tensor) for tensor in (left, right, value)]
     output = attend(*padded, score_mod=score, block_mask=block_mask, scale=1.0)
@@ -61,10 +66,12 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-@functools.lru_cache(maxsize=8)
 def _causal_blocks(num_tokens: int, device: torch.device) -> BlockMask:
     """Which blocks of pairs hold any with j ≤ i: the others are not visited."""
     return create_block_mask(lambda b, h, i, j: i >= j, None, None, num_tokens, num_tokens, device=str(device))
+
+
+_kept_causal_blocks = functools.lru_cache(maxsize=8)(_causal_blocks)
 
 
 def _padded(vectors: Float[Tensor, "batch heads tokens size"]) -> Float[Tensor, "batch heads tokens padded"]:

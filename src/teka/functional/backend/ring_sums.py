@@ -197,9 +197,13 @@ def read_rings(tokens: Channels, others: Channels, num_rings: int, grid: Grid) -
 
 
 def parts_of(tokens: Channels) -> list[Part]:
-    """What to work on at a time, always equally much; a compiler gets it all at once, since it plans the memory."""
+    """What to work on at a time, always equally much.
+
+    It is all at once for a compiler, which plans the memory, and on a GPU, where a part would cost a launch for each of
+    its hundreds of operations.
+    """
     batch, heads, num_tokens, channels = tokens.shape
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not tokens.is_cpu:
         return [(slice(None), slice(None), ..., slice(None))]
     some_channels = _divisor(channels, max(LEAST_CHANNELS, MAP_ELEMENTS // num_tokens))
     some_heads = _divisor(heads, MAP_ELEMENTS // (num_tokens * some_channels))

@@ -76,7 +76,7 @@ class Tiling:
         own = [torch.arange(side, device=like.device) for side in self.sides]
         seen = [torch.arange(-self.reach, side + self.reach, device=like.device) for side in self.sides]
         query, key = (torch.stack(torch.meshgrid(*one, indexing="ij"), dim=-1).flatten(0, -2) for one in (own, seen))
-        return (query[:, None] - key).to(like) * torch.tensor(self.grid.spacing).to(like)
+        return (query[:, None] - key).to(like) * like.new_tensor(self.grid.spacing)
 
     def kept(self, key_mask: Kept, batch: int, device: torch.device) -> Bool[Tensor, "tiles seen"]:
         """Which of the cells that each tile sees are there, and kept."""

@@ -10,8 +10,7 @@ from teka.functional.kernel.features import Elu
 from teka.functional.kernel.local import Focused, Relu, SquaredRelu
 
 HAS_TRITON = find_spec("triton") is not None
-# No GPU has run these kernels yet: until then they are for those who ask.
-IS_ASKED_FOR = os.environ.get("TEKA_TRITON") == "1"
+IS_WANTED = os.environ.get("TEKA_TRITON") != "0"
 # Triton's own switch: kernels then run on a CPU, slowly, by Python.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Most features and channels of a head: compiled for more, programs need more memory within a core than many GPUs have.
@@ -23,7 +22,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def triton_fits(query: Tensor, value: Tensor, num_features: int) -> bool:
     """Whether there are kernels for tensors of this dtype and device, and for so many features."""
-    is_there = IS_INTERPRETED or (query.is_cuda and IS_ASKED_FOR)
+    is_there = IS_INTERPRETED or (query.is_cuda and IS_WANTED)
     if not HAS_TRITON or not is_there or query.dtype not in DTYPES:
         return False
     return max(num_features, value.shape[-1]) <= LARGEST_SIZE and (IS_INTERPRETED or _is_recent(query.device))

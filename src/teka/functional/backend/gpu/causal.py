@@ -1,6 +1,8 @@
 """Triton kernels of causal attention: sums of the segments before, carried on block by block, and pairs of a block.
 
 A query's weights are over 2^m_i with m_i the largest exponent of the keys up to it: no bit depends on a later key.
+From a key or value on that holds NaN or an infinity all outputs are NaN, and none before it: they are left out of all
+sums, and 1/D_i is NaN there.
 """
 
 import torch
@@ -17,7 +19,10 @@ from teka.functional.backend.gpu.maps import (
     known_exponents,
     load_tokens,
     row_of,
+    soundness,
     store_tokens,
+    where_sound,
+    within,
 )
 from teka.functional.backend.gpu.products import (
     add_keys,
@@ -56,6 +61,7 @@ def causal_means(
     heads, num_tokens, dim, dim_value, num_places, num_waves, factor, floor_share, segment, share,
     kernel: tl.constexpr, form: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr, block: tl.constexpr,
     size: tl.constexpr, channels: tl.constexpr, width: tl.constexpr, length: tl.constexpr,
+    whole: tl.constexpr,
 ):  # fmt: skip
     """out_i = N_i / D_i of a segment, 1/D_i and m_i; and the largest exponent up to the end of every block."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -66,23 +72,28 @@ def causal_means(
     query_places = row_of(query_places, row, heads, query_places_batch, query_places_head)
     key_places = row_of(key_places, row, heads, key_places_batch, key_places_head)
     columns, value_columns = tl.arange(0, size), tl.arange(0, channels)
-    inside, value_inside = columns < dim, value_columns < dim_value
+    inside, value_inside = within(columns, dim, whole), within(value_columns, dim_value, whole)
     segments, blocks = tl.num_programs(1), tl.cdiv(num_tokens, block)
     sums += (row * num_waves * segments + number) * length
     state, total, lengths = load_sums(sums, form, size, channels)
     peak = tl.load(before + row * segments + number)
+    spoiled = peak * 0.0
+    peak = tl.where(spoiled == spoiled, peak, NO_KEY)
     for start in range(number * segment, tl.minimum((number + 1) * segment, num_tokens), block):
         tokens = start + tl.arange(0, block)
         there = tokens < num_tokens
         kept = kept_tokens(key_mask, row // heads, tokens, num_tokens, masked)
         values = load_tokens(value, tokens, value_columns, value_token, kept, value_inside)
         vectors = load_tokens(query, tokens, columns, query_token, there, inside)
-        features, _ = feature_map(vectors, inside, factor, floor_share, kernel)
+        over = soundness(vectors)
+        features, _ = feature_map(where_sound(over, vectors), inside, factor, floor_share, kernel)
         vectors = load_tokens(key, tokens, columns, key_token, kept, inside)
+        sound = soundness(vectors) + soundness(values)
+        vectors, values = where_sound(sound, vectors), where_sound(sound, values)
         key_features, exponent = feature_map(vectors, inside, factor, floor_share, kernel)
         exponent = known_exponents(exponents, row, tokens, num_tokens, kept, exponent, kernel)
-        cosine, sine = load_places(query_places, tokens, there, num_places, form, width)
-        key_cosine, key_sine = load_places(key_places, tokens, kept, num_places, form, width)
+        cosine, sine = load_places(query_places, tokens, there, num_places, form, precision, width)
+        key_cosine, key_sine = load_places(key_places, tokens, kept, num_places, form, precision, width)
         decay, up_to = block_decay(exponent, kept, peak)
         above, below = meet_block(
             features, cosine, sine, key_features, key_cosine, key_sine, share, form, precision, size
@@ -98,7 +109,10 @@ def causal_means(
             more, more_below = meet(features, cosine, sine, state, total, lengths, share, form, precision, size)
         fading = tl.exp2(peak - up_to)
         above, below = above + fading[:, None] * more, below + fading * more_below
-        over = tl.where(below < TINY, 0.0, 1 / tl.maximum(below, TINY))
+        numbers = tl.arange(0, block)
+        over += spoiled + tl.sum(tl.where(numbers[:, None] >= numbers[None, :], sound[None, :], 0.0), axis=1)
+        over += tl.where(below < TINY, 0.0, 1 / tl.maximum(below, TINY))
+        spoiled += tl.sum(sound, axis=0)
         store_tokens(output, above * over[:, None], tokens, value_columns, output_token, there, value_inside)
         tl.store(inverse + row * num_tokens + tokens, over, mask=there)
         tl.store(largest + row * num_tokens + tokens, up_to, mask=there)
@@ -135,7 +149,8 @@ def causal(heads: Heads) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sums, own = key_sums(heads)
     after = own.cummax(dim=-1).values
     before = torch.nn.functional.pad(after[:, :-1], (1, 0), value=NO_KEY.value)
-    sums_before(heads, sums, torch.exp2(before - after), torch.exp2(own - after), first=0, step=1)
+    keep, take = (torch.exp2(one - after).nan_to_num(0.0) for one in (before, own))
+    sums_before(heads, sums, keep, take, first=0, step=1)
     output, factors = (
         new_output(query, heads.value),
         query.new_empty(2, heads.rows, query.shape[2], dtype=torch.float32),

@@ -15,7 +15,10 @@ from teka.functional.backend.gpu.maps import (
     known_exponents,
     load_tokens,
     row_of,
+    soundness,
     store_tokens,
+    where_sound,
+    within,
 )
 from teka.functional.backend.gpu.products import (
     add_block,
@@ -29,8 +32,8 @@ from teka.functional.backend.gpu.products import (
     meet_gradient,
     meet_sums,
     meet_sums_gradient,
+    sound_sums_asked,
     store_sums,
-    sums_asked,
 )
 
 
@@ -48,6 +51,7 @@ def sum_over_queries(
     heads, num_tokens, dim, dim_value, num_places, num_waves, factor, floor_share, segment,
     kernel: tl.constexpr, form: tl.constexpr, precision: tl.constexpr, block: tl.constexpr,
     size: tl.constexpr, channels: tl.constexpr, width: tl.constexpr, length: tl.constexpr,
+    whole: tl.constexpr,
 ):  # fmt: skip
     """What a segment of queries asks of the sums before it for one wave: their gradients."""
     row, number, wave = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -56,7 +60,7 @@ def sum_over_queries(
     gradient = row_of(gradient, row, heads, output_batch, output_head)
     places = row_of(places, row, heads, places_batch, places_head)
     columns, value_columns = tl.arange(0, size), tl.arange(0, channels)
-    inside, value_inside = columns < dim, value_columns < dim_value
+    inside, value_inside = within(columns, dim, whole), within(value_columns, dim_value, whole)
     state, total = tl.zeros((size, channels), tl.float32), tl.zeros((size,), tl.float32)
     lengths = tl.zeros((size // 2,), tl.float32)
     peak = peak_before(peaks, row, number * segment, num_tokens, block)
@@ -64,9 +68,10 @@ def sum_over_queries(
         tokens = start + tl.arange(0, block)
         there = tokens < num_tokens
         vectors = load_tokens(query, tokens, columns, query_token, there, inside)
+        vectors = where_sound(soundness(vectors), vectors)
         features, _ = feature_map(vectors, inside, factor, floor_share, kernel)
-        cosine, sine = load_places(places, tokens, there, num_places, form, width)
-        of_above, of_below = sums_asked(
+        cosine, sine = load_places(places, tokens, there, num_places, form, precision, width)
+        of_above, of_below = sound_sums_asked(
             load_tokens(gradient, tokens, value_columns, output_token, there, value_inside),
             load_tokens(output, tokens, value_columns, output_token, there, value_inside),
             tl.load(inverse + row * num_tokens + tokens, mask=there, other=0.0),
@@ -93,6 +98,7 @@ def causal_query_gradients(
     heads, num_tokens, dim, dim_value, num_places, num_waves, factor, floor_share, segment, share,
     kernel: tl.constexpr, form: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr, block: tl.constexpr,
     size: tl.constexpr, channels: tl.constexpr, width: tl.constexpr, length: tl.constexpr,
+    whole: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a segment of queries and of their places, from its first block to the last."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -106,7 +112,7 @@ def causal_query_gradients(
     key_places = row_of(key_places, row, heads, key_places_batch, key_places_head)
     of_places += row * num_tokens * num_places
     columns, value_columns, place_columns = tl.arange(0, size), tl.arange(0, channels), tl.arange(0, width)
-    inside, value_inside = columns < dim, value_columns < dim_value
+    inside, value_inside = within(columns, dim, whole), within(value_columns, dim_value, whole)
     segments = tl.num_programs(1)
     sums += (row * num_waves * segments + number) * length
     state, total, lengths = load_sums(sums, form, size, channels)
@@ -117,13 +123,16 @@ def causal_query_gradients(
         kept = kept_tokens(key_mask, row // heads, tokens, num_tokens, masked)
         values = load_tokens(value, tokens, value_columns, value_token, kept, value_inside)
         key_vectors = load_tokens(key, tokens, columns, key_token, kept, inside)
+        sound = soundness(key_vectors) + soundness(values)
+        key_vectors, values = where_sound(sound, key_vectors), where_sound(sound, values)
         key_features, exponent = feature_map(key_vectors, inside, factor, floor_share, kernel)
         exponent = known_exponents(exponents, row, tokens, num_tokens, kept, exponent, kernel)
         vectors = load_tokens(query, tokens, columns, query_token, there, inside)
+        vectors = where_sound(soundness(vectors), vectors)
         features, _ = feature_map(vectors, inside, factor, floor_share, kernel)
-        cosine, sine = load_places(query_places, tokens, there, num_places, form, width)
-        key_cosine, key_sine = load_places(key_places, tokens, kept, num_places, form, width)
-        of_above, of_below = sums_asked(
+        cosine, sine = load_places(query_places, tokens, there, num_places, form, precision, width)
+        key_cosine, key_sine = load_places(key_places, tokens, kept, num_places, form, precision, width)
+        of_above, of_below = sound_sums_asked(
             load_tokens(gradient, tokens, value_columns, output_token, there, value_inside),
             load_tokens(output, tokens, value_columns, output_token, there, value_inside),
             tl.load(inverse + row * num_tokens + tokens, mask=there, other=0.0),
@@ -166,6 +175,7 @@ def causal_key_gradients(
     heads, num_tokens, dim, dim_value, num_places, num_waves, factor, floor_share, segment, share,
     kernel: tl.constexpr, form: tl.constexpr, precision: tl.constexpr, masked: tl.constexpr, block: tl.constexpr,
     size: tl.constexpr, channels: tl.constexpr, width: tl.constexpr, length: tl.constexpr,
+    whole: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a segment of keys, of values and of keys' places, from its last block to the first."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -180,7 +190,7 @@ def causal_key_gradients(
     key_places = row_of(key_places, row, heads, key_places_batch, key_places_head)
     of_places += row * num_tokens * num_places
     columns, value_columns, place_columns = tl.arange(0, size), tl.arange(0, channels), tl.arange(0, width)
-    inside, value_inside = columns < dim, value_columns < dim_value
+    inside, value_inside = within(columns, dim, whole), within(value_columns, dim_value, whole)
     segments = tl.num_programs(1)
     of_sums += (row * num_waves * segments + number) * length
     state, total, lengths = load_sums(of_sums, form, size, channels)
@@ -193,13 +203,16 @@ def causal_key_gradients(
         kept = kept_tokens(key_mask, row // heads, tokens, num_tokens, masked)
         values = load_tokens(value, tokens, value_columns, value_token, kept, value_inside)
         vectors = load_tokens(key, tokens, columns, key_token, kept, inside)
+        sound = soundness(vectors) + soundness(values)
+        vectors, values = where_sound(sound, vectors), where_sound(sound, values)
         features, exponent = feature_map(vectors, inside, factor, floor_share, kernel)
         exponent = known_exponents(exponents, row, tokens, num_tokens, kept, exponent, kernel)
         query_vectors = load_tokens(query, tokens, columns, query_token, there, inside)
+        query_vectors = where_sound(soundness(query_vectors), query_vectors)
         query_features, _ = feature_map(query_vectors, inside, factor, floor_share, kernel)
-        query_cosine, query_sine = load_places(query_places, tokens, there, num_places, form, width)
-        cosine, sine = load_places(key_places, tokens, kept, num_places, form, width)
-        of_above, of_below = sums_asked(
+        query_cosine, query_sine = load_places(query_places, tokens, there, num_places, form, precision, width)
+        cosine, sine = load_places(key_places, tokens, kept, num_places, form, precision, width)
+        of_above, of_below = sound_sums_asked(
             load_tokens(gradient, tokens, value_columns, output_token, there, value_inside),
             load_tokens(output, tokens, value_columns, output_token, there, value_inside),
             tl.load(inverse + row * num_tokens + tokens, mask=there, other=0.0),

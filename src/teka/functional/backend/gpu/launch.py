@@ -8,8 +8,21 @@ import torch
 import triton
 from torch import Tensor
 
-# Tokens that a program sums up before it writes its sums: of heads of 64 these are then an eighth of what is read.
+from teka.functional.backend.gpu import IS_INTERPRETED
+
+# Tokens that a program goes through before it writes its sums, at least: of heads of 64 these are then an eighth of
+# what is read. Causally, that many; two-sided, more where that many programs would still fill a GPU.
 SEGMENT_TOKENS = 256
+PROGRAMS = 1024
+# How products of a type are taken: of bfloat16 with 11 bits, of others by three such products, which give float32's.
+PRECISION = {torch.float32: "tf32x3", torch.float16: "tf32x3", torch.bfloat16: "ieee" if IS_INTERPRETED else "tf32"}
+# Tokens of a block and warps of a kernel, by its name, the type, and whether there are more than 32 numbers of a head;
+# of the others 4 warps and `Heads.block` tokens. Measured on an H200.
+TILES: dict[tuple[str, torch.dtype, bool], tuple[int, int]] = {
+    ("weighted_means", torch.bfloat16, False): (64, 8),
+    ("weighted_means", torch.bfloat16, True): (64, 8),
+    ("query_gradients", torch.bfloat16, True): (64, 8),
+}
 # The smallest matrix that is multiplied; half of it, lengths of pairs, must not be smaller.
 LEAST_SIZE = 16
 
@@ -62,18 +75,18 @@ class Heads:
         is_rotary = map.form == "rotary"
         self.size = max(triton.next_power_of_2(query.shape[-1]), LEAST_SIZE * (1 + is_rotary))
         self.channels = max(triton.next_power_of_2(value.shape[-1]), LEAST_SIZE)
-        # Numbers of 16 bits are no more precise than what tf32 takes of features.
-        self.is_narrow = query.dtype != torch.float32
-        largest = max(self.size, self.channels)
-        # Compiled for compute capability 8.0, more tokens or fewer warps leave more of a block outside of registers.
-        self.block = 32 if self.is_narrow and not map.is_causal else 16
+        self.is_large = max(self.size, self.channels) > 32
+        # In 16 bits Triton 3.6 multiplies wrongly what was rotated if there are fewer than 32 tokens.
+        few = 16 if query.dtype == torch.float32 else 32
+        self.block = 64 if query.dtype == torch.bfloat16 and not map.is_causal else few
         # Sums of all waves are too many for registers: causally they are not carried on from one block to the next.
-        self.segment = self.block if map.is_causal and map.form == "fourier" else SEGMENT_TOKENS
-        self.num_warps = (4 if largest <= 32 else 8) * (1 if self.is_narrow else 2)
+        self.segment = self.block if map.is_causal and map.form == "fourier" else max(SEGMENT_TOKENS, self.block)
         self.length = self.size * (self.channels + 1) + self.size // 2 * is_rotary
 
     def launch(self, compute: Any, grid: tuple[int, int, int], *given: object, **more: object) -> None:
         """A kernel with a program for each place of a grid, compiled for these heads."""
+        precision = PRECISION[self.query.dtype]
+        block, num_warps = TILES.get((compute.__name__, self.query.dtype, self.is_large), (self.block, 4))
         width = self.size // 2 if self.map.form == "rotary" else triton.next_power_of_2(max(self.num_places, 16))
         run(
             compute,
@@ -82,13 +95,15 @@ class Heads:
             **more,
             kernel=self.map.kernel,
             form=self.map.form,
-            precision="tf32" if self.is_narrow else "ieee",
-            block=self.block,
+            precision=precision,
+            block=block,
             size=self.size,
             channels=self.channels,
             width=width,
             length=self.length,
-            num_warps=self.num_warps,
+            whole=(self.size, self.channels) == (self.query.shape[-1], self.value.shape[-1]),
+            num_warps=num_warps,
+            num_stages=2 if precision == "tf32x3" else 3,  # more need more memory within a core than some GPUs have
         )
 
     def numbers(self, tokens: Tensor) -> tuple[int | float, ...]:
@@ -100,6 +115,10 @@ class Heads:
     def grid(self, tokens: Tensor, size: int, waves: int = 1) -> tuple[int, int, int]:
         """One program for so many tokens of a head, and for each wave."""
         return self.rows, triton.cdiv(tokens.shape[2], size), waves
+
+    def long_segment(self, tokens: Tensor) -> int:
+        """Tokens that a program goes through where any number will do."""
+        return max(self.segment, triton.next_power_of_2(triton.cdiv(self.rows * tokens.shape[2], PROGRAMS)))
 
     def empty(self, *sizes: int) -> Tensor:
         """Numbers in float32 for every head of every sample, yet to be written."""

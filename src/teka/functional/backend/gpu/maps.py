@@ -13,12 +13,20 @@ LEAST = tl.constexpr(LEAST_FEATURE)
 LEAST_ROOT = tl.constexpr(LEAST_FEATURE**0.5)
 BITS = tl.constexpr(RANGE_BITS)
 LOWEST = tl.constexpr(LOWEST_EXPONENT)
+# π/2 in three float32 numbers, the first two with bits to spare.
+QUARTER, QUARTER_REST, QUARTER_LAST = map(tl.constexpr, (1.5703125, 4.837512969970703e-4, 7.549789948768648e-8))
 
 
 @triton.jit
 def row_of(pointer, row, heads, batch_stride, head_stride):
     """Where the tokens of one head of one sample begin."""
     return pointer + row // heads * batch_stride + row % heads * head_stride
+
+
+@triton.jit
+def within(columns, dim, whole: tl.constexpr):
+    """Which columns are within a head; told at once where all are, so that no number is compared or chosen."""
+    return tl.full((columns.shape[0],), True, tl.int1) if whole else columns < dim
 
 
 @triton.jit
@@ -45,10 +53,23 @@ def kept_tokens(key_mask, sample, tokens, num_tokens, masked: tl.constexpr):
 
 
 @triton.jit
+def soundness(vectors):
+    """0 for every row, NaN for one that holds NaN or an infinity."""
+    return tl.sum(vectors * 0.0, axis=1)
+
+
+@triton.jit
+def where_sound(soundness, block):
+    """Rows of a block, 0 in place of those that are not sound."""
+    return tl.where((soundness == soundness)[:, None], block, 0.0)
+
+
+@triton.jit
 def known_exponents(exponents, row, tokens, num_tokens, kept, exponent, kernel: tl.constexpr):
     """The exponents of features that were made before, or those that came of making them here."""
     if kernel == "identity":
         exponent = tl.load(exponents + row * num_tokens + tokens, mask=kept, other=0.0)
+        exponent = tl.where(exponent * 0.0 == 0.0, exponent, 0.0)  # those of keys that are not sound
     return exponent
 
 
@@ -111,8 +132,9 @@ def feature_map_gradient(vectors, gradient, inside, factor, floor_share, kernel:
     else:
         scaled, floor, grows, steps = _rectified(vectors, floor_share, kernel)
         rectified = tl.where(inside[None, :], tl.maximum(scaled, floor[:, None]), 0.0)
+        back = tl.exp2(steps * -BITS)
         if kernel == "squared_relu":
-            gradient = 2 * rectified * gradient
+            gradient, back = rectified * gradient, 2 * back
         elif kernel == "focused":
             _, unit, length, cube_length = _focused_parts(rectified)
             square = unit * unit
@@ -124,8 +146,36 @@ def feature_map_gradient(vectors, gradient, inside, factor, floor_share, kernel:
         below = tl.where(grows, tl.sum(tl.where(above, 0.0, gradient), axis=1), 0.0)
         # The floor's gradient is ε² x / (d · floor).
         through_floor = scaled * (below / floor * floor_share * floor_share)[:, None]
-        of_vectors = (tl.where(above, gradient, 0.0) + through_floor) * tl.exp2(steps * -BITS)[:, None]
+        of_vectors = (tl.where(above, gradient, 0.0) + through_floor) * back[:, None]
     return of_vectors
+
+
+@triton.jit
+def exact_cosine_and_sine(angle):
+    """cos θ and sin θ to rounding, from polynomials within π/4 of the nearest quarter turn (Cephes, `sinf`, `cosf`)."""
+    quarters = tl.floor(angle * (2 / 3.141592653589793) + 0.5)
+    rest = tl.fma(quarters, -QUARTER, angle)
+    rest = tl.fma(quarters, -QUARTER_REST, rest)
+    rest = tl.fma(quarters, -QUARTER_LAST, rest)
+    square = rest * rest
+    sine = ((-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1) * square * rest + rest
+    cosine = (2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2
+    cosine = cosine * square * square - 0.5 * square + 1
+    turn = quarters.to(tl.int32) & 3
+    swapped = (turn & 1) == 1
+    of_cosine, of_sine = tl.where(swapped, sine, cosine), tl.where(swapped, cosine, sine)
+    return tl.where((turn == 1) | (turn == 2), -of_cosine, of_cosine), tl.where(turn >= 2, -of_sine, of_sine)
+
+
+@triton.jit
+def near_cosine_and_sine(angle):
+    """The same to 20 bits, by the unit that an NVIDIA GPU has for them, which takes angles within a turn."""
+    turns = tl.floor(angle * (0.5 / 3.141592653589793) + 0.5)
+    rest = tl.fma(turns, -4 * QUARTER, angle)
+    rest = tl.fma(turns, -4 * QUARTER_REST, rest)
+    cosine = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [rest], tl.float32, is_pure=True, pack=1)
+    sine = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [rest], tl.float32, is_pure=True, pack=1)
+    return cosine, sine
 
 
 @triton.jit

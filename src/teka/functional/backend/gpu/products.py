@@ -10,15 +10,20 @@ import triton.language as tl
 from teka.functional.backend.gpu.maps import (
     NO_KEY,
     angles_gradient,
+    exact_cosine_and_sine,
     load_tokens,
+    near_cosine_and_sine,
     pair_lengths,
     pair_lengths_gradient,
     rotated,
+    where_sound,
 )
 
 
 @triton.jit
-def load_places(places, tokens, kept, num_places, form: tl.constexpr, width: tl.constexpr):
+def load_places(
+    places, tokens, kept, num_places, form: tl.constexpr, precision: tl.constexpr, width: tl.constexpr
+):  # fmt: skip
     """Cosines and sines of a block's angles, or its waves twice; zeros where there are none."""
     if form == "none":
         cosine = tl.zeros((1, 1), tl.float32)
@@ -28,7 +33,10 @@ def load_places(places, tokens, kept, num_places, form: tl.constexpr, width: tl.
         cosine = load_tokens(places, tokens, columns, num_places, kept, columns < num_places)
         sine = cosine
         if form == "rotary":
-            cosine, sine = tl.cos(cosine), tl.sin(sine)
+            if precision == "tf32":
+                cosine, sine = near_cosine_and_sine(cosine)
+            else:
+                cosine, sine = exact_cosine_and_sine(cosine)
     return cosine, sine
 
 
@@ -224,3 +232,11 @@ def sums_asked(gradient, output, inverse):
     """The gradients of N_i and D_i, g/D_i and −gᵀout_i/D_i, from that of out_i = N_i / D_i."""
     of_above = gradient * inverse[:, None]
     return of_above, -tl.sum(of_above * output, axis=1)
+
+
+@triton.jit
+def sound_sums_asked(gradient, output, inverse):
+    """The same, 0 where 1/D_i is NaN: nothing is asked by outputs that are."""
+    return sums_asked(
+        where_sound(inverse, gradient), where_sound(inverse, output), tl.where(inverse == inverse, inverse, 0.0)
+    )

@@ -1,0 +1,167 @@
+"""What the library makes is where its input is: on tensors without numbers, which cannot be on a CPU and elsewhere.
+
+The device is "meta", which torch differentiates on without a GPU; under `FakeTensorMode` an operation on tensors of two
+devices is refused, as a GPU refuses it. What only a GPU does, FlexAttention, is done here as there, with a stand-in for
+the compiled kernel.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts import cases
+from tests.contracts.cases import (
+    CAUSAL,
+    CROSSED_KERNELS,
+    EXHAUSTIVE,
+    FAST_CAUSAL,
+    POSSIBLE,
+    Case,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    each,
+    together,
+    with_leaves,
+)
+from torch import Tensor, nn
+
+from teka import Grid
+from teka._compat import fake_tensors
+from teka.functional import KERNELS, RELATIVES, RotationJoint, attention
+from teka.functional.kernel.base import Kernel
+from teka.functional.relative.base import Relative
+from teka.functional.relative.biases import DecayRelative
+from teka.models import Performer
+from teka.models.performer import POOLS, POSITIONS
+from teka.nn import Attention
+
+AWAY = "meta"
+# Which features a kernel has and where tokens are is computed apart: one kernel with features meets every position.
+APART = [
+    case
+    for case in POSSIBLE
+    if EXHAUSTIVE
+    or case.kernel not in CROSSED_KERNELS[2:]
+    or case.relative in (None, "rotary", "rotation_joint", "clipped")
+]
+EVERY_PAIR = [case for case in CAUSAL if case.kernel == "softmax"]
+fake_tensor = fake_tensors()
+flex = import_module("teka.functional.backend.flex")
+
+
+class Rehearsal(fake_tensor.FakeTensorMode):
+    """Tensors without numbers, of which every truth is true, every number 1, and one row is unresolved."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)  # an index of Python's numbers
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return args[0].dtype == torch.bool or 1
+        if func is torch.ops.aten.nonzero.default:
+            return args[0].new_zeros(1, args[0].ndim, dtype=torch.long)
+        return super().dispatch(func, types, args, kwargs or {})
+
+
+def every_pair(
+    query: Tensor, key: Tensor, value: Tensor, *, score_mod: Callable[..., Tensor], block_mask: Any, scale: float
+) -> Tensor:
+    """FlexAttention's formula, with a score from the indices of each pair."""
+    products = scale * query @ key.transpose(-2, -1)
+    places = [torch.arange(side, device=query.device) for side in products.shape]
+    scores = score_mod(products, *torch.meshgrid(*places, indexing="ij"))
+    assert block_mask is None or block_mask.kv_indices.device == query.device
+    return scores.softmax(dim=-1) @ value
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cases, "DEVICE", AWAY)
+    # As on a GPU.
+    monkeypatch.setattr(fake_tensor.FakeTensor, "is_cuda", property(lambda self: self.device.type == AWAY))
+    monkeypatch.setattr(flex, "_compiled", lambda: every_pair)
+    monkeypatch.setattr(flex, "LEAST_PAIRS", 0)
+    with Rehearsal():
+        yield
+
+
+def check_gradients(output: Tensor, leaves: dict[str, Tensor]) -> None:
+    """Check that an output and all gradients that there are have not come back to the CPU."""
+    gradients = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)
+    assert output.device.type == AWAY
+    assert any(gradient is not None for gradient in gradients)
+    for name, gradient in zip(leaves, gradients, strict=True):
+        assert gradient is None or gradient.device.type == AWAY, name
+
+
+def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: bool) -> None:
+    kind = None if case.relative is None else RELATIVES[case.relative]
+    is_bounded = kind is not None and issubclass(kind, RotationJoint | DecayRelative)
+    # The rings of a kernel by its name are too many for a small torus.
+    grid = Grid(11) if is_causal else Grid((5, 7), periodic=not by_name and not is_bounded)
+    inputs = draw_inputs(first + grid.num_tokens, dtype=torch.float32)
+    leaves = {name: one.requires_grad_() for name, one in zip(("query", "key", "value"), inputs, strict=True)}
+    kernel: str | Kernel = case.kernel
+    relative: str | Relative | None = case.relative
+    if not by_name:
+        made = build_relative(relative, kernel=kernel, heads=3, dim=5, num_axes=grid.num_axes, max_distance=3)
+        kernel, more = with_leaves(build_kernel(case.kernel, made, 5), torch.float32)
+        leaves |= {f"kernel.{name}": leaf for name, leaf in more.items()}
+        if made is not None:
+            relative, more = with_leaves(made, torch.float32)
+            leaves |= {f"relative.{name}": leaf for name, leaf in more.items()}
+    mask = draw_mask(2, first + grid.num_tokens) if masked else None
+    options = {"grid": grid, "num_prefix_tokens": first, "key_mask": mask, "is_causal": is_causal}
+    check_gradients(attention(*inputs, kernel=kernel, relative=relative, backend=case.backend, **options), leaves)
+
+
+@together(APART, masked=[False, True], by_name=[False, True], first=[0, 1])
+def test_attention_stays_on_its_device(case: Case, masked: bool, by_name: bool, first: int):
+    check(case, masked=masked, by_name=by_name, first=first, is_causal=False)
+
+
+@together([*EVERY_PAIR, *(case for case in FAST_CAUSAL if case in APART)], masked=[False, True], by_name=[False, True])
+def test_causal_attention_stays_on_its_device(case: Case, masked: bool, by_name: bool):
+    check(case, masked=masked, by_name=by_name, first=0, is_causal=True)
+
+
+def check_module(make: Callable[[], nn.Module], call: Callable[[nn.Module], Tensor]) -> None:
+    with torch.device(AWAY):
+        module = make()
+    check_gradients(call(module), dict(module.named_parameters()))
+
+
+@each({name: {"relative": name} for name in RELATIVES} | {name: {"kernel": name, "relative": None} for name in KERNELS})
+def test_a_layer_stays_on_its_device(options: dict[str, Any]):
+    if options["relative"] == "rotation_joint":
+        options = {**options, "kernel": "positive"}
+    tokens = torch.randn(2, 15, 8, device=AWAY)
+    check_module(lambda: Attention(8, 2, **options), lambda layer: layer(tokens, Grid((3, 5)), draw_mask(2, 15)))
+
+
+@each(
+    {name: {"position": name, "kernel": "positive", "pool": "mean"} for name in POSITIONS}
+    | {name: {"pool": name, "position": "none"} for name in POOLS}
+)
+def test_a_performer_stays_on_its_device(options: dict[str, Any]):
+    images = torch.randn(2, 2, 6, 4, device=AWAY)
+    make = partial(Performer, (6, 4), 2, 3, dim=8, depth=1, heads=2, **options)
+    check_module(make, lambda model: model(images))
+
+
+def test_what_is_made_on_the_cpu_is_seen():
+    tokens = torch.randn(2, 15, 8, device=AWAY)
+    for spoilt in (lambda: tokens * torch.arange(8), lambda: tokens @ torch.eye(8)):
+        with pytest.raises(RuntimeError, match=r"two (different )?devices"):
+            spoilt()
+
+
+def test_blocks_without_numbers_are_not_kept_for_later_calls():
+    kept = flex._kept_causal_blocks.cache_info()
+    check(Case("softmax", "rotation", "dense"), masked=False, by_name=True, first=0, is_causal=True)
+    assert flex._kept_causal_blocks.cache_info() == kept
