@@ -1,5 +1,6 @@
 """Triton kernels on tensors: what they are compiled for, sizes of blocks, and order in memory."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,7 @@ class Heads:
             length=self.length,
             whole=(self.size, self.channels) == (self.query.shape[-1], self.value.shape[-1]),
             num_warps=num_warps,
-            num_stages=2 if precision == "tf32x3" else 3,  # more need more memory within a core than some GPUs have
+            num_stages=2 if precision == "tf32x3" else most_stages(self.query.device),
         )
 
     def numbers(self, tokens: Tensor) -> tuple[int | float, ...]:
@@ -131,6 +132,13 @@ class Heads:
             self.empty(one.shape[2], self.num_places).unflatten(0, (batch, heads)) for one in (self.query, self.key)
         )
         return of_query, of_key
+
+
+@functools.cache
+def most_stages(device: torch.device) -> int:
+    """How many steps of a loop are loaded ahead, for which a multiprocessor must have the memory."""
+    found = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return 3 if getattr(found, "shared_memory_per_block_optin", 0) >= 2**17 else 2
 
 
 def run(compute: Any, grid: tuple[int, ...], *given: object, **compiled: object) -> None:
