@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -237,15 +238,17 @@ def _run_each(test: Callable[..., None], runs: Runs) -> None:
             raise AssertionError(f"{name}: {error}") from error
 
 
+def with_tensors(instance: Parametrised, change: Callable[[Tensor], Tensor]) -> tuple[Parametrised, dict[str, Tensor]]:
+    """The instance with every tensor of it changed, and the new ones by name."""
+    assert dataclasses.is_dataclass(instance)
+    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    tensors = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(instance, **tensors), tensors
+
+
 def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> tuple[Parametrised, dict[str, Tensor]]:
     """The instance with every tensor of it a leaf that takes a gradient, and those leaves by name."""
-    assert dataclasses.is_dataclass(instance)
-    leaves = {
-        field.name: getattr(instance, field.name).detach().to(DEVICE, dtype).requires_grad_()
-        for field in dataclasses.fields(instance)
-        if isinstance(getattr(instance, field.name), Tensor)
-    }
-    return dataclasses.replace(instance, **leaves), leaves
+    return with_tensors(instance, lambda one: one.detach().to(DEVICE, dtype).requires_grad_())
 
 
 def build_relative(
@@ -291,19 +294,13 @@ def build_kernel(name: str, relative: Relative | None, dim: int) -> Kernel:
 
 def on_device(instance: Parametrised) -> Parametrised:
     """The instance with its tensors on the device of the tests."""
-    assert dataclasses.is_dataclass(instance)
-    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
-    tensors = {name: value.to(DEVICE) for name, value in values.items() if isinstance(value, Tensor)}
-    return dataclasses.replace(instance, **tensors)
+    return with_tensors(instance, lambda one: one.to(DEVICE))[0]
 
 
 def with_noise(kernel: Kernel) -> Kernel:
     """The kernel with a random number added to every entry of its tensors, as if it had learned."""
-    generator = torch.Generator().manual_seed(0)
-    assert dataclasses.is_dataclass(kernel)
-    tensors = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
-    noise = {name: 0.5 * torch.randn(one.shape, generator=generator).to(one.device) for name, one in tensors.items()}
-    return dataclasses.replace(kernel, **{name: one + noise[name] for name, one in tensors.items()})
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    return with_tensors(kernel, lambda one: one + 0.5 * draw(one.shape).to(one.device))[0]
 
 
 def draw_inputs(
@@ -319,12 +316,9 @@ def draw_inputs(
 ) -> list[Tensor]:
     """Query, key and value ~ N(0, scale²); sizes that are all different."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        (scale * torch.randn(batch, heads, num_tokens, size, generator=generator, dtype=torch.float64)).to(
-            DEVICE, dtype
-        )
-        for size in (dim, dim, dim_value)
-    ]
+    sizes = ((batch, heads, num_tokens, size) for size in (dim, dim, dim_value))
+    drawn = (scale * torch.randn(one, generator=generator, dtype=torch.float64) for one in sizes)
+    return [one.to(DEVICE, dtype) for one in drawn]
 
 
 def explicit_attention(
