@@ -1,18 +1,40 @@
 """How the tests check annotations: what jaxtyping's import hook puts on every function of teka, at less cost.
 
 Its checks bind the arguments and check them twice, whether or not there is an array, and are written and compiled anew
-whenever a function is defined. That was 30 of 68 s of one file of contracts.
+whenever a function is defined. That was 30 of 68 s of one file of contracts. Checks depend on types and shapes, and
+what has come once is not checked again.
 """
 
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType
 from typing import get_type_hints
+from unittest import mock
 
 import jaxtyping
+import numpy as np
+from jaxtyping import _import_hook
+from torch import Tensor
 
 check_arrays = jaxtyping.jaxtyped
+
+
+class Loader(_import_hook._JaxtypingLoader):
+    """How jaxtyping loads a module, whose compiled file has a name of its own: here that of this module alone.
+
+    Otherwise all libraries that the module imports had such a name too, and were compiled anew.
+    """
+
+    def exec_module(self, module: ModuleType) -> None:
+        SourceFileLoader.exec_module(self, module)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        name = functools.partial(_import_hook._optimized_cache_from_source, self._typechecker.get_hash())
+        with mock.patch("importlib._bootstrap_external.cache_from_source", name):
+            return super().get_code(fullname)
 
 
 def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
@@ -34,7 +56,11 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
 
 
 def checked_when_called(definition: Callable, typechecker: Callable[[Callable], Callable]) -> Callable:
-    """The function with its checks, which are made at the first call, or the bare one while checks are off."""
+    """The function with its checks, which are made at the first call, or the bare one while checks are off.
+
+    So is it for arguments of types and shapes that came before.
+    """
+    came: set[Hashable] = set()
 
     @functools.cache
     def checked() -> Callable:
@@ -42,9 +68,27 @@ def checked_when_called(definition: Callable, typechecker: Callable[[Callable], 
 
     @functools.wraps(definition)
     def either(*arguments: object, **options: object) -> object:
-        return (definition if jaxtyping.config.jaxtyping_disable else checked())(*arguments, **options)
+        if jaxtyping.config.jaxtyping_disable:
+            return definition(*arguments, **options)
+        kinds = (*map(kind, arguments), *options, *map(kind, options.values()))
+        if kinds in came:
+            return definition(*arguments, **options)
+        result = checked()(*arguments, **options)
+        came.add(kinds)
+        return result
 
     return either
+
+
+def kind(argument: object) -> Hashable:
+    """All that a check looks at: types, shapes, and numbers and names as they are, which sizes may hang on."""
+    if isinstance(argument, (Tensor, np.ndarray)):
+        return type(argument), argument.dtype, argument.shape
+    if isinstance(argument, (int, str)):
+        return type(argument), argument
+    if isinstance(argument, (tuple, list)):
+        return type(argument), *map(kind, argument)
+    return type(argument)
 
 
 def has_no_array(definition: Callable) -> bool:

@@ -6,7 +6,8 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
-from tests.annotations import annotations_unchecked, check
+from jaxtyping import _import_hook
+from tests.annotations import Loader, annotations_unchecked, check
 
 # One thread here and in the commands that tests start: threads of several processes wait for each other.
 torch.set_num_threads(1)
@@ -15,6 +16,7 @@ settings.register_profile("teka", derandomize=True, deadline=None, max_examples=
 settings.load_profile("teka")
 # Before teka is imported.
 jaxtyping.jaxtyped = check
+_import_hook._JaxtypingLoader = Loader
 # What is imported stays: to look through it again and again for garbage was a third of the time that importing took.
 gc.disable()
 
@@ -22,6 +24,10 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or Triton's library tells of hundreds of leaks
 
 
 @pytest.fixture(scope="session", autouse=True)
