@@ -1,5 +1,6 @@
 """What every content kernel κ(q, k) offers."""
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -230,6 +231,10 @@ class FeatureKernel(Kernel):
         return lambda product: torch.log(torch.maximum(product, tiny))
 
 
+# What makes features from vectors.
+MAKES_FEATURES = ("query_features", "key_features", "query_exponent", "key_exponent")
+
+
 class FusedKernel(FeatureKernel):
     """A kernel with the gradient of φ written out, for `backend.fused`, which makes φ of a block of tokens, and again.
 
@@ -237,6 +242,12 @@ class FusedKernel(FeatureKernel):
     """
 
     reads_heads_first: ClassVar[bool] = True
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the blocks have the features: not where a subclass of the class that wrote them makes others."""
+        classes = itertools.takewhile(lambda one: "key_block" not in vars(one), type(self).__mro__)
+        return not any(name in vars(one) for one in classes for name in MAKES_FEATURES)
 
     @abstractmethod
     def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"] | None:

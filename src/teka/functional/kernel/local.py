@@ -48,12 +48,6 @@ class LocalKernel(PointwiseKernel, FusedKernel):
 
     degree: ClassVar[int | None] = None
 
-    @property
-    def is_fused(self) -> bool:
-        """Whether the features are the map's, and not those of a subclass that makes them in another way."""
-        made = (type(self).query_features, type(self).key_features)
-        return made == (LocalKernel.query_features, LocalKernel.key_features)
-
     @abstractmethod
     def feature_map_pullback(self, vectors: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
         """φ(x), and a function of the gradient of φ(x), which it may overwrite, that writes that of x to its second."""

@@ -106,10 +106,7 @@ class SlopedExponential(Exponential, FusedKernel):
 
     @property
     def is_fused(self) -> bool:
-        """Whether the features are those of the slopes, and not of a subclass that makes them in another way."""
-        names = ("query_exponent", "key_exponent", "query_features", "key_features")
-        as_here = all(getattr(type(self), name) is getattr(SlopedExponential, name) for name in names)
-        return as_here and not self.projection.requires_grad
+        return super().is_fused and not self.projection.requires_grad
 
     def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"]:
         """The largest e(k) / ln 2 of the kept keys of every batch and head."""

@@ -13,6 +13,7 @@ from teka.functional import Elu, FeatureKernel, Hyperbolic, Positive, Rotary, Ta
 from teka.functional import plan as plans
 from teka.functional.backend.fused import position_maps, two_sided
 from teka.functional.backend.fused.two_sided import fused_linear
+from teka.functional.kernel import make_kernel
 
 GENERATOR = torch.Generator().manual_seed(0)
 PLACES = torch.rand(2, 77, 2, generator=GENERATOR, dtype=torch.float64) * 30
@@ -99,3 +100,23 @@ def test_gradients_can_be_differentiated_again(relative: str):
 
     for fused, truth in zip(second("linear"), second("dense"), strict=True):
         assert relative_change(fused, truth) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "maker"), [(Elu, "key_features"), (Taylor2, "query_features"), (Positive, "query_exponent")]
+)
+def test_a_subclass_that_makes_features_in_another_way_has_them(kind: type[FeatureKernel], maker: str):
+    made = getattr(kind, maker)
+
+    def others(self, *given: Tensor, **options: Any) -> Tensor:
+        return made(self, *given, **options).square()
+
+    kernel = make_kernel(kind.name, 5)
+    assert isinstance(kernel, kind)
+    other = type("Other", (kind,), {maker: others})(**vars(kernel))
+    assert kernel.is_fused
+    assert not other.is_fused
+    query, key, value = draw_inputs(33, heads=2)
+    weights = other.query_features(query, scale=0.4) @ other.key_features(key, scale=0.4).mT
+    expected = weights / weights.sum(dim=-1, keepdim=True) @ value
+    assert relative_change(attention(query, key, value, kernel=other, backend="linear", scale=0.4), expected) <= 1e-12
