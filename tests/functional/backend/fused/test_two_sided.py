@@ -28,11 +28,11 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of a few tokens, however few there are in all."""
-    monkeypatch.setattr(two_sided, "BLOCK_TOKENS", 16)
-    monkeypatch.setattr(plans, "LEAST_IN_BLOCKS", dict.fromkeys(plans.LEAST_IN_BLOCKS, (0, 0)))
+@pytest.fixture(autouse=True, params=[16, 240, 1000], ids=["parts of a head", "heads of a sample", "all at once"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of few tokens and of many, with three heads and two samples of 77, however few there are in all."""
+    monkeypatch.setattr(two_sided, "BLOCK_TOKENS", request.param)
+    monkeypatch.setattr(plans, "LEAST_IN_BLOCKS", dict.fromkeys(plans.LEAST_IN_BLOCKS, 0))
 
 
 @pytest.mark.parametrize("normalizer", ["mixed", "lengths", "features"])
@@ -43,10 +43,10 @@ def test_rotated_in_blocks_values_and_every_gradient_are_those_of_every_pair(
     calls = []
     parts = position_maps.RotationMap.parts
     monkeypatch.setattr(position_maps.RotationMap, "parts", lambda *given: calls.append(given) or parts(*given))
-    query, key, value = draw_inputs(77, heads=2, dim=6)
+    query, key, value = draw_inputs(77, heads=3, dim=6)
     num_keys = placement["key_grid"].num_tokens if "key_grid" in placement else 77
     axes = placement["grid"].num_axes if "grid" in placement else 2
-    frequency = torch.randn(2, 3, axes, generator=GENERATOR, dtype=torch.float64)
+    frequency = torch.randn(3, 3, axes, generator=GENERATOR, dtype=torch.float64)
     leaves = [one.requires_grad_() for one in (query, key[:, :, :num_keys], value[:, :, :num_keys], frequency)]
     mask = torch.rand(2, num_keys, generator=GENERATOR) > 0.3
     found = []

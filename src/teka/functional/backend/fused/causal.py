@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, Factors, PositionMap
+from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, Factors, PositionMap, of_block
 from teka.functional.backend.fused.two_sided import differentiable_gradients, masked, product
 from teka.functional.kernel.local import LocalKernel
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
@@ -45,26 +45,26 @@ class _FusedCausal(Function):
     @staticmethod
     def forward(ctx, query, key, value, kernel, positions, scale, key_mask, *tensors):
         weights = _weights(positions, kernel, query)
-        inverse = value.new_empty(query.shape[1], query.shape[0], query.shape[2], 1)
+        inverse = value.new_empty(*query.shape[:3], 1)
         shape = (*query.shape[:3], value.shape[-1])
         output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
         sums, kept = _Sums(), []
         for block in _blocks(query):
-            samples, head, tokens = block
-            sums = _Sums() if tokens.start == 0 else sums.copy()
+            sums = _Sums() if block[2].start == 0 else sums.copy()
             kept.append(sums.copy())
-            query_features, _ = kernel.query_block(query[block], scale=scale)
-            key_features = masked(kernel.feature_map(key[block], scale=scale), key_mask, samples, tokens)
+            query_features, _ = kernel.query_block(of_block(query, block), scale=scale)
+            key_features = masked(kernel.feature_map(of_block(key, block), scale=scale), key_mask, block)
+            num_rows = len(key_features)
             _, left, asked, _ = next(positions.parts(query_features, QUERIES, block, []))
             _, right, given, _ = next(positions.parts(key_features, KEYS, block, []))
-            left, right, values = _chunks(left), _chunks(right), _chunks(value[block])
-            before = sums.hand_on(right.mT @ values, samples)
+            left, right, values = _chunks(left), _chunks(right), _chunks(of_block(value, block))
+            before = sums.hand_on(right.mT @ values, num_rows)
             above = product(torch.bmm(left, right.mT).tril_(), values, product(left, before, None))
-            below = inverse[head, samples, tokens].zero_()
+            below = of_block(inverse, block).zero_()
             for place, weight in weights.items():
                 below.add_(sums.run_on(place, given[place]).mul_(asked[place]).sum(dim=-1, keepdim=True), alpha=weight)
             below.clamp_min_(torch.finfo(value.dtype).tiny).reciprocal_()
-            torch.mul(_tokens(above, samples), below, out=output[block])
+            torch.mul(_tokens(above, num_rows), below, out=of_block(output, block))
         ctx.save_for_backward(query, key, value, key_mask, inverse, output, *tensors)
         ctx.kernel, ctx.positions, ctx.scale = kernel, positions.with_tensors(()), scale
         ctx.num_tensors, ctx.is_causal, ctx.sums = len(tensors), True, kept
@@ -83,31 +83,31 @@ class _FusedCausal(Function):
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         noted, later = positions.new_gradients(query.shape[0]), _Sums()
         for block, before_block in zip(reversed(list(_blocks(query))), reversed(ctx.sums), strict=True):
-            samples, head, tokens = block
             sums = before_block.copy()  # a graph may be gone through twice
-            later = _Sums() if tokens.stop == query.shape[2] else later
-            query_features, pull_query = kernel.query_block(query[block], scale=scale)
-            key_features, pull_key = kernel.feature_map_pullback(key[block], scale=scale)
-            key_features = masked(key_features, key_mask, samples, tokens)
-            of_above = gradient[block] * inverse[head, samples, tokens]
-            of_below = -(of_above * output[block]).sum(dim=-1, keepdim=True)
+            later = _Sums() if block[2].stop == query.shape[2] else later
+            query_features, pull_query = kernel.query_block(of_block(query, block), scale=scale)
+            key_features, pull_key = kernel.feature_map_pullback(of_block(key, block), scale=scale)
+            key_features, num_rows = masked(key_features, key_mask, block), len(key_features)
+            of_above = of_block(gradient, block) * of_block(inverse, block)
+            of_below = -(of_above * of_block(output, block)).sum(dim=-1, keepdim=True)
             _, left, asked, pull_left = next(positions.parts(query_features, QUERIES, block, noted))
             _, right, given, pull_right = next(positions.parts(key_features, KEYS, block, noted))
-            left, right, asking, values = (_chunks(one) for one in (left, right, of_above, value[block]))
-            before = sums.hand_on(right.mT @ values, samples)
-            after = later.hand_on(left.mT @ asking, samples, back=True)
+            left, right, asking, values = (_chunks(one) for one in (left, right, of_above, of_block(value, block)))
+            before = sums.hand_on(right.mT @ values, num_rows)
+            after = later.hand_on(left.mT @ asking, num_rows, back=True)
             pairs, of_pairs = torch.bmm(left, right.mT).tril_(), torch.bmm(asking, values.mT).tril_()
-            of_value[block] = _tokens(product(pairs.mT, asking, product(right, after, None)), samples)
-            of_left = _tokens(product(of_pairs, right, product(asking, before.mT, None)), samples)
-            of_right = _tokens(product(of_pairs.mT, left, product(values, after.mT, None)), samples)
+            of_values = _tokens(product(pairs.mT, asking, product(right, after, None)), num_rows)
+            of_block(of_value, block).copy_(of_values)
+            of_left = _tokens(product(of_pairs, right, product(asking, before.mT, None)), num_rows)
+            of_right = _tokens(product(of_pairs.mT, left, product(values, after.mT, None)), num_rows)
             of_asked: list[Factors] = [(None, of_below)] * len(asked)
             of_given = list(of_asked)
             for place, weight in weights.items():
                 of_sum = of_below * weight
                 of_asked[place] = of_sum, sums.run_on(place, given[place])
                 of_given[place] = None, later.run_on(place, asked[place] * of_sum, back=True)
-            pull_query(pull_left(of_left, of_asked, None), of_query[block])
-            pull_key(masked(pull_right(of_right, of_given, None), key_mask, samples, tokens), of_key[block])
+            pull_query(pull_left(of_left, of_asked, None), of_block(of_query, block))
+            pull_key(masked(pull_right(of_right, of_given, None), key_mask, block), of_block(of_key, block))
         return of_query, of_key, of_value, *nothing, *positions.gradients(noted)
 
 
@@ -121,16 +121,16 @@ class _Sums:
         """One that goes on by itself."""
         return _Sums(self.state, dict(self.totals))
 
-    def hand_on(self, own: Tensor, samples: slice, *, back: bool = False) -> Tensor:
-        """What there is before every chunk, (samples · chunks, size, channels), to which the chunk's own is added."""
-        own = own.unflatten(0, (samples.stop - samples.start, -1))
+    def hand_on(self, own: Tensor, num_rows: int, *, back: bool = False) -> Tensor:
+        """What there is before every chunk, (rows · chunks, size, channels), to which the chunk's own is added."""
+        own = own.unflatten(0, (num_rows, -1))
         first = torch.zeros_like(own[:, 0]) if self.state is None else self.state
         sums = torch.cat([first[:, None], own.flip(1) if back else own], dim=1).cumsum(dim=1)
         self.state = sums[:, -1].clone()
         return (sums[:, :-1].flip(1) if back else sums[:, :-1]).flatten(0, 1)
 
     def run_on(self, place: int, tokens: Tensor, *, back: bool = False) -> Tensor:
-        """The sum up to every token, itself among them, of (samples, tokens, size)."""
+        """The sum up to every token, itself among them, of (rows, tokens, size)."""
         sums = (tokens.flip(1) if back else tokens).cumsum(dim=1)
         if place in self.totals:
             sums.add_(self.totals[place])
@@ -152,15 +152,15 @@ def _blocks(tokens: Tensor) -> Iterator[Block]:
     bounds = sorted({0, *range(0, whole, most), whole, num_tokens})
     for head, first in itertools.product(range(heads), range(0, batch, samples)):
         for start, stop in itertools.pairwise(bounds):
-            yield slice(first, min(first + samples, batch)), head, slice(start, stop)
+            yield slice(first, min(first + samples, batch)), slice(head, head + 1), slice(start, stop)
 
 
 def _chunks(tokens: Tensor) -> Tensor:
-    """(samples · chunks, tokens of a chunk, size) of (samples, tokens, size)."""
+    """(rows · chunks, tokens of a chunk, size) of (rows, tokens, size)."""
     return tokens.unflatten(1, (-1, min(CHUNK_TOKENS, tokens.shape[1]))).flatten(0, 1)
 
 
-def _tokens(chunks: Tensor, samples: slice) -> Tensor:
-    """(samples, tokens, size) of (samples · chunks, tokens of a chunk, size), tokens last in memory."""
-    chunks = chunks.unflatten(0, (samples.stop - samples.start, -1)).permute(3, 0, 1, 2)
+def _tokens(chunks: Tensor, num_rows: int) -> Tensor:
+    """(rows, tokens, size) of (rows · chunks, tokens of a chunk, size), tokens last in memory."""
+    chunks = chunks.unflatten(0, (num_rows, -1)).permute(3, 0, 1, 2)
     return chunks.flatten(2).permute(1, 2, 0)

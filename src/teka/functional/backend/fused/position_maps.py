@@ -15,13 +15,25 @@ from teka.functional.backend.sums import plain_sums
 from teka.functional.positions import Positions, phases, widest
 
 QUERIES, KEYS = 0, 1
-Block = tuple[slice, int, slice]  # samples, a head, tokens
+Block = tuple[slice, slice, slice]  # samples, heads, tokens
 Factors = tuple[Tensor | None, Tensor]  # whose product is meant, None being 1
 # The features' gradient, added to what there is, from that of a part and those of what its denominator sums.
 Pull = Callable[[Tensor, Sequence[Factors], Tensor | None], Tensor]
-# The number of a group of parts of the numerator, these side by side and what their denominators sum, (samples, tokens,
-# parts · size), the way back.
+# The number of a group of parts of the numerator, these side by side and what their denominators sum, (samples · heads,
+# tokens, parts · size), the way back.
 Part = tuple[int, Tensor, Sequence[Tensor | None], Pull]
+
+
+def of_block(tensor: Tensor, block: tuple[slice, ...]) -> Tensor:
+    """What (#batch, heads, rows, columns) has of a block, (samples · heads, rows, columns), #samples of one head.
+
+    It is a view where there is one head, one sample, or in memory one after the other all heads of every sample.
+    """
+    samples, *others = block
+    found = tensor[(samples if len(tensor) > 1 else slice(None), *others)]
+    if found.shape[1] > 1:
+        found = found.expand(samples.stop - samples.start, -1, -1, -1)
+    return found.mT.flatten(0, 1).mT  # a copy has the last rows last in memory
 
 
 def add_product(to: Tensor, factors: Factors) -> Tensor:
@@ -114,10 +126,9 @@ class WaveMap(PositionMap):
         return [one if waves.shape[0] > 1 else one.sum(dim=0, keepdim=True) for one, waves in pairs]
 
     def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
-        samples, head, tokens = block
         waves = self.tensors[side]
-        # (samples, W, features, tokens): products of small matrices are slow one by one.
-        wave = waves[samples if waves.shape[0] > 1 else slice(None), head, tokens].mT.contiguous()[:, :, None]
+        # (samples · heads, W, features, tokens): products of small matrices are slow one by one.
+        wave = of_block(waves, block).mT.contiguous()[:, :, None]
         rows = features.mT[:, None]
         part = features.new_empty(len(features), wave.shape[1], *features.mT.shape[1:])
         torch.mul(rows, wave, out=part)
@@ -125,7 +136,7 @@ class WaveMap(PositionMap):
         def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
             of_waved = add_product(of_part, of_summed[0]).mT.unflatten(1, part.shape[1:3])
             if waves.requires_grad:
-                gradients[side][block] = torch.mul(of_waved, rows, out=part).sum(dim=2).mT
+                of_block(gradients[side], block).copy_(torch.mul(of_waved, rows, out=part).sum(dim=2).mT)
             of_features = of_waved.mul_(wave).sum(dim=1).mT
             return of_features if so_far is None else so_far.add_(of_features)
 
@@ -184,9 +195,11 @@ class RotationMap(PositionMap):
             of_first, of_second = of_part[..., 0::2], of_part[..., 1::2]
             if self.tensors[0].requires_grad:
                 of_angle = torch.mul(turned[0], of_second).addcmul_(turned[1], of_first, value=-1)
+                of_heads = gradients[0][block[1]]
                 # One product an axis: a matrix with as few columns takes several times as long.
                 for axis, offsets in enumerate(self._offsets(side, block).split(1, dim=-1)):
-                    gradients[0][block[1], :, axis] += torch.bmm(of_angle.mT, offsets)[..., 0].sum(dim=0)
+                    of_frequency = torch.bmm(of_angle.mT, offsets).view(-1, *of_heads.shape[:2])
+                    of_heads[..., axis] += of_frequency.sum(dim=0)
             of_features = torch.empty_like(features)
             back = of_features[..., 0::2], of_features[..., 1::2]
             torch.mul(of_first, cosine, out=back[0]).addcmul_(of_second, sine)
@@ -205,30 +218,29 @@ class RotationMap(PositionMap):
         yield 0, rotated, (features if share < 1 else None, lengths), pull
 
     def _phasor(self, side: int, block: Block) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the angles of a block, (#samples, tokens, pairs), tokens last in memory."""
-        samples, head, tokens = block
-        key = (side if self.positions.key is not None else QUERIES, head)
-        if key not in self._phasors:  # of one head at a time, whose blocks come one after another
+        """Cosines and sines of the angles of a block, (#samples · heads, tokens, pairs), tokens last in memory."""
+        samples, heads, tokens = block
+        key = (side if self.positions.key is not None else QUERIES, heads.start, heads.stop)
+        if key not in self._phasors:  # of some heads at a time, whose blocks come one after another
             self._phasors.clear()
-            self._phasors[key] = self._phasor_of_head(*key)
-        cosine, sine = self._phasors[key]
-        samples = samples if len(cosine) > 1 else slice(None)
-        return cosine[samples, :, tokens].mT, sine[samples, :, tokens].mT
+            self._phasors[key] = self._phasor_of_heads(key[0], heads)
+        cosine, sine = (of_block(one, (samples, slice(None), slice(None), tokens)) for one in self._phasors[key])
+        return cosine.mT, sine.mT
 
     @cached_property
-    def _phasors(self) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+    def _phasors(self) -> dict[tuple[int, int, int], tuple[Tensor, Tensor]]:
         return {}
 
-    def _phasor_of_head(self, side: int, head: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all angles, (#batch, pairs, tokens); on a grid from those of every axis."""
-        frequency = self.tensors[0].detach()[head, None]
+    def _phasor_of_heads(self, side: int, heads: slice) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all angles, (#batch, heads, pairs, tokens); on a grid from those of every axis."""
+        frequency = self.tensors[0].detach()[heads]
         positions = self.positions.of_keys if side else self.positions
         device = frequency.device
         if positions.grid is None:
-            angle = phases(frequency, positions.places(device), self.dtype).mT.squeeze(-3)
-            angle = angle if angle.ndim == 3 else angle[None]
+            angle = phases(frequency, positions.places(device), self.dtype).mT
+            angle = angle if angle.ndim == 4 else angle[None]
             return torch.cos(angle), torch.sin(angle)
-        cosine = torch.ones(1, frequency.shape[1], 1, dtype=self.dtype, device=device)
+        cosine = torch.ones(1, *frequency.shape[:2], 1, dtype=self.dtype, device=device)
         sine = torch.zeros_like(cosine)
         for axis in range(positions.num_axes):
             rows = positions.grid.axis_positions(axis, dtype=widest(device), device=device)[:, None]
@@ -241,12 +253,13 @@ class RotationMap(PositionMap):
         return cosine, sine
 
     def _offsets(self, side: int, block: Block) -> Tensor:
-        """Places of a block less the first query's, (#samples, tokens, axes): what is common to all turns nothing."""
-        samples, _, tokens = block
+        """Places of a block less the first query's, (samples · heads, tokens, axes): what all have turns nothing."""
+        samples, heads, tokens = block
         query, key = (one.places(torch.device("cpu")) for one in (self.positions, self.positions.of_keys))
         places = (key if side else query)[..., tokens, :] - query.flatten(0, -2)[0]
         places = places[None] if places.ndim == 2 else places[samples if len(places) > 1 else slice(None)]
-        return places.to(self.dtype).expand(samples.stop - samples.start, -1, -1)
+        sizes = samples.stop - samples.start, heads.stop - heads.start
+        return places.to(self.dtype)[:, None].expand(*sizes, -1, -1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -282,14 +295,14 @@ class PrefixMap(PositionMap):
         return self.placed.gradients(summed)
 
     def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
-        samples, head, tokens = block
+        samples, heads, tokens = block
         of_first, of_others = (plain_part(len(self.placed.groups) + number, features) for number in range(2))
         if tokens.start < self.first:
             yield of_first
             if side == QUERIES:
                 yield of_others
             return
-        after = samples, head, slice(tokens.start - self.first, tokens.stop - self.first)
+        after = samples, heads, slice(tokens.start - self.first, tokens.stop - self.first)
         yield from self.placed.parts(features, side, after, gradients)
         yield of_others if side == KEYS else of_first
 

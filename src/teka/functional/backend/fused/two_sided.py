@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, PositionMap
+from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, PositionMap, of_block
 from teka.functional.backend.sums import featured
 from teka.functional.kernel.base import FusedKernel
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
-# Tokens of one head, and features (2 MiB), that a thread works on at once. Fewer are nearer to the core and take longer
-# all the same, by the calls that there are for each.
+# Tokens, of each head, and features (2 MiB), that a thread works on at once. Fewer are nearer to the core and take
+# longer all the same, by the calls that there are for each.
 BLOCK_TOKENS = 8192
 BLOCK_FEATURES = 2**19
+# The calls for a block cost as much as copying this many tokens, which several heads of several samples need to be one.
+BLOCK_COST = 2048
 
 
 def fused_linear(
@@ -43,35 +45,33 @@ class _FusedLinear(Function):
     def forward(ctx, query, key, value, kernel, positions, scale, key_mask, key_range, *tensors):
         batch, heads, num_queries, _ = query.shape
         size = kernel.num_features(query.shape[-1])
-        states = [value.new_zeros(heads, batch, parts * size, value.shape[-1]) for parts in positions.groups]
+        query_blocks, key_blocks = (_blocks(one, positions.first, size * max(positions.groups)) for one in (query, key))
+        states = [value.new_zeros(batch, heads, parts * size, value.shape[-1]) for parts in positions.groups]
         weights = positions.sums(size)
-        totals = [[value.new_zeros(heads, batch, parts * one, 1) for parts in positions.groups] for one in weights]
-        inverse = value.new_empty(heads, batch, num_queries, 1)
-        shape = (batch, heads, num_queries, value.shape[-1])
-        output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
-        for block in _blocks(key, positions.first, size * max(positions.groups)):
-            samples, head, tokens = block
-            features, _ = kernel.key_block(key[block], _of_head(key_range, samples, head), scale=scale)
-            features = masked(features, key_mask, samples, tokens)
-            values = value[block]
+        totals = [[value.new_zeros(batch, heads, parts * one, 1) for parts in positions.groups] for one in weights]
+        inverse = value.new_empty(batch, heads, num_queries, 1)
+        output = _empty(query, value.shape[-1], query_blocks)
+        for block in key_blocks:
+            features, _ = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
+            features = masked(features, key_mask, block)
+            values = of_block(value, block)
             for number, part, summed, _ in positions.parts(features, KEYS, block, []):
-                states[number][head, samples].baddbmm_(part.transpose(1, 2), values)
+                of_block(states[number], block[:2]).baddbmm_(part.transpose(1, 2), values)
                 for total, one in _there(totals, summed):
-                    total[number][head, samples].add_(one.sum(dim=1)[..., None])
+                    of_block(total[number], block[:2]).add_(one.sum(dim=1)[..., None])
         _weigh(totals, weights)
         tiny = torch.finfo(value.dtype).tiny
-        for block in _blocks(query, positions.first, size * max(positions.groups)):
-            samples, head, tokens = block
-            features, _ = kernel.query_block(query[block], scale=scale)
+        for block in query_blocks:
+            features, _ = kernel.query_block(of_block(query, block), scale=scale)
             above, below = None, None
             for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
-                above = product(part, states[number][head, samples], above)
+                above = product(part, of_block(states[number], block[:2]), above)
                 for total, one in _there(totals, summed):
-                    below = product(one, total[number][head, samples], below)
+                    below = product(one, of_block(total[number], block[:2]), below)
             assert above is not None
             assert below is not None
-            torch.reciprocal(below.clamp_min_(tiny), out=inverse[head, samples, tokens])
-            torch.mul(above, inverse[head, samples, tokens], out=output[block])
+            torch.reciprocal(below.clamp_min_(tiny), out=of_block(inverse, block))
+            torch.mul(above, of_block(inverse, block), out=of_block(output, block))
         sums = states, *totals
         ctx.save_for_backward(
             query, key, value, key_mask, key_range, inverse, output, *itertools.chain(*sums), *tensors
@@ -92,40 +92,42 @@ class _FusedLinear(Function):
             first, *others = differentiable_gradients(ctx, gradient)
             return first, *others[:2], *nothing, *others[2:]
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
-        of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         noted, size = positions.new_gradients(query.shape[0]), kernel.num_features(query.shape[-1])
+        query_blocks, key_blocks = (_blocks(one, positions.first, size * max(positions.groups)) for one in (query, key))
+        of_query, of_key, of_value = (
+            _empty(one, one.shape[-1], blocks)
+            for one, blocks in ((query, query_blocks), (key, key_blocks), (value, key_blocks))
+        )
         of_states, *of_totals = [[torch.zeros_like(one) for one in group] for group in sums]
-        for block in _blocks(query, positions.first, size * max(positions.groups)):
-            samples, head, tokens = block
-            features, pull = kernel.query_block(query[block], scale=scale)
-            of_above = gradient[block] * inverse[head, samples, tokens]
-            of_below = -(of_above * output[block]).sum(dim=-1, keepdim=True)
+        for block in query_blocks:
+            features, pull = kernel.query_block(of_block(query, block), scale=scale)
+            of_above = of_block(gradient, block) * of_block(inverse, block)
+            of_below = -(of_above * of_block(output, block)).sum(dim=-1, keepdim=True)
             of_features = None
             for number, part, summed, back in positions.parts(features, QUERIES, block, noted):
-                of_states[number][head, samples].baddbmm_(part.transpose(1, 2), of_above)
+                of_block(of_states[number], block[:2]).baddbmm_(part.transpose(1, 2), of_above)
                 for of_total, one in _there(of_totals, summed):
-                    of_total[number][head, samples].baddbmm_(one.transpose(1, 2), of_below)
-                of_part = product(of_above, states[number][head, samples].mT, None)
-                of_summed = [(of_below, total[number][head, samples].mT) for total in totals]
+                    of_block(of_total[number], block[:2]).baddbmm_(one.transpose(1, 2), of_below)
+                of_part = product(of_above, of_block(states[number], block[:2]).mT, None)
+                of_summed = [(of_below, of_block(total[number], block[:2]).mT) for total in totals]
                 of_features = back(of_part, of_summed, of_features)
-            pull(of_features, of_query[block])
+            pull(of_features, of_block(of_query, block))
         _weigh(of_totals, positions.sums(size))
-        for block in _blocks(key, positions.first, size * max(positions.groups)):
-            samples, head, tokens = block
-            values = value[block]
-            features, pull = kernel.key_block(key[block], _of_head(key_range, samples, head), scale=scale)
-            features = masked(features, key_mask, samples, tokens)
+        for block in key_blocks:
+            values = of_block(value, block)
+            features, pull = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
+            features = masked(features, key_mask, block)
             of_features, of_values = None, None
             for number, part, _, back in positions.parts(features, KEYS, block, noted):
-                of_values = product(part, of_states[number][head, samples], of_values)
-                of_part = product(values, of_states[number][head, samples].mT, None)
-                of_summed = [(None, total[number][head, samples].mT) for total in of_totals]
+                of_values = product(part, of_block(of_states[number], block[:2]), of_values)
+                of_part = product(values, of_block(of_states[number], block[:2]).mT, None)
+                of_summed = [(None, of_block(total[number], block[:2]).mT) for total in of_totals]
                 of_features = back(of_part, of_summed, of_features)
             assert of_features is not None
             assert of_values is not None
-            of_features = masked(of_features, key_mask, samples, tokens)
-            of_value[block] = of_values
-            pull(of_features, of_key[block])
+            of_features = masked(of_features, key_mask, block)
+            of_block(of_value, block).copy_(of_values)
+            pull(of_features, of_block(of_key, block))
         return of_query, of_key, of_value, *nothing, *positions.gradients(noted)
 
 
@@ -143,18 +145,38 @@ def differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     return [next(found) if one.requires_grad else None for one in inputs]
 
 
-def _blocks(tokens: Tensor, first: int, num_features: int) -> Iterator[Block]:
-    """The tokens head by head, first ones apart; all samples of some tokens before the next ones."""
+def _blocks(tokens: Tensor, first: int, num_features: int) -> list[Block]:
+    """Samples of a head, heads of a sample, or all heads of samples, by what that costs; the first tokens apart."""
     batch, heads, num_tokens, _ = tokens.shape
     most = max(1, min(BLOCK_TOKENS, BLOCK_FEATURES // num_features)) * torch.get_num_threads()
-    samples = max(1, most // num_tokens)
-    num_blocks = math.ceil((num_tokens - first) / most)
-    size = math.ceil((num_tokens - first) / num_blocks)
-    starts = [*([0] if first else []), *range(first, num_tokens, size)]
-    for head in range(heads):
-        for start, stop in itertools.pairwise([*starts, num_tokens]):
-            for sample in range(0, batch, samples):
-                yield slice(sample, min(sample + samples, batch)), head, slice(start, stop)
+    rows = max(1, most // num_tokens)
+    ways = [(1, min(rows, batch)), (min(rows, heads), 1)]
+    if rows > heads:
+        ways.append((heads, min(rows // heads, batch)))
+
+    def cost(way: tuple[int, int]) -> int:
+        copied = batch * heads * num_tokens if min(way) > 1 else 0
+        return math.ceil(heads / way[0]) * math.ceil(batch / way[1]) * BLOCK_COST + copied
+
+    most_heads, most_samples = min(ways, key=cost)
+    of_tokens = [*([slice(0, first)] if first else []), *_slices(first, num_tokens, most)]
+    parts = itertools.product(_slices(0, heads, most_heads), of_tokens, _slices(0, batch, most_samples))
+    return [(of_samples, of_heads, part) for of_heads, part, of_samples in parts]
+
+
+def _slices(start: int, stop: int, most: int) -> list[slice]:
+    """From start to stop in as few parts as can be, of about one length."""
+    step = math.ceil((stop - start) / math.ceil((stop - start) / most))
+    return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
+
+
+def _empty(like: Tensor, size: int, blocks: Sequence[Block]) -> Tensor:
+    """Vectors of a size, in memory as another tensor, or so that blocks of heads and samples are views."""
+    samples, heads, _ = blocks[0]
+    if like.shape[-1] == size and 1 in (samples.stop - samples.start, heads.stop - heads.start):
+        return torch.empty_like(like)
+    batch, num_heads, num_tokens, _ = like.shape
+    return like.new_empty(batch, num_heads, size, num_tokens).mT
 
 
 def _there(totals: Sequence[list[Tensor]], summed: Sequence[Tensor | None]) -> Iterator[tuple[list[Tensor], Tensor]]:
@@ -178,10 +200,13 @@ def product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
     return so_far.transpose(1, 2).baddbmm_(right, left).transpose(1, 2)
 
 
-def masked(features: Tensor, key_mask: Tensor | None, samples: slice, tokens: slice) -> Tensor:
+def masked(features: Tensor, key_mask: Tensor | None, block: Block) -> Tensor:
     """Features of a block with 0 where a key is dropped."""
-    return features if key_mask is None else features.masked_fill(~key_mask[samples, tokens, None], 0.0)
+    if key_mask is None:
+        return features
+    dropped = ~key_mask[:, None, :, None].expand(-1, block[1].stop, -1, -1)
+    return features.masked_fill(of_block(dropped, block), 0.0)
 
 
-def _of_head(key_range: Tensor | None, samples: slice, head: int) -> Tensor | None:
-    return None if key_range is None else key_range[samples, head]
+def _range_of(key_range: Tensor | None, block: Block) -> Tensor | None:
+    return None if key_range is None else of_block(key_range, block[:2])
