@@ -45,7 +45,7 @@ class _FusedLinear(Function):
     def forward(ctx, query, key, value, kernel, positions, scale, key_mask, key_range, *tensors):
         batch, heads, num_queries, _ = query.shape
         size = kernel.num_features(query.shape[-1])
-        query_blocks, key_blocks = (_blocks(one, positions.first, size * max(positions.groups)) for one in (query, key))
+        query_blocks, key_blocks = (_blocks(one, positions, size) for one in (query, key))
         states = [value.new_zeros(batch, heads, parts * size, value.shape[-1]) for parts in positions.groups]
         weights = positions.sums(size)
         totals = [[value.new_zeros(batch, heads, parts * one, 1) for parts in positions.groups] for one in weights]
@@ -93,7 +93,7 @@ class _FusedLinear(Function):
             return first, *others[:2], *nothing, *others[2:]
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
         noted, size = positions.new_gradients(query.shape[0]), kernel.num_features(query.shape[-1])
-        query_blocks, key_blocks = (_blocks(one, positions.first, size * max(positions.groups)) for one in (query, key))
+        query_blocks, key_blocks = (_blocks(one, positions, size) for one in (query, key))
         of_query, of_key, of_value = (
             _empty(one, one.shape[-1], blocks)
             for one, blocks in ((query, query_blocks), (key, key_blocks), (value, key_blocks))
@@ -117,16 +117,14 @@ class _FusedLinear(Function):
             values = of_block(value, block)
             features, pull = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
             features = masked(features, key_mask, block)
-            of_features, of_values = None, None
-            for number, part, _, back in positions.parts(features, KEYS, block, noted):
-                of_values = product(part, of_block(of_states[number], block[:2]), of_values)
+            of_features, of_values = None, of_block(of_value, block).mT
+            for at, (number, part, _, back) in enumerate(positions.parts(features, KEYS, block, noted)):
+                of_values.baddbmm_(of_block(of_states[number], block[:2]).mT, part.mT, beta=min(at, 1))
                 of_part = product(values, of_block(of_states[number], block[:2]).mT, None)
                 of_summed = [(None, of_block(total[number], block[:2]).mT) for total in of_totals]
                 of_features = back(of_part, of_summed, of_features)
             assert of_features is not None
-            assert of_values is not None
             of_features = masked(of_features, key_mask, block)
-            of_block(of_value, block).copy_(of_values)
             pull(of_features, of_block(of_key, block))
         return of_query, of_key, of_value, *nothing, *positions.gradients(noted)
 
@@ -145,13 +143,16 @@ def differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     return [next(found) if one.requires_grad else None for one in inputs]
 
 
-def _blocks(tokens: Tensor, first: int, num_features: int) -> list[Block]:
+def _blocks(tokens: Tensor, positions: PositionMap, num_features: int) -> list[Block]:
     """Samples of a head, heads of a sample, or all heads of samples, by what that costs; the first tokens apart."""
     batch, heads, num_tokens, _ = tokens.shape
-    most = max(1, min(BLOCK_TOKENS, BLOCK_FEATURES // num_features)) * torch.get_num_threads()
+    first, parts = positions.first, max(positions.groups)
+    most = max(1, min(BLOCK_TOKENS, BLOCK_FEATURES // (num_features * parts))) * torch.get_num_threads()
     rows = max(1, most // num_tokens)
-    ways = [(1, min(rows, batch)), (min(rows, heads), 1)]
-    if rows > heads:
+    ways = [(1, min(rows, batch))]
+    if parts == 1:  # several leave the nearer cache in blocks of more
+        ways.append((min(rows, heads), 1))
+    if parts == 1 and rows > heads:
         ways.append((heads, min(rows // heads, batch)))
 
     def cost(way: tuple[int, int]) -> int:
@@ -160,8 +161,8 @@ def _blocks(tokens: Tensor, first: int, num_features: int) -> list[Block]:
 
     most_heads, most_samples = min(ways, key=cost)
     of_tokens = [*([slice(0, first)] if first else []), *_slices(first, num_tokens, most)]
-    parts = itertools.product(_slices(0, heads, most_heads), of_tokens, _slices(0, batch, most_samples))
-    return [(of_samples, of_heads, part) for of_heads, part, of_samples in parts]
+    blocks = itertools.product(_slices(0, heads, most_heads), of_tokens, _slices(0, batch, most_samples))
+    return [(of_samples, of_heads, part) for of_heads, part, of_samples in blocks]
 
 
 def _slices(start: int, stop: int, most: int) -> list[slice]:
