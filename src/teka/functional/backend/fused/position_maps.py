@@ -15,8 +15,6 @@ from teka.functional.backend.sums import plain_sums
 from teka.functional.positions import Positions, phases, widest
 
 QUERIES, KEYS = 0, 1
-# Cosines that are kept for all heads, and as many sines: 4 MiB each in float32.
-KEPT_COSINES = 2**20
 Block = tuple[slice, slice, slice]  # samples, heads, tokens
 Factors = tuple[Tensor | None, Tensor]  # whose product is meant, None being 1
 # The features' gradient, added to what there is, from that of a part and those of what its denominator sums.
@@ -222,23 +220,15 @@ class RotationMap(PositionMap):
     def _phasor(self, side: int, block: Block) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles of a block, (#samples · heads, tokens, pairs), tokens last in memory."""
         samples, heads, tokens = block
-        keys = side == KEYS and self.positions.key is not None
-        made = self._made_with(heads, self.positions.of_keys if keys else self.positions)
-        if (keys, made) not in self._phasors:
+        key = (side if self.positions.key is not None else QUERIES, heads.start, heads.stop)
+        if key not in self._phasors:  # of some heads at a time, whose blocks come one after another
             self._phasors.clear()
-            self._phasors[keys, made] = self._phasor_of_heads(side, slice(*made))
-        of_heads = slice(heads.start - made[0], heads.stop - made[0])
-        cosine, sine = (of_block(one, (samples, of_heads, slice(None), tokens)) for one in self._phasors[keys, made])
+            self._phasors[key] = self._phasor_of_heads(key[0], heads)
+        cosine, sine = (of_block(one, (samples, slice(None), slice(None), tokens)) for one in self._phasors[key])
         return cosine.mT, sine.mT
 
-    def _made_with(self, heads: slice, positions: Positions) -> tuple[int, int]:
-        """The heads whose cosines are made at once: all where they are few, and else some, whose blocks follow."""
-        all_heads, pairs, _ = self.tensors[0].shape
-        places = positions.places(torch.device("cpu"))[..., 0]
-        return (0, all_heads) if all_heads * pairs * places.numel() <= KEPT_COSINES else (heads.start, heads.stop)
-
     @cached_property
-    def _phasors(self) -> dict[tuple[bool, tuple[int, int]], tuple[Tensor, Tensor]]:
+    def _phasors(self) -> dict[tuple[int, int, int], tuple[Tensor, Tensor]]:
         return {}
 
     def _phasor_of_heads(self, side: int, heads: slice) -> tuple[Tensor, Tensor]:
