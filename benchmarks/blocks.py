@@ -40,7 +40,7 @@ TWO_SIDED = (
 CAUSAL = ((1, 256), (1, 512), (2, 512), (2, 1024), (4, 1024), (2, 4096))
 RELATIVES = {False: (None, "rotary", "fourier"), True: (None, "rotary")}
 # What no number of tokens reaches, and what every one does.
-NEVER, ALWAYS = 2**62, 0
+NEVER, ALWAYS = (2**62, 2**62), (0, 0)
 
 
 def measure(is_causal: bool, relative: str | None, batch: int, tokens: int) -> dict[str, list[float]]:

@@ -29,7 +29,7 @@ from teka.functional.relative.biases import DecayRelative
 from teka.functional.relative.clipped import RingRelative
 
 TOLERANCE = 1e-10
-ALWAYS = dict.fromkeys(LEAST_IN_BLOCKS, 0)  # in blocks, however few the tokens are
+ALWAYS = dict.fromkeys(LEAST_IN_BLOCKS, (0, 0))  # in blocks, however few the tokens are
 # Float32 against the dense float64 truth, relative to the largest number: measured up to 3.3e-6, and for features of
 # both signs, where a denominator comes near 0 and magnifies rounding, up to 4.5e-4.
 FLOAT32_BAND = 1e-5

@@ -35,7 +35,7 @@ WITHOUT_SOFTMAX = [name for name in RELATIVE_NAMES if name != "rotation_joint"]
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over all keys block by block, however few the tokens are."""
     for form in ("none", "fourier", "rotary"):
-        monkeypatch.setitem(LEAST_IN_BLOCKS, form, 0)
+        monkeypatch.setitem(LEAST_IN_BLOCKS, form, (0, 0))
 
 
 @dataclass(frozen=True)

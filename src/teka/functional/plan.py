@@ -35,9 +35,9 @@ from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
 
-# Tokens of all samples, for each thread, from which sums in blocks of tokens are the faster way, by what positions make
-# of features, and if causal.
-LEAST_IN_BLOCKS = {"none": 256, "fourier": 1, "rotary": 256, "causal": 1024}
+# Tokens of all samples from which sums in blocks of tokens are the faster way, by what positions make of features, and
+# if causal: on one thread, and for each of several, measured on two.
+LEAST_IN_BLOCKS = {"none": (256, 256), "fourier": (1, 1), "rotary": (256, 256), "causal": (1024, 2048)}
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -264,8 +264,8 @@ def _position_map(
         placed = plan.relative.position_map(plan.positions, query, kernel.num_features(query.shape[-1]))
     if placed is None or not is_plain_eager_on_cpu(query, key, value, *placed.tensors):
         return None
-    least = LEAST_IN_BLOCKS["causal" if plan.is_causal else placed.form]
-    if query.shape[0] * query.shape[2] < least * torch.get_num_threads():
+    threads, (alone, each) = torch.get_num_threads(), LEAST_IN_BLOCKS["causal" if plan.is_causal else placed.form]
+    if query.shape[0] * query.shape[2] < (alone if threads == 1 else each * threads):
         return None
     # Nothing that decides how the past is computed may be of the future.
     if plan.is_causal and not (

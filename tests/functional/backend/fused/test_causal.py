@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Blocks of a few chunks of a few tokens, and a list of what was computed by them."""
     monkeypatch.setattr(causal, "CHUNK_TOKENS", 4)
     monkeypatch.setattr(causal, "BLOCK_TOKENS", 12)
-    monkeypatch.setitem(plans.LEAST_IN_BLOCKS, "causal", 0)
+    monkeypatch.setitem(plans.LEAST_IN_BLOCKS, "causal", (0, 0))
     calls: list[Any] = []
     compute = plans.fused_causal
 

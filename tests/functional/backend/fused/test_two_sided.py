@@ -32,7 +32,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of few tokens and of many, with three heads and two samples of 77, however few there are in all."""
     monkeypatch.setattr(two_sided, "BLOCK_TOKENS", request.param)
-    monkeypatch.setattr(plans, "LEAST_IN_BLOCKS", dict.fromkeys(plans.LEAST_IN_BLOCKS, 0))
+    monkeypatch.setattr(plans, "LEAST_IN_BLOCKS", dict.fromkeys(plans.LEAST_IN_BLOCKS, (0, 0)))
 
 
 @pytest.mark.parametrize("normalizer", ["mixed", "lengths", "features"])

@@ -149,15 +149,15 @@ def _blocks(tokens: Tensor, positions: PositionMap, num_features: int) -> list[B
     first, parts = positions.first, max(positions.groups)
     most = max(1, min(BLOCK_TOKENS, BLOCK_FEATURES // (num_features * parts))) * torch.get_num_threads()
     rows = max(1, most // num_tokens)
-    ways = [(1, min(rows, batch))]
-    if parts == 1:  # several leave the nearer cache in blocks of more
-        ways.append((min(rows, heads), 1))
-    if parts == 1 and rows > heads:
+    ways = [(1, min(rows, batch)), (min(rows, heads), 1)]
+    if rows > heads:
         ways.append((heads, min(rows // heads, batch)))
 
     def cost(way: tuple[int, int]) -> int:
-        copied = batch * heads * num_tokens if min(way) > 1 else 0
-        return math.ceil(heads / way[0]) * math.ceil(batch / way[1]) * BLOCK_COST + copied
+        num_blocks = math.ceil(heads / way[0]) * math.ceil(batch / way[1])
+        # Waves of several heads take longer than those of one, about as if all were copied twice.
+        times_copied = 2 * (way[0] > 1) if parts > 1 else min(way) > 1
+        return num_blocks * BLOCK_COST + times_copied * batch * heads * num_tokens
 
     most_heads, most_samples = min(ways, key=cost)
     of_tokens = [*([slice(0, first)] if first else []), *_slices(first, num_tokens, most)]
