@@ -1,6 +1,5 @@
 """What every content kernel κ(q, k) offers."""
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -242,12 +241,18 @@ class FusedKernel(FeatureKernel):
     """
 
     reads_heads_first: ClassVar[bool] = True
+    has_blocks: ClassVar[bool] = False  # of the features: not where a subclass of the class with blocks makes others
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "key_block" in vars(cls):
+            cls.has_blocks = True
+        elif any(name in vars(cls) for name in MAKES_FEATURES):
+            cls.has_blocks = False
 
     @property
     def is_fused(self) -> bool:
-        """Whether the blocks have the features: not where a subclass of the class that wrote them makes others."""
-        classes = itertools.takewhile(lambda one: "key_block" not in vars(one), type(self).__mro__)
-        return not any(name in vars(one) for one in classes for name in MAKES_FEATURES)
+        return self.has_blocks
 
     @abstractmethod
     def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"] | None:

@@ -124,7 +124,7 @@ class Taylor2(FusedKernel):
 
     @property
     def is_fused(self) -> bool:
-        return super().is_fused and self.key_shift == "none"
+        return self.has_blocks and self.key_shift == "none"
 
     def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> None:
         """None: a factor would not cancel."""

@@ -106,7 +106,7 @@ class SlopedExponential(Exponential, FusedKernel):
 
     @property
     def is_fused(self) -> bool:
-        return super().is_fused and not self.projection.requires_grad
+        return self.has_blocks and not self.projection.requires_grad
 
     def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"]:
         """The largest e(k) / ln 2 of the kept keys of every batch and head."""
