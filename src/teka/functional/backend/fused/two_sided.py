@@ -13,8 +13,8 @@ from teka.functional.backend.sums import featured
 from teka.functional.kernel.base import FusedKernel
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
-# Tokens, of each head, and features (2 MiB), that a thread works on at once. Fewer are nearer to the core and take
-# longer all the same, by the calls that there are for each.
+# Tokens, counted anew for each head, and features (2 MiB), that a thread works on at once. Fewer are nearer to the core
+# and take longer all the same, by the calls that there are for each.
 BLOCK_TOKENS = 8192
 BLOCK_FEATURES = 2**19
 # The calls for a block cost as much as copying this many tokens, which several heads of several samples need to be one.
