@@ -58,7 +58,7 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
 def checked_when_called(definition: Callable, typechecker: Callable[[Callable], Callable]) -> Callable:
     """The function with its checks, which are made at the first call, or the bare one while checks are off.
 
-    So is it for arguments of types and shapes that came before.
+    So is it for arguments of types and shapes that came before, whose result is taken to be of the kind that it was then.
     """
     came: set[Hashable] = set()
 
@@ -81,7 +81,7 @@ def checked_when_called(definition: Callable, typechecker: Callable[[Callable], 
 
 
 def kind(argument: object) -> Hashable:
-    """All that a check looks at: types, shapes, and numbers and names as they are, which sizes may hang on."""
+    """Types, shapes, and numbers and names as they are, which sizes may hang on; of other objects the type alone."""
     if isinstance(argument, (Tensor, np.ndarray)):
         return type(argument), argument.dtype, argument.shape
     if isinstance(argument, (int, str)):
