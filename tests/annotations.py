@@ -58,7 +58,7 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
 def checked_when_called(definition: Callable, typechecker: Callable[[Callable], Callable]) -> Callable:
     """The function with its checks, which are made at the first call, or the bare one while checks are off.
 
-    So is it for arguments of types and shapes that came before, whose result is taken to be of the kind that it was then.
+    So is it for arguments of types and shapes that came before, whose result is taken to be of the same kind again.
     """
     came: set[Hashable] = set()
 
