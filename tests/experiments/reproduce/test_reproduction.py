@@ -37,12 +37,12 @@ def test_every_model_of_the_paper_is_there_on_every_data_set(scale):
     assert len(study.seeds) >= 3
 
 
-@pytest.mark.parametrize("scale", ["full-cpu", "one-stem"])
-def test_every_model_at_full_resolution_has_one_recipe_and_seeds_that_chose_nothing(scale):
+@pytest.mark.parametrize(("scale", "image_size"), [("full-cpu", None), ("one-stem", 32)])
+def test_every_model_at_full_resolution_has_one_recipe_and_seeds_that_chose_nothing(scale, image_size):
     study = read_reproduction(scale)
     runs = [study.make_cell(labels, 10).run for labels in study.combinations()]
     assert study.seeds == (10, 11, 12)
-    assert {run.image_size for run in runs} == {None}
+    assert {run.image_size for run in runs} == {image_size}
     for data in study.factors["data"]:
         of_data = [run for run in runs if run.data == data]
         recipes = {dataclasses.replace(run.recipe, learning_rate=1.0) for run in of_data}
