@@ -64,6 +64,12 @@ def test_the_summary_of_several_models_begins_with_the_winner():
     assert text.index("nobody wins") < text.index("| rotation, circular |")
 
 
+def test_a_caveat_of_several_models_stands_once_in_the_summary():
+    text = summary_markdown([make_report("patches"), make_report("rotation")])
+    assert text.count("- all models: These numbers hold for less, **few images**.") == 1
+    assert text.count("few images") == 1
+
+
 def test_both_are_files(tmp_path):
     assert ElementTree.parse(write_badge(make_report("<&>"), tmp_path / "badge.svg")).getroot().tag.endswith("svg")
     assert write_summary([make_report()], tmp_path / "audit.md").read_text(encoding="utf-8").endswith("\n")

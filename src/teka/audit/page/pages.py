@@ -77,6 +77,15 @@ def sorted_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
     return sorted(caveats, key=lambda caveat: list(SEVERITIES).index(caveat.severity))
 
 
+def caveat_models(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
+    """Every caveat once, the gravest first, with the models that it is of."""
+    of = {caveat: [] for caveat in sorted_caveats([caveat for report in reports for caveat in report.caveats])}
+    for report in reports:
+        for caveat in dict.fromkeys(report.caveats):
+            of[caveat].append(report.name)
+    return {caveat: "all models" if len(names) == len(reports) > 1 else listed(names) for caveat, names in of.items()}
+
+
 def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """A section for each procedure that any report has, with the models that it was done with."""
     sections = []
@@ -201,7 +210,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "reports": reports,
         "swatches": [swatch(style) for style in styles],
         "colours": [style.colour for style in styles],
-        "caveats": _caveats(reports),
+        "caveats": caveat_models(reports),
         "severities": SEVERITIES,
         "columns": [NUMBERS[name] for name in columns],
         "experts": [NUMBERS[name] for name in notation.FOR_EXPERTS],
@@ -221,15 +230,6 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "version": next((str(report.provenance["teka"]) for report in reports if "teka" in report.provenance), ""),
     }
     return render_page("teka.audit.page", "audit.html.j2", content)
-
-
-def _caveats(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
-    """Every caveat once, the gravest first, with the models that it is of."""
-    of = {caveat: [] for caveat in sorted_caveats([caveat for report in reports for caveat in report.caveats])}
-    for report in reports:
-        for caveat in dict.fromkeys(report.caveats):
-            of[caveat].append(report.name)
-    return {caveat: "all models" if len(names) == len(reports) else listed(names) for caveat, names in of.items()}
 
 
 def _first_numbers(reports: Sequence[AuditReport]) -> list[tuple[NumberMetric, tuple[str, str]]]:

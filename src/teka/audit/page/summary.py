@@ -7,7 +7,7 @@ from pathlib import Path
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import winner
 from teka.audit.page.notation import MISSING, write_interval, write_share
-from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
+from teka.audit.page.pages import audit_columns, audit_rows, caveat_models, interval_note
 from teka.audit.page.svg import element, title
 from teka.audit.page.tables import Table
 from teka.audit.report import AuditReport
@@ -41,8 +41,8 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
     if rows:
         parts.append(Table("", ("model, mode", *heads, "images", "shifts"), tuple(rows)).markdown())
         parts.append(interval_note(reports, columns).replace("Below", "Beside"))
-    caveats = [(report.name, one) for report in reports for one in sorted_caveats(report.caveats)]
-    lines = (f"- {name}: {SEVERITIES[one.severity]}, **{one.name}**. {one.message}" for name, one in caveats)
+    caveats = caveat_models(reports).items()
+    lines = (f"- {names}: {SEVERITIES[one.severity]}, **{one.name}**. {one.message}" for one, names in caveats)
     parts.append("\n".join(lines))
     return "\n\n".join(part for part in parts if part) + "\n"
 
