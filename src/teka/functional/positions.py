@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -60,6 +61,12 @@ class Positions:
             return make(self.grid, device)
         assert self.points is not None
         return self.points.to(device=device, dtype=widest(device))
+
+    def axis_places(self, device: torch.device) -> Places:
+        """Every row of the grid's first axis, then of every further one, 0 along the others; digits as of `places`."""
+        assert self.grid is not None
+        make = _kept_axis_places if keeps_tensors(device) else _grid_axis_places
+        return make(self.grid, device)
 
     @property
     def grids(self) -> tuple[Grid, Grid] | None:
@@ -159,7 +166,13 @@ def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes
     return grid.positions(dtype=widest(device), device=device)
 
 
+def _grid_axis_places(grid: Grid, device: torch.device) -> Float[Tensor, "rows axes"]:
+    options: dict[str, Any] = {"dtype": widest(device), "device": device}
+    return torch.block_diag(*(grid.axis_positions(axis, **options)[:, None] for axis in range(grid.num_axes)))
+
+
 _kept_places = functools.lru_cache(maxsize=8)(_grid_places)
+_kept_axis_places = functools.lru_cache(maxsize=8)(_grid_axis_places)
 
 
 def packed_lengths(

@@ -123,11 +123,16 @@ def _unit(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     """A power of 2⁸ that brings the largest entry to between 1/16 and 16; None where all are there already."""
     # Torch's norm of this order takes twenty times as long.
     peak = vectors.detach().abs().amax(dim=dims, keepdim=True)
+    if is_rehearsed(peak) or (peak.is_cpu and has_numbers(peak) and _all_in_range(peak)):
+        return None
     # In coarse steps, so that vectors of about one size share one factor, and no digit is lost between them.
     steps = torch.round(peak.clamp_min(torch.finfo(vectors.dtype).tiny).log2() / RANGE_BITS).clamp(-15.0, 15.0)
-    if is_rehearsed(steps) or (steps.is_cpu and has_numbers(steps) and not steps.any()):
-        return None
     return torch.exp2(-RANGE_BITS * steps)
+
+
+def _all_in_range(peak: Tensor) -> bool:
+    least, largest = torch.aminmax(peak)
+    return float(least) >= 2 ** (-RANGE_BITS / 2) and float(largest) <= 2 ** (RANGE_BITS / 2)
 
 
 class _Map(Function):

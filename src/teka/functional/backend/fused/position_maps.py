@@ -12,7 +12,7 @@ from teka._compat import replace
 from teka.functional.backend import Featured, Sums, add_prefix
 from teka.functional.backend.linear import linear
 from teka.functional.backend.sums import plain_sums
-from teka.functional.positions import Positions, phases, widest
+from teka.functional.positions import Positions, phases
 
 QUERIES, KEYS = 0, 1
 Block = tuple[slice, slice, slice]  # samples, heads, tokens
@@ -30,10 +30,12 @@ def of_block(tensor: Tensor, block: tuple[slice, ...]) -> Tensor:
     It is a view where there is one head, one sample, or in memory one after the other all heads of every sample.
     """
     samples, *others = block
-    found = tensor[(samples if len(tensor) > 1 else slice(None), *others)]
-    if found.shape[1] > 1:
+    found = tensor[(samples if tensor.shape[0] > 1 else slice(None), *others)]
+    if found.shape[1] > 1 and found.shape[0] < samples.stop - samples.start:
         found = found.expand(samples.stop - samples.start, -1, -1, -1)
-    return found.mT.flatten(0, 1).mT  # a copy has the last rows last in memory
+    if 1 in found.shape[:2] or found.stride(0) == found.shape[1] * found.stride(1):
+        return found.flatten(0, 1)
+    return found.mT.flatten(0, 1).mT  # the copy has the last rows last in memory
 
 
 def add_product(to: Tensor, factors: Factors) -> Tensor:
@@ -173,6 +175,12 @@ class RotationMap(PositionMap):
         query_angle, key_angle = (one if one.ndim == 4 else one[None] for one in angles)
         return query_angle, key_angle
 
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "RotationMap":
+        other = replace(self, tensors=tuple(tensors))
+        # Where all heads are gone through at once their cosines and sines do for the backward pass too.
+        other._phasors.update({key: one for key, one in self._phasors.items() if key[1] == 0})
+        return other
+
     def new_gradients(self, batch: int) -> list[Tensor]:
         return [torch.zeros_like(self.tensors[0])]
 
@@ -196,10 +204,9 @@ class RotationMap(PositionMap):
             if self.tensors[0].requires_grad:
                 of_angle = torch.mul(turned[0], of_second).addcmul_(turned[1], of_first, value=-1)
                 of_heads = gradients[0][block[1]]
-                # One product an axis: a matrix with as few columns takes several times as long.
-                for axis, offsets in enumerate(self._offsets(side, block).split(1, dim=-1)):
-                    of_frequency = torch.bmm(of_angle.mT, offsets).view(-1, *of_heads.shape[:2])
-                    of_heads[..., axis] += of_frequency.sum(dim=0)
+                for axis, offsets in enumerate(self._offsets(side, block)):
+                    of_frequency = (of_angle.mT @ offsets).view(-1, *of_heads.shape[:2])
+                    of_heads[..., axis].add_(of_frequency.sum(dim=0))
             of_features = torch.empty_like(features)
             back = of_features[..., 0::2], of_features[..., 1::2]
             torch.mul(of_first, cosine, out=back[0]).addcmul_(of_second, sine)
@@ -235,31 +242,35 @@ class RotationMap(PositionMap):
         """Cosines and sines of all angles, (#batch, heads, pairs, tokens); on a grid from those of every axis."""
         frequency = self.tensors[0].detach()[heads]
         positions = self.positions.of_keys if side else self.positions
-        device = frequency.device
         if positions.grid is None:
-            angle = phases(frequency, positions.places(device), self.dtype).mT
+            angle = phases(frequency, positions.places(frequency.device), self.dtype).mT
             angle = angle if angle.ndim == 4 else angle[None]
             return torch.cos(angle), torch.sin(angle)
-        cosine = torch.ones(1, *frequency.shape[:2], 1, dtype=self.dtype, device=device)
-        sine = torch.zeros_like(cosine)
-        for axis in range(positions.num_axes):
-            rows = positions.grid.axis_positions(axis, dtype=widest(device), device=device)[:, None]
-            angle = phases(frequency[..., axis, None], rows, self.dtype).mT[..., None, :]
+        angle = phases(frequency, positions.axis_places(frequency.device), self.dtype).mT[None]
+        (cosine, *cosines), (sine, *sines) = (
+            of_rows.split(positions.grid.shape, dim=-1) for of_rows in (torch.cos(angle), torch.sin(angle))
+        )
+        for along, across in zip(cosines, sines, strict=True):
             # e^{i(a + b)} = e^{ia} e^{ib}, of every cell so far with every row.
-            along, across = torch.cos(angle), torch.sin(angle)
+            along, across = along[..., None, :], across[..., None, :]
             cosine, sine = cosine[..., None], sine[..., None]
             products = cosine * along - sine * across, sine * along + cosine * across
             cosine, sine = (one.flatten(-2) for one in products)
         return cosine, sine
 
-    def _offsets(self, side: int, block: Block) -> Tensor:
-        """Places of a block less the first query's, (samples · heads, tokens, axes): what all have turns nothing."""
+    def _offsets(self, side: int, block: Block) -> list[Tensor]:
+        """Along every axis the places of a block less the first query's: what all have turns nothing.
+
+        They are vectors of tokens, or (samples · heads, tokens, 1) where every sample has its own.
+        """
         samples, heads, tokens = block
         query, key = (one.places(torch.device("cpu")) for one in (self.positions, self.positions.of_keys))
-        places = (key if side else query)[..., tokens, :] - query.flatten(0, -2)[0]
-        places = places[None] if places.ndim == 2 else places[samples if len(places) > 1 else slice(None)]
-        sizes = samples.stop - samples.start, heads.stop - heads.start
-        return places.to(self.dtype)[:, None].expand(*sizes, -1, -1).flatten(0, 1)
+        offsets = ((key if side else query)[..., tokens, :] - query.flatten(0, -2)[0]).to(self.dtype)
+        if offsets.ndim == 3:
+            sizes = samples.stop - samples.start, heads.stop - heads.start
+            of_samples = offsets[samples] if len(offsets) > 1 else offsets
+            offsets = of_samples[:, None, :, None].expand(*sizes, -1, -1, -1).flatten(0, 1)
+        return [*offsets.unbind(dim=-1)]
 
 
 @dataclass(frozen=True)
@@ -281,7 +292,7 @@ class PrefixMap(PositionMap):
     def groups(self) -> tuple[int, ...]:
         return *self.placed.groups, 1, 1
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "PrefixMap":
         return replace(self, tensors=tuple(tensors), placed=self.placed.with_tensors(tensors))
 
     def sums(self, num_features: int) -> dict[int, list[float]]:

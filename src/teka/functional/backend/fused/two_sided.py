@@ -36,21 +36,27 @@ def fused_linear(
     With g the gradient of out_i = N_i / D_i, those of N_i and D_i are g/D_i and −gᵀout_i/D_i; the others are products.
     Any order in memory will do; fastest is (heads, dim, batch, tokens).
     """
+    size = kernel.num_features(query.shape[-1])
+    query_blocks, key_blocks = blocks = tuple(_blocks(one, positions, size) for one in (query, key))
+    query = _laid_out(query, query_blocks)
+    key, value = (_laid_out(one, key_blocks) for one in (key, value))
     key_range = kernel.key_range(key, key_mask, scale=scale)
-    return _FusedLinear.apply(query, key, value, kernel, positions, scale, key_mask, key_range, *positions.tensors)
+    return _FusedLinear.apply(
+        query, key, value, kernel, positions, blocks, scale, key_mask, key_range, *positions.tensors
+    )
 
 
 class _FusedLinear(Function):
     @staticmethod
-    def forward(ctx, query, key, value, kernel, positions, scale, key_mask, key_range, *tensors):
+    def forward(ctx, query, key, value, kernel, positions, blocks, scale, key_mask, key_range, *tensors):
         batch, heads, num_queries, _ = query.shape
-        size = kernel.num_features(query.shape[-1])
-        query_blocks, key_blocks = (_blocks(one, positions, size) for one in (query, key))
+        size, (query_blocks, key_blocks) = kernel.num_features(query.shape[-1]), blocks
         states = [value.new_zeros(batch, heads, parts * size, value.shape[-1]) for parts in positions.groups]
         weights = positions.sums(size)
         totals = [[value.new_zeros(batch, heads, parts * one, 1) for parts in positions.groups] for one in weights]
         inverse = value.new_empty(batch, heads, num_queries, 1)
-        output = _empty(query, value.shape[-1], query_blocks)
+        is_alike = query.shape[-1] == value.shape[-1]
+        output = torch.empty_like(query) if is_alike else value.new_empty(batch, heads, value.shape[-1], num_queries).mT
         for block in key_blocks:
             features, _ = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
             features = masked(features, key_mask, block)
@@ -77,7 +83,7 @@ class _FusedLinear(Function):
             query, key, value, key_mask, key_range, inverse, output, *itertools.chain(*sums), *tensors
         )
         ctx.kernel, ctx.positions, ctx.scale = kernel, positions.with_tensors(()), scale
-        ctx.num_tensors, ctx.num_groups, ctx.is_causal = len(tensors), len(states), False
+        ctx.blocks, ctx.num_tensors, ctx.num_groups, ctx.is_causal = blocks, len(tensors), len(states), False
         return output
 
     @staticmethod
@@ -87,17 +93,14 @@ class _FusedLinear(Function):
         tensors = others[len(others) - ctx.num_tensors :]
         sums = [others[at : at + ctx.num_groups] for at in range(0, len(others) - ctx.num_tensors, ctx.num_groups)]
         states, *totals = sums
-        nothing = (None,) * 5
+        nothing = (None,) * 6
         if torch.is_grad_enabled():
             first, *others = differentiable_gradients(ctx, gradient)
             return first, *others[:2], *nothing, *others[2:]
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
         noted, size = positions.new_gradients(query.shape[0]), kernel.num_features(query.shape[-1])
-        query_blocks, key_blocks = (_blocks(one, positions, size) for one in (query, key))
-        of_query, of_key, of_value = (
-            _empty(one, one.shape[-1], blocks)
-            for one, blocks in ((query, query_blocks), (key, key_blocks), (value, key_blocks))
-        )
+        query_blocks, key_blocks = ctx.blocks
+        of_query, of_key, of_value = (torch.empty_like(one) for one in (query, key, value))
         of_states, *of_totals = [[torch.zeros_like(one) for one in group] for group in sums]
         for block in query_blocks:
             features, pull = kernel.query_block(of_block(query, block), scale=scale)
@@ -171,13 +174,10 @@ def _slices(start: int, stop: int, most: int) -> list[slice]:
     return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
 
 
-def _empty(like: Tensor, size: int, blocks: Sequence[Block]) -> Tensor:
-    """Vectors of a size, in memory as another tensor, or so that blocks of heads and samples are views."""
+def _laid_out(tokens: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """Tokens in such an order in memory that blocks of several heads and samples are views."""
     samples, heads, _ = blocks[0]
-    if like.shape[-1] == size and 1 in (samples.stop - samples.start, heads.stop - heads.start):
-        return torch.empty_like(like)
-    batch, num_heads, num_tokens, _ = like.shape
-    return like.new_empty(batch, num_heads, size, num_tokens).mT
+    return tokens if 1 in (samples.stop, heads.stop) else tokens.mT.contiguous().mT
 
 
 def _there(totals: Sequence[list[Tensor]], summed: Sequence[Tensor | None]) -> Iterator[tuple[list[Tensor], Tensor]]:
