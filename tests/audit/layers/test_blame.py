@@ -10,6 +10,7 @@ from teka.audit.function import ModelError
 from teka.audit.layers.blame import blame_layers
 from teka.audit.movement import Movement
 from teka.models import Performer
+from teka.nn import PolyphaseDownsample
 
 CIRCULAR = Movement("circular")
 SHIFTS = axis_shifts(3)
@@ -48,6 +49,15 @@ def test_nothing_breaks_in_a_circular_convolution_of_stride_one_with_a_mean():
     assert all(one.error is not None and one.error <= 1e-5 for one in found.findings)
     assert all(one.aliasing_error is None for one in found.findings)
     assert all(one.exact_step == (1, 1) for one in found.findings)
+
+
+def test_nothing_breaks_where_the_content_chooses_from_which_offset_to_sample():
+    sampled = PolyphaseDownsample(2), circular(4, 3), PolyphaseDownsample(2)
+    model = network(circular(2, 4), *sampled, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    found = blame_layers(model, images(batch=5), square_shifts(3), CIRCULAR)
+    assert not found.breaks
+    assert {one.exact_step for one in found.findings} == {(1, 1)}
+    assert [one.stride for one in found.findings][:4] == [(1, 1), (2, 2), (2, 2), (4, 4)]
 
 
 def test_a_ramp_is_to_blame_and_its_error_is_the_one_worked_out_by_hand():

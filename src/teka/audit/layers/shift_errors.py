@@ -14,11 +14,11 @@ from teka.audit.layers.recogniser import Layout
 from teka.audit.layers.survey import Slot, Survey, Visit
 from teka.audit.shifts import CheckedShift, CheckedShifts
 
-# Sums of squares that are kept for a move: error and cells of the interior, error and cells of the rest, and the size.
+# Sums of squares that are kept for a shift: error and cells of the interior, error and cells of the rest, and the size.
 SUMS = 5
 # A layer breaks where its error is above this many times the difference of two runs that should not differ.
 NOISE_FACTOR = 10.0
-Sums = Float[Tensor, "shifts moves 5"]
+Sums = Float[Tensor, "*of 5"]
 Border = Sequence[tuple[int, int]]
 
 
@@ -75,20 +75,10 @@ class Measured:
     """The numbers of one tensor over all shifts, as of `LayerFinding`; None or NaN where no cell can be compared."""
 
     def __init__(self, slot: Slot, sums: Sums, on_grid: Bool[Tensor, " shifts"], threshold: float) -> None:
-        interior, interior_cells, border, border_cells, size = sums.unbind(dim=2)
-        cells = interior_cells + border_cells
-        norm = torch.where(size > 0, size / cells, torch.nan)
-        any_interior = bool((interior_cells > 0).any())
-        every, inside, edge = (
-            (part / count / norm).sqrt()
-            for part, count in ((interior + border, cells), (interior, interior_cells), (border, border_cells))
-        )
+        any_interior = bool((sums[:, 1] > 0).any())
+        every, inside, edge = _errors(sums)
         # What counts at each shift is the interior, or all cells that came from inside if there is none.
         counted = inside if any_interior else every
-        # The error at a shift is the smallest over the moves that it may be; one of all cells is better than none.
-        order = counted.nan_to_num(1e300).masked_fill(every.isnan(), math.inf)
-        best = order.argmin(dim=1, keepdim=True)
-        every, inside, edge, counted = (one.gather(1, best)[:, 0] for one in (every, inside, edge, counted))
         self.slot, self.counted, self.limit = slot, counted, max(threshold, NOISE_FACTOR * slot.noise)
         self.has_interior = not inside.isnan().all()
         self.interior, self.every = _largest(inside[on_grid]), _largest(every[on_grid])
@@ -113,6 +103,25 @@ class Measured:
         return next((one for one in whole if all(within[step] for step in within if step % one == 0)), None)
 
 
+def _errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
+    """The relative errors of all cells that came from inside, of the interior, and of the rest; NaN where none are."""
+    interior, interior_cells, border, border_cells, size = sums.unbind(dim=-1)
+    cells = interior_cells + border_cells
+    norm = torch.where(size > 0, size / cells, torch.nan)
+    parts = (interior + border, cells), (interior, interior_cells), (border, border_cells)
+    every, inside, edge = ((part / count / norm).sqrt() for part, count in parts)
+    return every, inside, edge
+
+
+def _of_best_move(sums: Float[Tensor, "moves shifts images 5"]) -> Float[Tensor, "shifts images 5"]:
+    """Of every image at every shift the sums of the move with the smallest error; any is better than none."""
+    every, inside, _ = _errors(sums)
+    counted = inside if bool((sums[..., 1] > 0).any()) else every
+    order = counted.nan_to_num(1e300).masked_fill(every.isnan(), math.inf)
+    best = order.argmin(dim=0)[None, ..., None].expand(1, -1, -1, SUMS)
+    return sums.gather(0, best)[0]
+
+
 def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
     known = errors[~errors.isnan()]
     return float(known.max()) if len(known) else None
@@ -128,7 +137,7 @@ class ShiftErrors:
         self.shifts, self._slots, self._seen_size, self._wraps = shifts, survey.slots, survey.seen_size, wraps
         self.failed: dict[int, str] = {}
         self._owner = {stop.visit: stop.slot for stop in survey.stops if stop.is_new and stop.slot is not None}
-        self._sums = torch.zeros(len(survey.slots), len(shifts), 2 ** len(survey.seen_size), SUMS, dtype=torch.float64)
+        self._sums = torch.zeros(len(survey.slots), len(shifts), SUMS, dtype=torch.float64)
         self._plans: dict[tuple, tuple[Moves, ...]] = {}
         self.chosen = range(0)  # the shifts of the images in a batch, after the images themselves
 
@@ -144,16 +153,19 @@ class ShiftErrors:
         values = slot.layout.arrange(tensor.detach())
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         values = values.flatten(2) if slot.layout.grid else values.unsqueeze(-1)
-        # Rows for cells, so that moving them is copying rows: (blocks, cells, images · channels).
-        rows = values.unflatten(0, (blocks, -1)).permute(0, 3, 1, 2).flatten(2)
+        # Rows for cells, so that moving them is copying rows: (blocks, cells, images, channels).
+        rows = values.unflatten(0, (blocks, -1)).permute(0, 3, 1, 2).contiguous()
         still, moved = rows[0], rows[1:]
-        size = still.square().sum(dim=1).cpu().double()
-        for number, moves in enumerate(self._plan(slot)):
+        size, by_move = still.square().sum(dim=2).cpu().double(), []
+        for moves in self._plan(slot):
             expected = still[moves.source.to(still.device)]
-            error = (moved - expected).square_().sum(dim=2).cpu().double()
-            border = moves.inside - moves.interior
-            sums = (error * moves.interior, moves.interior, error * border, border, size[moves.source] * moves.inside)
-            self._sums[index, self.chosen.start : self.chosen.stop, number] += torch.stack(sums).sum(dim=2).T
+            error = (moved - expected).square_().sum(dim=3).cpu().double()
+            interior, border, inside = (
+                one[..., None] for one in (moves.interior, moves.inside - moves.interior, moves.inside)
+            )
+            sums = (error * interior, interior, error * border, border, size[moves.source] * inside)
+            by_move.append(torch.stack(torch.broadcast_tensors(*(one.sum(dim=1) for one in sums)), dim=-1))
+        self._sums[index, self.chosen.start : self.chosen.stop] += _of_best_move(torch.stack(by_move)).sum(dim=1)
         if not self._sums[index].isfinite().all():
             self.failed[index] = "it holds NaN or infinity for moved images"
 
