@@ -20,7 +20,8 @@ def first_steps(printed: str) -> bool:
 
 def audit_a_model(printed: str) -> bool:
     """The Performer and the mended network are exact, and the strided one is not."""
-    return printed.count("changes nothing but rounding") == 2 and printed.count("changes the answer in") == 1
+    exact = printed.count("changes nothing but rounding") == printed.count("No layer breaks") == 2
+    return exact and printed.count("changes the answer in") == 1
 
 
 def why_exactness(printed: str) -> bool:
