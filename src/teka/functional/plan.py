@@ -37,7 +37,7 @@ from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
 
 # Tokens of all samples from which sums in blocks of tokens are the faster way, by what positions make of features, and
 # if causal: on one thread, and for each of several, measured on two.
-LEAST_IN_BLOCKS = {"none": (256, 256), "fourier": (1, 1), "rotary": (256, 256), "causal": (1024, 2048)}
+LEAST_IN_BLOCKS = {"none": (128, 128), "fourier": (1, 1), "rotary": (128, 128), "causal": (1024, 2048)}
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
