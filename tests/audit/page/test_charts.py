@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.audit.page.charts import spread, stretch_for
+from teka.audit.page.charts import ShareCurve, draw_curves, spread, stretch_for
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.1)), min_size=1, max_size=9))
@@ -33,6 +33,14 @@ def test_a_panel_is_stretched_by_as_many_labels_as_it_does_not_hold():
     assert stretch_for(["a"]) == stretch_for(["a"] * 13) == 1
     assert stretch_for(["a"] * 58) == pytest.approx(2 * stretch_for(["a"] * 29))
     assert stretch_for(["a name of two lines, as it is long"] * 29) > stretch_for(["a"] * 29) > 2
+
+
+@pytest.mark.parametrize(("lowest", "bottom"), [(0.99, 90), (0.7, 60), (0.3, 0)])
+def test_an_axis_of_accuracies_has_no_mark_above_100(lowest, bottom):
+    (panel,) = draw_curves({"shift": [ShareCurve("a model", {-1: lowest, 0: 1.0})]}).axes
+    marks = panel.get_yticks()
+    assert (min(marks), max(marks)) == (bottom, 100)
+    assert panel.get_ylim() == (bottom, 102)
 
 
 def test_drawing_leaves_no_global_state():

@@ -157,7 +157,9 @@ def draw_curves(panels: Mapping[str, Sequence[ShareCurve]]) -> "matplotlib.figur
         panel.set_xticks(ticks, [write_step(step) for step in ticks])
         dress_panel(panel, "", "y")
         panel.set_xlabel(title, color=INK)
-        panel.set_ylim(0 if lowest < 0.6 else 10 * int(10 * lowest - 0.5), 102)
+        bottom = 0 if lowest < 0.6 else 10 * int(10 * lowest - 0.5)
+        panel.set_ylim(bottom, 102)  # no marker at 100 is cut
+        panel.set_yticks([tick for tick in panel.get_yticks() if bottom <= tick <= 100])
     places[0].set_ylabel("accuracy (%)", color=INK)
     labels = [
         LineLabel(curve.name, line_style(at).colour, end := max(curve.values), 100 * curve.values[end])
