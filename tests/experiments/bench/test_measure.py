@@ -223,10 +223,9 @@ def test_the_peak_of_every_layer_is_what_the_allocator_records(tmp_path: Path):
             step()
         step.clear()
         recorded = allocator_peak(step, tmp_path / "trace.json")
-        # Scalars and a truth value a token apart, they agree. The fused kernel takes some tiles for itself, of one size
-        # for any number of tokens, and a transform a copy of what it transforms, padded from 17 to 18 cells a side: one
-        # of some seven of that size.
-        unseen = {"torch": 2**16, "dense": 2**16, "fft": recorded / 6}.get(layer.backend, 0.002 * recorded)
+        # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens, and a
+        # transform a copy of what it transforms, padded from 17 to 18 cells a side: one of some seven of that size.
+        unseen = {"torch": 2**16, "dense": 2**16, "fft": recorded / 6}.get(layer.backend, 0.001 * recorded)
         assert recorded - unseen <= allocations.peak <= recorded, layer
 
 

@@ -208,8 +208,9 @@ class FlooredRelu(LocalKernel):
             total = gradient.sum(dim=-1, keepdim=True)
             # As numbers and not as truth values, by which torch selects thirty times as slowly.
             above = torch.ge(vectors, floor, out=torch.empty_like(vectors))
+            is_above_least = torch.gt(floor, self._least_floor, out=torch.empty_like(floor))
             gradient = gradient.mul_(above)
-            below = total.sub_(gradient.sum(dim=-1, keepdim=True)).mul_(floor > self._least_floor)
+            below = total.sub_(gradient.sum(dim=-1, keepdim=True)).mul_(is_above_least)
             # The floor's gradient is ε² x / (d · floor).
             torch.addcmul(gradient, vectors, below.div_(floor).mul_(self.epsilon**2 / vectors.shape[-1]), out=out)
 
