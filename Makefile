@@ -75,9 +75,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright
 
-# An environment of its own, without torch: the pages are made from the sources' text.
-docs: $(DOCS_READY)
+# The pages, made from the sources' text in an environment of its own without torch; tutorials and examples are run again.
+docs: $(DOCS_READY) $(READY)
 	$(DOCS_VENV)/bin/mkdocs build --strict
+	$(BIN)/python -m pytest -n auto tests/documentation
 
 # The pages of this version, as a commit on the branch gh-pages beside those of others; its name and which is the latest.
 docs-version: $(DOCS_READY)

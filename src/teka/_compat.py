@@ -1,6 +1,7 @@
 """What teka uses of torch and Lightning beyond their documented interfaces: where they change it, this file does."""
 
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from types import ModuleType
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx._pytree import register_pytree_flatten_spec
 from torch.nn import Parameter
+from torch.serialization import add_safe_globals
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._pytree import register_pytree_node
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -27,6 +31,27 @@ def replace(one: T, **changes: object) -> T:
     return type(one)(**{**{field.name: getattr(one, field.name) for field in fields(known)}, **changes})
 
 
+def without_tensors(kind: type[T], write: Callable[[T], object], read: Callable[[Any], T]) -> None:
+    """Let models that are exported or mapped take objects of a class, as parts of the program and not its inputs.
+
+    Args:
+        kind: The class; its objects hold no tensors and are compared by what they hold.
+        write: What JSON is to hold of one, in the file of an exported program.
+        read: The object again.
+    """
+    register_pytree_node(
+        kind,
+        lambda one: ([], one),
+        lambda _, one: one,
+        serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+        to_dumpable_context=write,
+        from_dumpable_context=read,
+        flatten_with_keys_fn=lambda one: ([], one),
+    )
+    register_pytree_flatten_spec(kind, lambda one, spec: [], lambda one, spec: True)
+    add_safe_globals([kind])
+
+
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether a transform of torch.func or forward-mode differentiation is at work."""
     if torch._C._are_functorch_transforms_active():
@@ -34,9 +59,14 @@ def is_transformed(*tensors: Tensor) -> bool:
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
+def records_graph() -> bool:
+    """Whether torch.compile, torch.export or torch.jit.trace records operations, for inputs of other numbers."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
 def is_plain_eager(*tensors: Tensor) -> bool:
-    """Whether none of torch.compile, torch.export, torch.func and forward-mode differentiation is at work."""
-    return not torch.compiler.is_compiling() and not is_transformed(*tensors)
+    """Whether none of these, torch.func and forward-mode differentiation is at work."""
+    return not records_graph() and not is_transformed(*tensors)
 
 
 def is_plain_eager_on_cpu(*tensors: Tensor) -> bool:
@@ -67,14 +97,14 @@ def is_rehearsed(tensor: Tensor) -> bool:
 
 def is_recorded(tensor: Tensor) -> bool:
     """Whether a computation is recorded or rewritten by anything of torch, so that a tensor has no numbers now."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+    if records_graph() or torch._C._are_functorch_transforms_active():
         return True
     return bool(torch._C._len_torch_dispatch_stack()) or type(tensor) not in (Tensor, Parameter)
 
 
 def keeps_tensors(device: torch.device) -> bool:
     """Whether a tensor made now is an ordinary one, for later calls too; so under modes that only look."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+    if records_graph() or torch._C._are_functorch_transforms_active():
         return False
     modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else ()
     if torch.is_inference_mode_enabled() or not all(getattr(mode, "only_looks", False) for mode in modes):

@@ -4,13 +4,14 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import SupportsIndex, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka._compat import without_tensors
 from teka.checks import LARGEST, check_kind, check_sizes, check_tensor, is_number, is_positive, is_whole
 from teka.errors import wrong_shape, wrong_value
 
@@ -34,6 +35,8 @@ class Grid:
     as Grid(16) and has its cells in the middle of pairs are Grid(8, spacing=2.0, origin=0.5). A shift by (t_1, …, t_n)
     moves what is at index i to index i + t: downwards along the first axis of an image and to the right along the
     second. Everything in teka that shifts, shifts in this sense. Sizes or numbers that do not fit are a ValueError.
+    `torch.export` takes a grid that a model is called with, `[]` in `dynamic_shapes`, as part of the program, which
+    refuses any other.
 
     >>> import teka
     >>> teka.Grid((2, 2), spacing=0.5).positions().tolist()
@@ -175,6 +178,8 @@ class Grid:
     def _check_channels(self, tensor: Tensor) -> None:
         check_tensor("tensor", tensor, "batch", "channels", *self.shape, dtypes=None)
 
+
+without_tensors(Grid, asdict, lambda held: Grid(**held))
 
 # What each `on` that is entered has said; a list, since torch.compile cannot read a ContextVar.
 _entered: list[tuple[Grid, int]] = []

@@ -1,8 +1,8 @@
-"""Export the layers that `compile_everything` compiles, and a model; to ONNX some; tell what went wrong.
+"""Export the layers that `compile_everything` compiles, and a model; to ONNX some; trace some; tell what went wrong.
 
 Run in a process of its own: the checks of annotations that the tests switch on cannot be exported. Every setting's
-diagonal of kernels × relative kernels is exported as it stands; the first setting's also with a batch of any size. In
-the ONNX graphs of linear layers no tensor has as many numbers as there are pairs of tokens.
+diagonal of kernels × relative kernels is exported as it stands; the first setting's also with a batch of any size, of
+which traces are too. In the ONNX graphs of linear layers no tensor has as many numbers as there are pairs of tokens.
 """
 
 import contextlib
@@ -10,10 +10,12 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from tests.contracts.cases import Case
-from tests.contracts.compile_everything import BAND, DIM, Placed, change, jobs, met, report
+from tests.contracts.compile_everything import BAND, DIM, Placed, change, diagonal, jobs, met, report
 from torch import Tensor, nn
 
 from teka import Grid
@@ -32,6 +34,27 @@ def exported_change(model: nn.Module, tokens: Tensor, others: tuple[Tensor, ...]
     dynamic = ({0: torch.export.Dim("batch", min=1, max=64)},) if others else None
     program = torch.export.export(model, (tokens,), dynamic_shapes=dynamic).module()
     return max(change([model(one)], [program(one)]) for one in (tokens, *others))
+
+
+def change_with_a_grid() -> float:
+    """The same of a layer called with its grid, saved and loaded again; infinite unless it refuses another grid."""
+    layer, grid, tokens = Attention(DIM, 2).eval(), Grid((3, 5), spacing=0.5), torch.randn(3, 15, DIM)
+    dynamic = {0: torch.export.Dim("batch", min=1, max=64)}, []
+    written = io.BytesIO()
+    torch.export.save(torch.export.export(layer, (tokens, grid), dynamic_shapes=dynamic), written)
+    program = torch.export.load(io.BytesIO(written.getvalue())).module()
+    with contextlib.suppress(ValueError):
+        program(tokens, Grid((3, 5)))
+        return math.inf
+    return change([layer(tokens[:1], grid)], [program(tokens[:1], grid)])
+
+
+def traced_change(model: nn.Module, *batches: Tensor) -> float:
+    """The same of a model that `torch.jit.trace` has followed with the first of some batches, as users call it."""
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        trace: Any = torch.jit.trace(model, batches[0], check_trace=False)
+    return max(change([model(one)], [trace(one)]) for one in batches)
 
 
 # Pairs whose sums are those of features, and whether they are causal.
@@ -68,29 +91,40 @@ def onnx_change(pair: Case, is_causal: bool) -> float:
     return change([model(tokens)], [torch.from_numpy(found)])
 
 
-def main(to_onnx: bool) -> dict[str, object]:
-    """What was exported, as programs or to ONNX, and what went wrong."""
+def any_batch(pair: Case) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A layer, and batches of several sizes."""
+    model = Placed(Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative), Grid((3, 5))).eval()
+    return model, tuple(torch.randn(batch, 15, DIM) for batch in (3, 1, 5))
+
+
+def main(form: str) -> dict[str, object]:
+    """What was exported as a program, to ONNX or traced, and what went wrong."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
+    images = tuple(torch.randn(batch, 2, 6, 4) for batch in (3, 1, 5))
 
-    def measured_onnx() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
-        for pair, is_causal in LINEAR:
-            yield f"{pair}-{is_causal}", pair, lambda pair=pair, is_causal=is_causal: onnx_change(pair, is_causal)
-
-    def measured() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
+    def programs() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
         for name, pair, model, tokens in jobs():
-            yield name, pair, lambda model=model, tokens=tokens: exported_change(model.eval(), tokens)
+            yield name, pair, partial(exported_change, model.eval(), tokens)
         for pair in met(0):
-            model = Placed(Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative), Grid((3, 5))).eval()
-            batches = tuple(torch.randn(batch, 15, DIM) for batch in (3, 1, 5))
-            yield (
-                f"any batch-{pair}",
-                pair,
-                lambda model=model, batches=batches: exported_change(model, batches[0], batches[1:]),
-            )
+            model, (first, *others) = any_batch(pair)
+            yield f"any batch-{pair}", pair, partial(exported_change, model, first, tuple(others))
+        yield "called with a grid", None, change_with_a_grid
         performer = Performer((6, 4), 2, 3, dim=DIM, depth=1, heads=2, kernel="positive").eval()
-        images = tuple(torch.randn(batch, 2, 6, 4) for batch in (3, 1, 5))
-        yield "Performer", None, lambda: exported_change(performer, images[0], images[1:])
+        yield "Performer", None, partial(exported_change, performer, images[0], images[1:])
 
-    return report(measured_onnx() if to_onnx else measured(), BAND)
+    def graphs() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
+        for pair, is_causal in LINEAR:
+            yield f"{pair}-{is_causal}", pair, partial(onnx_change, pair, is_causal)
+
+    def traces() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
+        for pair in diagonal(0):
+            model, batches = any_batch(pair)
+            yield f"traced-{pair}", pair, partial(traced_change, model, *batches)
+        larger = tuple(torch.randn(batch, 2, 12, 10) for batch in (3, 1, 5))  # which eager layers see in blocks
+        for options in ({}, {"stem": "polyphase", "patch_size": 2, "periodic": True}):
+            performer = Performer((12, 10), 2, 3, dim=DIM, depth=1, heads=2, pool="mean", **options).eval()
+            yield f"Performer {options}", None, partial(traced_change, performer, *larger)
+
+    return report({"program": programs, "onnx": graphs, "trace": traces}[form](), BAND)

@@ -26,14 +26,15 @@ def test_the_default_compiler_computes_the_same(backend: str):
     assert run("tests.contracts.compile_everything", backend)["wrong"] == {}
 
 
-def test_every_kernel_and_every_relative_kernel_exports_and_computes_the_same():
-    found = run("tests.contracts.export_everything", False)
+@pytest.mark.parametrize("form", ["program", "trace"])
+def test_every_kernel_and_every_relative_kernel_exports_and_computes_the_same(form: str):
+    found = run("tests.contracts.export_everything", form)
     assert found["wrong"] == {}
     assert found["kernels"] == sorted(KERNELS)
     assert found["relatives"] == sorted(map(str, RELATIVE_NAMES))
 
 
 def test_linear_layers_are_linear_in_onnx_and_compute_the_same():
-    found = run("tests.contracts.export_everything", True)
+    found = run("tests.contracts.export_everything", "onnx")
     assert found["wrong"] == {}
     assert found["count"] == 5

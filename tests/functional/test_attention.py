@@ -202,14 +202,6 @@ BAD = {
         {"relative": Clipped(torch.zeros(4, 6)), "grid": GRID},
         r"relative.distance_embedding has shape \(4, 6\), expected \(4, 5\)",
     ),
-    "rotation of other axes": (
-        {"relative": rotation_of_two_scales(3, 1), "grid": GRID},
-        r"relative.cosine_weight has shape \(3, 1, 2\), expected \(3, 2, 2\)",
-    ),
-    "rotation of other heads": (
-        {"relative": rotation_of_two_scales(2, 2), "grid": GRID},
-        r"relative.cosine_weight has shape \(2, 2, 2\), expected \(3, 2, 2\)",
-    ),
 }
 
 

@@ -3,10 +3,9 @@
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from teka._compat import is_plain_eager, replace
+from teka._compat import is_plain_eager, records_graph, replace
 from teka.checks import check_name
 from teka.errors import wrong_value
 from teka.functional.backend import BACKENDS, Cost
@@ -96,7 +95,7 @@ def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
 def chosen(backend: str, work: Workload, device_type: str) -> str:
     """The choice, which is remembered: that of a layer and a grid is made once."""
     check_name("backend", backend, BACKENDS)
-    signature = None if torch.compiler.is_compiling() else _signature(work)
+    signature = None if records_graph() else _signature(work)
     if signature is None:
         return choose_backend(backend, backend_costs(work), device_type)
     signature = (backend, device_type, is_plain_eager(), *signature)

@@ -14,6 +14,7 @@ from teka._compat import (
     is_plain_eager_on_cpu,
     is_rehearsed,
     is_transformed,
+    records_graph,
     replace,
     without_autocast,
 )
@@ -105,7 +106,7 @@ class Plan:
             expected = f"{sizes['num_queries']} tokens, as many as the query's, with is_causal"
             raise wrong_shape("key", key.shape, expected)
         sizes = {**sizes, "dim": query.shape[-1], "dim_value": value.shape[-1], "heads": query.shape[1]}
-        if not torch.compiler.is_compiling():  # a compiled graph may be of any number of samples
+        if not records_graph():  # a compiled graph may be of any number of samples
             sizes["batch"] = max(1, query.shape[0])  # there may be none
         plan = self.computed_by(backend, device_type=query.device.type, **sizes)
         return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
@@ -174,7 +175,7 @@ class Plan:
         num_features = kernel.num_features(query.shape[-1])
         if not triton_fits(query, value, num_features):
             return None
-        if not torch.compiler.is_compiling() and is_transformed(query, key, value):
+        if not records_graph() and is_transformed(query, key, value):
             return None
         if self.relative is None:
             return PositionMap()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import keeps_tensors
+from teka._compat import keeps_tensors, records_graph
 from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.shapes import Angles, Offsets, Places
@@ -158,7 +158,7 @@ class Positions:
         fits = points.ndim in (2, 3) and points.shape[-2] == length and points.shape[-1] >= 1
         if not fits or (points.ndim == 3 and points.shape[0] not in (1, batch)):
             raise wrong_shape(f"{argument}positions", points.shape, f"({length}, axes) or ({batch}, {length}, axes)")
-        if not torch.compiler.is_compiling() and not points.isfinite().all():
+        if not records_graph() and not points.isfinite().all():
             raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
 
 
@@ -230,18 +230,29 @@ def whole_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, 
     return torch.floor(offsets / unit + 0.501)
 
 
-def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str, more: str = "") -> None:
-    """Check that parameters have the numbers of heads and of axes among the sizes; the others are names."""
-    if any(not isinstance(size, str) and came != size for came, size in zip(tensor.shape, sizes, strict=True)):
+def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str) -> None:
+    """Check that parameters have the numbers of heads and then of axes among the sizes; the others are names."""
+    if tensor.ndim == len(sizes):
+        came = [size for size, asked in zip(tensor.shape, sizes, strict=True) if not isinstance(asked, str)]
         heads, num_axes = (size for size in sizes if not isinstance(size, str))
-        expected = f"({', '.join(map(str, sizes))}) for {heads} heads and positions of {num_axes} axes{more}"
-        raise wrong_shape(f"relative.{argument}", tensor.shape, expected)
+        if came == [heads, num_axes]:
+            return
+        if came[1] != num_axes:
+            raise wrong_axes(argument, tensor, came[1], num_axes)
+    raise wrong_shape(f"relative.{argument}", tensor.shape, f"({', '.join(map(str, sizes))}) for {sizes[0]} heads")
+
+
+def wrong_axes(argument: str, tensor: Tensor, made_for: int, num_axes: int) -> ValueError:
+    """Error for positions of another number of axes than a parameter of a relative kernel is made for."""
+    expected = f"{made_for}, as relative.{argument} has, of shape {tuple(tensor.shape)}"
+    advice = f"a layer for {num_axes} is made with num_axes={num_axes}"
+    return wrong_value("number of axes of grid or positions", num_axes, f"{expected}; {advice}")
 
 
 def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
     """Check that a mask has one flag a token and keeps at least one token of every sample."""
     check_tensor(argument, mask, batch, num_tokens, dtypes=BOOLEAN)
-    if not torch.compiler.is_compiling() and not (kept := mask.any(dim=1)).all():
+    if not records_graph() and not (kept := mask.any(dim=1)).all():
         empty = int(kept.int().argmin())
         raise ValueError(f"{argument} keeps no token of sample {empty}, expected at least one True in every row")
 
@@ -253,6 +264,6 @@ def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"
     """
     check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
     check_sizes({"num_tokens": num_tokens})
-    if not torch.compiler.is_compiling() and not ((lengths >= 1) & (lengths <= num_tokens)).all():
+    if not records_graph() and not ((lengths >= 1) & (lengths <= num_tokens)).all():
         raise wrong_value("lengths", lengths.tolist(), f"numbers from 1 to {num_tokens}")
     return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

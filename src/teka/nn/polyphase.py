@@ -276,12 +276,12 @@ def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]
     # Σ_t w_t e[n + t] over all cells of the torus, by lags of 1, 2, 4 …: no two weights are the same.
     around, share = energy, 0.5
     for axis, side in enumerate(inputs.shape[2:], 1):
-        for step in range((side - 1).bit_length()):
+        for step in range(int(side - 1).bit_length()):
             around = (1 - share) * around + share * around.roll(-(2**step), axis)
             share *= GOLDEN
     scores = split_cosets(torch.stack([energy, energy.square() * around], 1), stride).flatten(3)
     # No sum of so many whole numbers is too large for 64 bits, whatever the order in which they are added.
-    unit = 2.0 ** (COUNT_BITS - math.ceil(math.log2(scores.shape[3])))
+    unit = 2.0 ** (COUNT_BITS - math.ceil(math.log2(int(scores.shape[3]))))
     norm, skew = (scores * unit).round().long().sum(3).unbind(2)
     return skew.masked_fill(norm < norm.amax(1, keepdim=True), -1).argmax(1)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from teka import functional
-from teka._compat import ProcessGroup, replace
+from teka._compat import ProcessGroup, records_graph, replace
 from teka.checks import WHOLE, check_flags, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional import length_mask
@@ -36,7 +36,7 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Mod
     if (
         type(first)
         not in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        or torch.compiler.is_compiling()
+        or records_graph()
     ):
         return
     assert isinstance(first.weight, Tensor)

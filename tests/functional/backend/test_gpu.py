@@ -23,8 +23,9 @@ def test_what_kernels_are_not_compiled_for_takes_the_plain_evaluation(monkeypatc
 
 
 @pytest.mark.skipif(not gpu.HAS_TRITON, reason="there is no Triton for this system")
-def test_kernels_give_the_values_and_every_gradient_of_every_pair():
-    command = [sys.executable, "-m", "tests.functional.backend.run_gpu"]
+@pytest.mark.parametrize("part", range(2))
+def test_kernels_give_the_values_and_every_gradient_of_every_pair(part: int):
+    command = [sys.executable, "-m", "tests.functional.backend.run_gpu", str(part), "2"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1])

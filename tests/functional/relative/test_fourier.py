@@ -8,7 +8,7 @@ from tests.contracts.cases import relative_change, with_leaves
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Fourier, Softmax
+from teka.functional import Fourier
 from teka.functional.positions import Positions
 
 
@@ -127,10 +127,3 @@ def test_a_negative_weight_is_refused(argument: str):
     values[argument][-1] = -0.5
     with pytest.raises(ValueError, match=f"the least number of {argument} is -0.5, expected at least 0"):
         Fourier(**values)
-
-
-@pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
-def test_other_numbers_of_heads_and_axes_are_refused(heads: int, num_axes: int):
-    build().check(heads=3, dim=5, num_axes=2, kernel=Softmax())
-    with pytest.raises(ValueError, match=rf"relative.frequency has shape \(3, 4, 2\), expected \({heads}, waves"):
-        build().check(heads=heads, dim=5, num_axes=num_axes, kernel=Softmax())

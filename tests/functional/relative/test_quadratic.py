@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import GeneralizedQuadratic, Quadratic, Softmax, Table
+from teka.functional import GeneralizedQuadratic, Quadratic, Table
 from teka.functional.positions import Positions
 
 
@@ -94,13 +94,6 @@ def test_a_negative_precision_is_refused():
         Quadratic(torch.ones(3, 2), torch.tensor([1.0, -0.5, 2.0]))
 
 
-@pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
-def test_other_numbers_of_heads_and_axes_are_refused(heads: int, num_axes: int):
-    build().check(heads=3, dim=5, num_axes=2, kernel=Softmax())
-    with pytest.raises(ValueError, match=rf"relative.center has shape \(3, 2\), expected \({heads}, {num_axes}\)"):
-        build().check(heads=heads, dim=5, num_axes=num_axes, kernel=Softmax())
-
-
 def test_far_away_it_is_finite():
     assert math.isfinite(float(build().log_at(torch.full((1, 2), 1e9)).min()))
 
@@ -175,13 +168,6 @@ def test_shapes_that_do_not_fit_are_refused_of_generalized_quadratic(
 ):
     with pytest.raises(ValueError, match=message):
         GeneralizedQuadratic(torch.ones(center), torch.ones(factor))
-
-
-@pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
-def test_other_numbers_of_heads_and_axes_are_refused_of_generalized_quadratic(heads: int, num_axes: int):
-    build_of_generalized_quadratic().check(heads=3, dim=5, num_axes=2, kernel=Softmax())
-    with pytest.raises(ValueError, match=rf"relative.center has shape \(3, 2\), expected \({heads}, {num_axes}\)"):
-        build_of_generalized_quadratic().check(heads=heads, dim=5, num_axes=num_axes, kernel=Softmax())
 
 
 def build_of_table(num_axes: int = 2) -> Table:
@@ -267,10 +253,3 @@ def test_every_entry_that_occurs_has_a_gradient():
 def test_tables_of_another_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
     with pytest.raises(ValueError, match=r"tables has shape .*, expected \(heads, axes, 2 max_offset \+ 1\)"):
         Table(torch.ones(size))
-
-
-@pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
-def test_other_numbers_of_heads_and_axes_are_refused_of_table(heads: int, num_axes: int):
-    build_of_table().check(heads=3, dim=5, num_axes=2, kernel=Softmax())
-    with pytest.raises(ValueError, match=rf"relative.tables has shape \(3, 2, 7\), expected \({heads}, {num_axes}"):
-        build_of_table().check(heads=heads, dim=5, num_axes=num_axes, kernel=Softmax())

@@ -5,7 +5,12 @@ import torch
 from tests.contracts.cases import with_leaves
 
 from teka.functional import RELATIVES, Clipped
+from teka.functional.kernel import make_kernel
 from teka.functional.relative import make_relative
+
+# Of however many axes, and of however many heads.
+BY_DISTANCE = ("alibi", "clipped", "clipped_features")
+SHARED = ("clipped", "clipped_features", "shaw")
 
 
 @pytest.mark.parametrize("name", RELATIVES)
@@ -33,3 +38,17 @@ def test_equivariance_is_declared_in_one_of_two_words(name: str):
 def test_what_is_no_relative_kernel_is_refused(relative: Any, message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
         make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax")
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_other_numbers_of_axes_and_heads_are_refused(name: str):
+    kernel = make_kernel("positive", 5)
+    made = make_relative(name, heads=3, dim=5, num_axes=2, kernel="positive")
+    made.check(heads=3, dim=5, num_axes=2, kernel=kernel)
+    if name not in BY_DISTANCE:
+        message = r"grid or positions is 3, expected 2, as relative\.\w+ has, of shape .*; .* made with num_axes=3"
+        with pytest.raises(ValueError, match=message):
+            made.check(heads=3, dim=5, num_axes=3, kernel=kernel)
+    if name not in SHARED:
+        with pytest.raises(ValueError, match=r"relative\.\w+ has shape \(3,.*\), expected \(2,"):
+            made.check(heads=2, dim=5, num_axes=2, kernel=kernel)

@@ -171,13 +171,6 @@ def test_frequencies_of_another_shape_are_refused(size: tuple[int, ...], as_user
         Rotary(torch.ones(size))
 
 
-@pytest.mark.parametrize(("heads", "num_axes"), [(2, 2), (3, 3)])
-def test_other_numbers_of_heads_and_axes_are_refused(heads: int, num_axes: int):
-    build().check(heads=3, dim=5, num_axes=2, kernel=Softmax())
-    with pytest.raises(ValueError, match=rf"relative.frequency has shape \(3, 2, 2\), expected \({heads}, pairs"):
-        build().check(heads=heads, dim=5, num_axes=num_axes, kernel=Softmax())
-
-
 @pytest.mark.parametrize("kernel", [Softmax(), SquaredRelu()])
 def test_more_pairs_than_features_are_refused(kernel: Softmax | SquaredRelu):
     with pytest.raises(ValueError, match="expected at most 1 pairs for the 3 features of kernel="):

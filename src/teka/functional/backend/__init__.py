@@ -1,5 +1,6 @@
 """What every backend has in common: its cost before, and its sums after."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import ProcessGroup, is_plain_eager, replace
+from teka._compat import ProcessGroup, is_plain_eager, records_graph, replace
 from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
@@ -200,7 +201,15 @@ class Form(ABC):
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """The map with its derivatives, as far as the caller can take them."""
-        return (_Form if torch.compiler.is_compiling() else _DualForm).apply(self, *tensors)
+        if torch.compiler.is_compiling():
+            return _Form.apply(self, *tensors)
+        if not records_graph():
+            return _DualForm.apply(self, *tensors)
+        # torch.jit.trace cannot follow a Function.
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            said = "torch.jit.trace records no gradients of a relative kernel's sums; torch.compile does"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        return self.value(*(tensor.detach() for tensor in tensors))
 
 
 def stack_all(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -246,7 +255,7 @@ def checkpointed(function: Callable[..., Tensor], *arguments: object) -> Tensor:
 
     Nothing random may be in it: the state of the generators is not kept.
     """
-    if not torch.is_grad_enabled() or not (torch.compiler.is_compiling() or is_plain_eager()):
+    if not torch.is_grad_enabled() or not (records_graph() or is_plain_eager()):
         return function(*arguments)
     output = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     assert isinstance(output, Tensor)

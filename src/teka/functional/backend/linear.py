@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from teka._compat import records_graph
 from teka.errors import wrong_value
 from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
 from teka.functional.shapes import Channels, Features, KeyFeatures, LogScale, QueryFeatures, RingWeights, Values
@@ -51,7 +52,7 @@ def linear(query_features: QueryFeatures, key_features: KeyFeatures, value: Valu
         total = key_features.sum(dim=-2)
         return Sums(query_features @ state, (query_features @ total[..., None])[..., 0])
     value = with_ones(value)
-    if torch.compiler.is_compiling():  # a short graph; what to keep for gradients is the compiler's choice
+    if records_graph():  # a short graph; what to keep for gradients is the compiler's choice
         sums = torch.zeros((), dtype=value.dtype, device=value.device)
         for query_wave, key_wave in zip(query_waves.split(1, dim=-1), key_waves.split(1, dim=-1), strict=True):
             state = (key_features * key_wave).transpose(-2, -1) @ value
@@ -253,7 +254,7 @@ def causal_step(
 
 def running_maximum(numbers: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
     """The largest number so far."""
-    if not torch.compiler.is_compiling():
+    if not records_graph():
         return numbers.cummax(dim=-1).values
     # ONNX has no such function: the largest of the last 1, 2, 4, … numbers.
     steps = 1

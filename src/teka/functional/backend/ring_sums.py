@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka._compat import records_graph
 from teka.functional.shapes import Cells, Channels, RingWeights
 from teka.grid import Grid
 
@@ -203,7 +204,7 @@ def parts_of(tokens: Channels) -> list[Part]:
     its hundreds of operations.
     """
     batch, heads, num_tokens, channels = tokens.shape
-    if torch.compiler.is_compiling() or not tokens.is_cpu:
+    if records_graph() or not tokens.is_cpu:
         return [(slice(None), slice(None), ..., slice(None))]
     some_channels = _divisor(channels, max(LEAST_CHANNELS, MAP_ELEMENTS // num_tokens))
     some_heads = _divisor(heads, MAP_ELEMENTS // (num_tokens * some_channels))

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import replace
+from teka._compat import records_graph, replace
 from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
 from teka.functional.backend.linear import (
     CHUNK_ELEMENTS,
@@ -69,7 +69,7 @@ def grid_decay(tokens: Featured, rates: Sequence[Rate], grid: Grid) -> Sums:
     """Σ_j φ(q_i)ᵀφ(k_j) Π_a exp(−r_a |i_a − j_a|) [v_j, 1], with φ(k) ⊗ [v, 1] of a few features at a time."""
     value, query, key = with_ones(tokens.value), tokens.query_features, tokens.key_features
     # A graph that is recorded is for any number of samples.
-    num_samples = 1 if torch.compiler.is_compiling() else value.shape[0]
+    num_samples = 1 if records_graph() else value.shape[0]
     size = max(1, CHUNK_ELEMENTS // max(1, num_samples * value.shape[1:].numel()))
     parts = zip(query.split(size, dim=-1), key.split(size, dim=-1), strict=True)
     sums = [checkpointed(_scanned, *part, value, grid.shape, *rates) for part in parts]

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka._compat import records_graph
 from teka.functional.backend import BYTES, Cost, Featured, Form, Sums, checkpointed, stack_all, with_ones
 from teka.functional.backend.axis_sums import axis_sums, axis_sums_gradients
 from teka.functional.shapes import Gradients, KeyChannels, KeyFeatures, Matrices, QueryChannels, QueryFeatures, RowTerm
@@ -36,7 +37,7 @@ def axis_matrices_bytes(query: Grid, key: Grid) -> int:
 
 def runs_by_hand(tensor: Tensor) -> bool:
     """Whether sums are taken head by head in a CPU's cache; a compiled graph would hold every step of the loops."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and not records_graph()
 
 
 def toeplitz(
@@ -58,7 +59,7 @@ def toeplitz(
 def _chunked_sums(query_features: Tensor, key_features: Tensor, value: Tensor, *matrices: Tensor) -> Tensor:
     num_features = key_features.shape[-1]
     # A graph that is recorded is for any number of samples.
-    num_samples = 1 if torch.compiler.is_compiling() else value.shape[0]
+    num_samples = 1 if records_graph() else value.shape[0]
     num_elements = num_samples * value.shape[1:].numel() * num_features
     num_chunks = max(1, min(num_features, -(-num_elements // CHUNK_ELEMENTS)))
     is_large = num_elements > CHUNK_ELEMENTS

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Generator, Tensor
 
-from teka._compat import replace
+from teka._compat import records_graph, replace
 from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums, with_ones
@@ -269,7 +269,7 @@ def check_normalizer(normalizer: str, length_share: float) -> None:
 def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
     """Phasors of angles in radians."""
     cosine, sine = torch.cos(angle), torch.sin(angle)
-    return (cosine, sine) if torch.compiler.is_compiling() else torch.complex(cosine, sine)
+    return (cosine, sine) if records_graph() else torch.complex(cosine, sine)
 
 
 def rotate_pairs(features: Tokens, phasor: Phasor) -> Tokens:
@@ -289,7 +289,7 @@ def complex_pairs(features: Tokens) -> Complex[Tensor, "batch heads tokens pairs
 
 def pair_lengths(features: Tokens) -> Float[Tensor, "batch heads tokens pairs"]:
     """√(f_2p² + f_2p+1²) of every pair, with a gradient of 0 where it is 0."""
-    if not torch.compiler.is_compiling():
+    if not records_graph():
         return complex_pairs(features).abs()
     # ONNX has no complex numbers; a compiler makes one pass of this. The root has no gradient at 0, so that it is taken
     # of 1 there. Squares of features might underflow.

@@ -81,9 +81,7 @@ class Rotation(SeparableRelative):
         return cls(initial_frequency(NUM_FREQUENCIES), cosine_weight, sine_weight, scale)
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        sizes = (heads, num_axes, str(len(self.frequency)))
-        more = f"; a layer that makes its own relative kernel takes num_axes={num_axes}"
-        check_heads_and_axes("cosine_weight", self.cosine_weight, *sizes, more=more)
+        check_heads_and_axes("cosine_weight", self.cosine_weight, heads, num_axes, str(len(self.frequency)))
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         phase = offsets[..., None] * self.frequency.to(offsets)

@@ -16,7 +16,7 @@ from teka.functional.backend.bins import bin_sums, bins_cost, line_sums
 from teka.functional.backend.flex import offset_numbers
 from teka.functional.backend.linear import DecodingState, Sizes, causal_rings
 from teka.functional.kernel.base import Kernel
-from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
+from teka.functional.positions import Positions, check_heads_and_axes, whole_steps, wrong_axes
 from teka.functional.relative.base import FactorRelative
 from teka.functional.relative.clipped import ring_step
 from teka.functional.shapes import Keys, LogRelative, Offsets, PairTerm, Queries, TwoVectors
@@ -68,8 +68,11 @@ class Shaw(FactorRelative):
         return self.embedding.shape[1] // 2
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        if (self.embedding.shape[0], self.embedding.shape[2]) != (num_axes, dim):
-            expected = f"({num_axes}, entries, {dim}) for positions of {num_axes} axes and queries of size {dim}"
+        made_for, _, size = self.embedding.shape
+        if made_for != num_axes:
+            raise wrong_axes("embedding", self.embedding, made_for, num_axes)
+        if size != dim:
+            expected = f"({num_axes}, entries, {dim}) for queries of size {dim}"
             raise wrong_shape("relative.embedding", self.embedding.shape, expected)
 
     def log_entries(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries axes entries"]:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from teka._compat import records_graph
 from teka.functional.backend import Cost, Featured, Sums, add_prefix
 from teka.functional.backend.dense import TileForm, tiles_fit
 from teka.functional.backend.fft import fft, fft_cost, fft_fits
@@ -57,7 +58,7 @@ class StationaryRelative(FactorRelative):
         """Of the transform, between grids of one spacing."""
         # Which rows to compute again is read from the numbers, which a compiled graph cannot do.
         grids = positions.grids
-        if sizes.is_causal or grids is None or not fft_fits(*grids) or torch.compiler.is_compiling():
+        if sizes.is_causal or grids is None or not fft_fits(*grids) or records_graph():
             return {}
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 

@@ -16,7 +16,7 @@ from teka.functional.backend.dense import matrix_attention
 from teka.functional.backend.linear import Sizes
 from teka.functional.backend.windows import Tiling, window_attention, window_cost
 from teka.functional.kernel.base import Kernel, Pairwise
-from teka.functional.positions import Positions, whole_steps
+from teka.functional.positions import Positions, whole_steps, wrong_axes
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import AnyOffsets, HeadPairs, LogRows, Outputs, Queries
 
@@ -48,7 +48,7 @@ class Window(StationaryRelative):
 
     def __post_init__(self) -> None:
         check_kind("bias", self.bias)
-        sides = set(self.bias.shape[1:])
+        sides = set(map(int, self.bias.shape[1:]))
         if len(sides) != 1 or min(sides) < 3 or min(sides) % 2 == 0:
             raise wrong_shape("bias", self.bias.shape, "(heads, 2 reach + 1, …), one for each axis, reach at least 1")
         if not is_positive(self.unit):
@@ -65,9 +65,10 @@ class Window(StationaryRelative):
         return self.bias.shape[-1] // 2
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        if self.bias.ndim != 1 + num_axes or self.bias.shape[0] != heads:
-            expected = f"({heads}, {', '.join(['2 reach + 1'] * num_axes)}) for {heads} heads and {num_axes} axes"
-            raise wrong_shape("relative.bias", self.bias.shape, expected)
+        if self.bias.ndim != 1 + num_axes:
+            raise wrong_axes("bias", self.bias, self.bias.ndim - 1, num_axes)
+        if self.bias.shape[0] != heads:
+            raise wrong_shape("relative.bias", self.bias.shape, f"({heads}, 2 reach + 1, …) for {heads} heads")
 
     def within(self, offsets: AnyOffsets) -> Bool[Tensor, "*pairs"]:
         """Whether offsets are within the window."""

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 LARGEST = 100_000  # bytes, with the pictures
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.forks import run
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "training")
 
 
@@ -21,7 +21,7 @@ def main(script: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_an_example_runs_and_its_models_are_exact(script: str, capfd: pytest.CaptureFixture[str]):
-    run("tests.test_examples", script)
+    run("tests.documentation.test_examples", script)
     printed = capfd.readouterr().out
     changes = re.findall(r"largest change +(\S+) of .* in (float32|float64)$", printed, flags=re.MULTILINE)
     assert len(changes) == printed.count("largest change") > 0
