@@ -23,7 +23,7 @@ from teka.audit.adapters.case import AuditCase, make_case
 from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 from teka.cli import main as teka
-from teka.cli.audit import OWN_LOADERS
+from teka.cli.own_models import OWN_LOADERS
 from teka.data import load as load_data
 from teka.files import write_json
 from teka.models import load as load_packaged

@@ -10,7 +10,7 @@ from torch import nn
 from teka.audit.adapters import Preprocessing, Subject, load
 from teka.audit.adapters.case import load_images, make_case, match_labels, place_for_modes, read_pictures, usual_mode
 from teka.audit.settings import AuditSettings
-from teka.cli.audit import OWN_LOADERS
+from teka.cli.own_models import OWN_LOADERS
 from teka.data import Normalize, resize_bilinear
 from teka.data import load as load_data
 

@@ -1,0 +1,56 @@
+"""Models of this library as subjects of an audit: finished runs, and model files."""
+
+import dataclasses
+from pathlib import Path
+
+from teka import models
+from teka.audit.adapters import Loader, Preprocessing, Reading, Subject
+from teka.audit.adapters.subject import subject_of_module
+from teka.errors import wrong_value
+from teka.files import read_json
+from teka.models.model_file import PRETRAINED
+
+
+def load_run(path: str, reading: Reading) -> Subject:
+    """The best model of a finished run; its data, which may have moved to `data_dir`, say how large it is."""
+    from teka.training import restore
+
+    trained = restore(Path(path).expanduser(), data_dir=reading.data_dir)
+    data, name = trained.dataset, trained.name
+    transform, size = _checked(name, data.image_size, data.in_channels, reading)
+    known = {"num_classes": data.num_classes, "loads_at_input_size": True}
+    return subject_of_module(trained.model, name, "teka run", transform, size, reading.device, **known)
+
+
+def load_model_file(path: str, reading: Reading) -> Subject:
+    """The model of a model file's folder, or of the name of one that comes with the library."""
+    config = models.read_config(path)
+    name = Path(path).name
+    transform, size = _checked(name, config.image_size, config.in_channels, reading)
+    known = {"class_names": config.class_names, "num_classes": config.num_classes, "loads_at_input_size": True}
+    return subject_of_module(models.load(path), name, "teka model file", transform, size, reading.device, **known)
+
+
+def _checked(
+    name: str, size: tuple[int, ...], in_channels: int, reading: Reading
+) -> tuple[Preprocessing, tuple[int, int] | None]:
+    """The preprocessing of a model that was made for images of one size."""
+    if len(size) != 2:
+        raise wrong_value("model", name, f"a model of images, not of {len(size)} axes")
+    wanted = reading.input_size
+    if wanted not in (None, size) and (wanted, wanted) != size:
+        raise wrong_value("input_size", wanted, f"{size}, the size that {name} was made for")
+    return dataclasses.replace(reading, input_size=size).fit(Preprocessing(in_channels))
+
+
+def _is_model_file(spec: str) -> bool:
+    config = Path(spec).expanduser() / "config.json"
+    return spec in PRETRAINED or (config.is_file() and "format_version" in read_json(config))
+
+
+_MODEL_FILE = f"the folder of a model file, or a model that comes with teka ({', '.join(PRETRAINED)})"
+# The models that come with the library go before folders of their names.
+OWN_LOADERS = (
+    Loader(_MODEL_FILE, _is_model_file, load_model_file),
+    Loader("the folder of a teka run", lambda spec: (Path(spec).expanduser() / "run.json").is_file(), load_run),
+)
