@@ -218,7 +218,7 @@ def test_outputs_that_cannot_be_compared_are_refused():
             equivariance_error(function, noise(5, 7), [1])
 
 
-def test_arguments_that_make_no_sense_are_refused():
+def test_arguments_that_make_no_sense_are_refused(as_users_run_it):
     for arguments, message in [
         ({"shifts": []}, "at least one shift"),
         ({"shifts": [8]}, "shift is"),
@@ -230,6 +230,7 @@ def test_arguments_that_make_no_sense_are_refused():
         ({"border": 1, "output": "invariant"}, "border is 1, expected 0"),
         ({"inputs": torch.ones(5, 7)}, "inputs has shape"),
         ({"inputs": torch.ones(0, 2, 5, 7)}, "inputs has shape"),
+        ({"inputs": torch.ones(1, 2, 5, 7).numpy()}, "inputs is of type ndarray, expected a tensor"),
         ({"mode": "lossless"}, "lose pixels"),
         ({"function": lambda images: images.mean(-1), "output": "dense"}, r"shape \(3, 2, 5\).*if dense"),
     ]:

@@ -60,11 +60,12 @@ def test_no_module_is_no_context():
         pass
 
 
-def test_the_output_of_an_object_with_logits_is_taken_out_of_it():
+def test_the_logits_of_what_has_some_are_taken_out_of_it():
     class Answer:
         logits = BATCH.sum((1, 2))
 
-    assert torch.equal(call(lambda _: Answer()), BATCH.sum((1, 2)))
+    for answer in (Answer(), {"loss": 0.5, "logits": Answer.logits}):
+        assert torch.equal(call(lambda _, answer=answer: answer), Answer.logits)
 
 
 def test_the_model_runs_in_inference_mode():
@@ -88,7 +89,7 @@ def test_the_error_of_too_little_memory_gives_a_hint():
 
 def test_what_is_no_output_is_refused():
     for function, message in [
-        (lambda batch: (batch, batch), r"is a tuple at shift \(1, 2\), expected a tensor or an object with one as"),
+        (lambda batch: (batch, batch), r"is a tuple at shift \(1, 2\), expected a tensor, or one as"),
         (lambda batch: batch.long(), r"of torch.int64 at shift \(1, 2\)"),
         (lambda batch: batch.sum(), r"shape \(\) at shift \(1, 2\), expected \(2, …\)"),
         (lambda batch: batch.sum((1, 2, 3)), r"shape \(2,\)"),

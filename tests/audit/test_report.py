@@ -1,4 +1,5 @@
 import base64
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from teka.audit import Movement, compare_responses, measure_responses
 from teka.audit.audit import audit
+from teka.audit.page.text import audit_text
 from teka.audit.report import AuditReport, Example, PackedResponses, encode_levels, make_examples, worst_images
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
@@ -30,6 +32,15 @@ def test_a_gate_gets_the_lowest_number_of_all_modes():
     both = report("circular", "zero")
     each = [one.numbers["accuracy"].value for one in both.metrics]
     assert both.number("accuracy") == min(each)
+
+
+def test_printed_it_is_what_a_terminal_shows_and_named_html_it_is_written_as_a_page(tmp_path):
+    found = report("circular")
+    assert str(found) == audit_text([found])
+    assert repr(found) == f"<AuditReport of {found.name}: {found.verdict[0]}>"
+    page = found.write(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert found.verdict[0] in html.unescape(page)
 
 
 def test_a_number_that_was_not_measured_is_refused_with_those_that_were():

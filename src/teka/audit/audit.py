@@ -57,8 +57,8 @@ def audit(
     window's.
 
     Args:
-        model: Images (B, C, H, W) to logits (B, K), features (B, …) or dense maps (B, C', H', W'), or to an object that
-            has them as `.logits`. Layers are looked into if it is a `torch.nn.Module`.
+        model: Images (B, C, H, W) to logits (B, K), features (B, …) or dense maps (B, C', H', W'), or to what has
+            them as `.logits` or under "logits". Layers are looked into if it is a `torch.nn.Module`.
         images: Images (N, C, H, W), floating point, as the model takes them. Where the mode fills with a background,
             images before normalisation are better; put the normalisation into the model then.
         labels: Their classes (N,), integers from 0, or None.

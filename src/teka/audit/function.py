@@ -1,7 +1,7 @@
 """The function under audit: in evaluation mode, called, what it gives checked and compared, and its weights."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,17 +58,22 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
             part.training = True
 
 
+def logits_of(answer: object) -> object:
+    """The logits of an answer, `.logits` or under "logits", where it has any, else the answer as it is."""
+    return answer.get("logits", answer) if isinstance(answer, Mapping) else getattr(answer, "logits", answer)
+
+
 def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Tensor:
-    """The output of a model in inference mode, taken out of an object with `.logits`: real, floating-point, (B, …)."""
+    """The output of a model in inference mode, or the `logits` of what has some: real, floating-point, (B, …)."""
     try:
         with torch.inference_mode():
             result = function(batch)
     except FOREIGN as error:
         hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
         raise ModelError(f"the model raised {type(error).__name__} {where()}: {error}{hint}") from error
-    output = result if isinstance(result, Tensor) else getattr(result, "logits", None)
+    output = logits_of(result)
     if not isinstance(output, Tensor):
-        found, expected = f"is a {type(result).__name__}", "a tensor or an object with one as .logits"
+        found, expected = f"is a {type(result).__name__}", "a tensor, or one as .logits or under 'logits'"
     elif not output.is_floating_point():
         found, expected = f"is of {output.dtype}", "real floating-point values"
     elif output.ndim < 2 or len(output) != len(batch) or output.numel() == 0:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_shape, wrong_type, wrong_value
 
 Images = Shaped[Tensor, "batch channels *sizes"]
 RealImages = Float[Tensor, "batch channels *sizes"]
@@ -20,6 +20,8 @@ Size = int | Sequence[int]
 
 def check_images(images: Tensor, argument: str = "images", *, least: int = 0) -> None:
     """Check that a tensor is a batch of at least so many images (B, C, *S) with real values."""
+    if not isinstance(images, Tensor):
+        raise wrong_type(argument, images, "a tensor")
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
         raise wrong_shape(argument, images.shape, "(batch, channels, one or more spatial sizes), none of them empty")
     if torch.is_complex(images):

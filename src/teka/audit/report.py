@@ -112,9 +112,9 @@ def _smallest(table: np.ndarray) -> np.ndarray:
     return table.astype(np.promote_types(np.min_scalar_type(table.min()), np.min_scalar_type(table.max())))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditReport:
-    """Everything that an audit found.
+    """Everything that an audit found; printed, what a terminal shows of it.
 
     >>> import torch
     >>> from teka.audit import AuditSettings, audit
@@ -143,6 +143,14 @@ class AuditReport:
     provenance: dict[str, object]  # command, date, hardware, versions, seconds
     changes: tuple[ChangeResult, ...] = ()  # turned, rotated, scaled and the like; none in reports of older versions
     responses: tuple[PackedResponses, ...] = ()  # for each entry of `metrics`; none in reports of older versions
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.name}: {' '.join(self.verdict[:1])}>"
+
+    def __str__(self) -> str:
+        from teka.audit.page.text import audit_text
+
+        return audit_text([self])
 
     @property
     def invalid(self) -> list[str]:
@@ -177,7 +185,11 @@ class AuditReport:
             raise ValueError(f"this is no audit's report: {error}") from error
 
     def write(self, path: str | Path) -> Path:
-        """Write the report as JSON, whole or not at all."""
+        """Write the report, whole or not at all: a page if the name ends in .html, else JSON, which `read` reads."""
+        if Path(path).suffix == ".html":
+            from teka.audit.page.pages import write_audit_page
+
+            return write_audit_page([self], Path(path))
         return write_json(Path(path), self.to_dict())
 
     @classmethod

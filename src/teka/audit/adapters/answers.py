@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from teka.audit.function import logits_of
+
 Images = Float[Tensor, "batch channels height width"]
 Boxes = Float[Tensor, "batch boxes numbers"]
 MOST_BOXES = 300  # of an image, those of the highest scores, where a library gives as many as it finds
@@ -25,8 +27,8 @@ class Task:
 
 
 def read_logits(answer: Any, images: Images, num_classes: int | None = None) -> object:
-    """`.logits`, where there are any, else the answer as it is."""
-    return getattr(answer, "logits", answer)
+    """The logits, where there are any, else the answer as it is."""
+    return logits_of(answer)
 
 
 def read_maps(answer: Any, images: Images, num_classes: int | None = None) -> Float[Tensor, "batch classes *sizes"]:

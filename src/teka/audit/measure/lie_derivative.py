@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from teka.audit.function import Model, check_evaluation_mode, evaluate_model
+from teka.audit.function import Model, check_evaluation_mode, evaluate_model, logits_of
 from teka.audit.images import ImageSet, check_images, fourier_shift
 from teka.checks import check_kind, check_sizes
 from teka.errors import FOREIGN, wrong_value
@@ -104,8 +104,9 @@ def _measure(
     """‖L f(x)‖ / ‖f(x)‖ of each image."""
 
     def answer(batch: Tensor) -> Tensor:
-        result = function(batch)
-        return result if isinstance(result, Tensor) else result.logits  # pyright: ignore[reportAttributeAccessIssue]
+        result = logits_of(function(batch))
+        assert isinstance(result, Tensor)
+        return result
 
     ratios: list[float] = []
     for batch in images.split(batch_size):
