@@ -35,6 +35,10 @@ class Parser(jsonargparse.ArgumentParser):
         if unknown := re.match(r"unrecognized arguments: (--\w+)", message, flags=re.IGNORECASE):
             hint = nearest(unknown[1], self._option_string_actions) or f"; {self.prog} --help lists them"
             message = f"{unknown[1]} is no option of this command{hint}".replace("_", "-")
+        elif missing := re.match(r"the following arguments are required: (.+)", message):
+            named = {one.dest: one.option_strings[-1:] or [one.metavar or one.dest] for one in self._actions}
+            given = " and ".join(str(named.get(dest, [dest])[0]).replace("_", "-") for dest in missing[1].split(", "))
+            message = f"nothing is given for {given}; {self.prog} --help shows examples"
         sys.stderr.write(f"{self.prog}: error: {' '.join(message.split())}\n")
         sys.exit(2)
 

@@ -46,7 +46,8 @@ def predict(
 
     Args:
         pictures: The files, of any size and kind that Pillow reads.
-        model: "mnist", "digits" or "cifar10", which come with the library, or a folder that `teka export` has written.
+        model: "mnist", "fashion-mnist", "cifar10" or "digits", which come with the library, or a folder that
+            `teka export` has written.
         ground: What is drawn on: "dark", "light", or "auto" by the border. Of whole pictures only what is transparent.
         batch_size: Pictures at a time.
         progress: Called after each batch with the number of pictures so far and of all.

@@ -67,7 +67,8 @@ class ModelOptions:
         heads: Number of heads; of "self_attention" also one number for each block, of "performer" for each stage.
         dim_head: Size of a head, dim / heads by default.
         patch_size: Side of a token in pixels.
-        stem: How images become tokens: "patch", "convolution", "polyphase_patch", "polyphase" or "strided".
+        stem: How images become tokens: "convolution", "patch" (the paper's, which learns little where a token is a
+            pixel), "polyphase_patch", "polyphase" or "strided".
         stem_depth: Residual blocks at each level of stem "polyphase" or "strided", one number or one for each level.
         select: What chooses the offset of a polyphase halving: "norm" or "learned".
         resampling: What makes a stage's first tokens of the last of the one before: "convolution" or "attention".
@@ -110,7 +111,7 @@ class ModelOptions:
     heads: int | tuple[int, ...] = 4
     dim_head: int | None = None
     patch_size: int = 1
-    stem: str = "patch"
+    stem: str = "convolution"
     stem_depth: int | tuple[int, ...] = 0
     select: str = "norm"
     resampling: str = "convolution"
