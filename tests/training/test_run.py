@@ -36,10 +36,11 @@ def test_the_fields_of_the_parts_are_read_as_the_runs():
         _ = run.epoch
 
 
-def test_the_position_of_self_attention_was_its_encoding():
+def test_what_an_older_teka_wrote_is_read():
     old = {"model": "self_attention", "position": "rotary", "encoding": "table"}
     assert Run.from_dict(old) == Run.of(model="self_attention", position="table")
     assert Run.from_dict({"encoding": "quadratic"}) == Run()
+    assert Run.from_dict({"model": "resnet18", "stem": "patch"}) == Run.of(model="resnet18")
     assert Run.of(model="self_attention").position == "quadratic"
     with pytest.raises(ValueError, match="encoding is 'table', expected to be left out beside position"):
         Run.from_dict({**old, "position": "quadratic"})

@@ -256,9 +256,16 @@ def _default_position(model: str) -> str:
 
 
 def _renamed(fields: Mapping[str, object]) -> dict[str, object]:
-    """The fields by their present names: an older teka had the position of "self_attention" as its "encoding"."""
+    """The fields by their present names and defaults.
+
+    An older teka had the position of "self_attention" as its "encoding", and "patch" as the stem of models without one.
+    """
     renamed = dict(fields)
-    encoding, has_it = renamed.pop("encoding", None), renamed.get("model", ModelOptions.model) == "self_attention"
+    model = renamed.get("model", ModelOptions.model)
+    has_stem = not (isinstance(model, str) and model in MODELS) or "stem" in _options_of(model)
+    if not has_stem and renamed.get("stem") == "patch":
+        del renamed["stem"]
+    encoding, has_it = renamed.pop("encoding", None), model == "self_attention"
     if encoding is None or (not has_it and encoding == "quadratic"):
         return renamed
     if not has_it or renamed.get("position") not in (None, "rotary"):
