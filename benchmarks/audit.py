@@ -38,7 +38,7 @@ def convnet() -> nn.Module:
 
 def performer() -> nn.Module:
     """teka's default Performer on patches of 4 pixels: 49 tokens, dim 64, 2 blocks."""
-    return Performer(28, 1, 10, dim=64, depth=2, heads=4, stem="patch", patch_size=4, pool="mean")
+    return Performer(28, 1, 10, dim=64, depth=2, heads=4, patch_size=4, pool="mean")
 
 
 def dense() -> nn.Module:

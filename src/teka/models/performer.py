@@ -57,10 +57,11 @@ class Performer(nn.Module):
             or a name of `teka.functional.RELATIVES`.
         patch_size: Side of a token in pixels; shifts by other than its multiples are seen by a model with patches.
         stem: "convolution" (two convolutions of 3 × 3 and (p + 2) × (p + 2) pixels, the second with stride p, and a
-            GELU between them), "patch" (a linear map of each patch, as the paper's, which learns little where a patch
-            is a pixel), "polyphase_patch" (patches from an offset that the image chooses), "polyphase" (a convolution
-            on every pixel and one after each of log2(p) polyphase halvings), "strided" (the same with an ordinary
-            stride, to compare with), or a module of your own, (B, C, H, W) to (B, dim, H/p, W/p).
+            GELU between them; the default where a token is a pixel), "patch" (a linear map of each patch, as the
+            paper's, which learns little of single pixels; the default of larger patches), "polyphase_patch" (patches
+            from an offset that the image chooses), "polyphase" (a convolution on every pixel and one after each of
+            log2(p) polyphase halvings), "strided" (the same with an ordinary stride, to compare with), or a module of
+            your own, (B, C, H, W) to (B, dim, H/p, W/p).
         stem_depth: Residual blocks of two convolutions at each of the log2(p) + 1 levels of stem "polyphase" or
             "strided", the finest first; one number, or one for each level.
         periodic: Whether the image's edges meet, left and right, top and bottom. Then a model without or with exact
@@ -107,7 +108,7 @@ class Performer(nn.Module):
         heads: int | tuple[int, ...],
         position: str = "rotary",
         patch_size: int = 1,
-        stem: str | nn.Module = "convolution",
+        stem: str | nn.Module | None = None,
         stem_depth: int | tuple[int, ...] = 0,
         periodic: bool = False,
         pool: str = "class",
@@ -135,6 +136,8 @@ class Performer(nn.Module):
         check_name("position", position, POSITIONS)
         check_name("pool", pool, POOLS)
         check_name("head", head, HEADS)
+        if stem is None:
+            stem = "convolution" if patch_size == 1 else "patch"
         if not isinstance(stem, nn.Module):
             check_name("stem", stem, STEMS)
         self.patch_size, self.periodic, self.num_stages = patch_size, periodic, len(stages)

@@ -67,8 +67,8 @@ class ModelOptions:
         heads: Number of heads; of "self_attention" also one number for each block, of "performer" for each stage.
         dim_head: Size of a head, dim / heads by default.
         patch_size: Side of a token in pixels.
-        stem: How images become tokens: "convolution", "patch" (the paper's, which learns little where a token is a
-            pixel), "polyphase_patch", "polyphase" or "strided".
+        stem: How images become tokens: "convolution" (the default where a token is a pixel), "patch" (that of larger
+            ones; the paper's, which learns little of single pixels), "polyphase_patch", "polyphase" or "strided".
         stem_depth: Residual blocks at each level of stem "polyphase" or "strided", one number or one for each level.
         select: What chooses the offset of a polyphase halving: "norm" or "learned".
         resampling: What makes a stage's first tokens of the last of the one before: "convolution" or "attention".
@@ -111,7 +111,7 @@ class ModelOptions:
     heads: int | tuple[int, ...] = 4
     dim_head: int | None = None
     patch_size: int = 1
-    stem: str = "convolution"
+    stem: str | None = None
     stem_depth: int | tuple[int, ...] = 0
     select: str = "norm"
     resampling: str = "convolution"
@@ -156,7 +156,7 @@ class ModelOptions:
     @property
     def sampling(self) -> str | None:
         """The stem that makes a token of several pixels; None for a token a pixel, or another model's."""
-        return self.stem if self.model == "performer" and self.patch_size > 1 else None
+        return (self.stem or "patch") if self.model == "performer" and self.patch_size > 1 else None
 
     def keywords(self) -> dict[str, Any]:
         """What the model is made with besides its sizes."""
