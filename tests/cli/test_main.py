@@ -30,6 +30,12 @@ def test_an_unknown_option_is_an_error_that_names_the_nearest_and_no_option_is_c
     )
 
 
+def test_what_is_lacking_is_named_as_it_is_typed(fails):
+    assert fails("audit").endswith(
+        "teka audit: error: nothing is given for MODEL and --data; teka audit --help shows examples\n"
+    )
+
+
 def test_help_says_what_an_option_is_for_and_no_types(capsys):
     with pytest.raises(SystemExit):
         main(["shift", "--help"])

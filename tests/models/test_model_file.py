@@ -136,10 +136,19 @@ def put_weights(folder: Path, content: bytes) -> None:
     edit(folder, weights={"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "dtype": "float32"})
 
 
+def test_a_file_of_the_first_version_has_the_default_stem_of_then(tmp_path: Path):
+    options = {"dim": 8, "depth": 2, "heads": 2}
+    config = ModelConfig("performer", (5, 7), 1, 3, options={**options, "stem": "patch"})
+    save(config.make_model(), tmp_path / "old", config)
+    edit(tmp_path / "old", format_version=1, options=options)
+    assert read_config(tmp_path / "old") == config
+    assert load(tmp_path / "old").get_parameter("stem.weight").shape == (8, 1, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 2}, "format_version is 2, expected 1"),
+        ({"format_version": 3}, "format_version is 3, expected 1 or 2"),
         ({"format_version": None}, "format_version is None"),
         ({"weights": None}, "weights is None"),
         ({"weights": {"sha256": 3, "bytes": 3}}, "weights is"),

@@ -146,7 +146,8 @@ def test_a_vector_for_each_cell_is_for_one_size_of_images():
 
 
 def test_a_patch_is_a_token():
-    model = build(stem="patch", patch_size=2)
+    assert len(list(build().stem.children())) == 3  # two convolutions where a token is a pixel
+    model = build(patch_size=2)
     assert model.grid.shape == (3, 5)
     assert model(draw_images()).shape == (4, 3)
     tokens = model.grid.flatten(model.stem(draw_images()))

@@ -18,7 +18,7 @@ from teka.models.model_config import MODELS, ModelConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PRETRAINED = ("digits", "mnist", "fashion-mnist", "cifar10")  # trained models that come with the library
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 TOLERANCE = 1e-3  # largest difference of logits over the largest logit: what rounding in float32 may make of them
@@ -57,8 +57,8 @@ def load(path: str | Path) -> nn.Module:
     """The model of a model file, on the CPU in float32, in evaluation mode; torch's random state stays as it was.
 
     Args:
-        path: The folder, or a model that comes with the library, "digits", "mnist" or "cifar10"; a folder of such a
-            name is meant by `./mnist`.
+        path: The folder, or a model that comes with the library, "mnist", "fashion-mnist", "cifar10" or "digits"; a folder
+            of such a name is meant by `./mnist`.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -106,8 +106,12 @@ def _read(folder: Path) -> tuple[ModelConfig, dict[str, object]]:
     content = read_json(place)
     try:
         version = content.pop("format_version", None)
-        if version != FORMAT_VERSION:
-            raise wrong_value("format_version", version, f"{FORMAT_VERSION}: another is of another version of teka")
+        if version not in (1, FORMAT_VERSION):
+            raise wrong_value(
+                "format_version", version, f"1 or {FORMAT_VERSION}: another is of another version of teka"
+            )
+        if version == 1 and content.get("model") == "performer" and isinstance(content.get("options"), dict):
+            content["options"].setdefault("stem", "patch")  # the default of then
         described: Any = content.pop("weights", None)
         match described:
             case {"sha256": str(), "bytes": int()}:
