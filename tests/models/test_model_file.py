@@ -137,10 +137,9 @@ def put_weights(folder: Path, content: bytes) -> None:
 
 
 def test_a_file_of_the_first_version_has_the_default_stem_of_then(tmp_path: Path):
-    options = {"dim": 8, "depth": 2, "heads": 2}
-    config = ModelConfig("performer", (5, 7), 1, 3, options={**options, "stem": "patch"})
+    config = ModelConfig("performer", (5, 7), 1, 3, options={**TINY, "stem": "patch"})
     save(config.make_model(), tmp_path / "old", config)
-    edit(tmp_path / "old", format_version=1, options=options)
+    edit(tmp_path / "old", format_version=1, options=TINY)
     assert read_config(tmp_path / "old") == config
     assert load(tmp_path / "old").get_parameter("stem.weight").shape == (8, 1, 1, 1)
 

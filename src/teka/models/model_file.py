@@ -57,8 +57,8 @@ def load(path: str | Path) -> nn.Module:
     """The model of a model file, on the CPU in float32, in evaluation mode; torch's random state stays as it was.
 
     Args:
-        path: The folder, or a model that comes with the library, "mnist", "fashion-mnist", "cifar10" or "digits"; a folder
-            of such a name is meant by `./mnist`.
+        path: The folder, or a model that comes with the library, "mnist", "fashion-mnist", "cifar10" or "digits"; a
+            folder of such a name is meant by `./mnist`.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -107,11 +107,11 @@ def _read(folder: Path) -> tuple[ModelConfig, dict[str, object]]:
     try:
         version = content.pop("format_version", None)
         if version not in (1, FORMAT_VERSION):
-            raise wrong_value(
-                "format_version", version, f"1 or {FORMAT_VERSION}: another is of another version of teka"
-            )
-        if version == 1 and content.get("model") == "performer" and isinstance(content.get("options"), dict):
-            content["options"].setdefault("stem", "patch")  # the default of then
+            expected = f"1 or {FORMAT_VERSION}: another is of another version of teka"
+            raise wrong_value("format_version", version, expected)
+        options = content.get("options")
+        if version == 1 and content.get("model") == "performer" and isinstance(options, dict):
+            content["options"] = {"stem": "patch", **options}  # the default of then
         described: Any = content.pop("weights", None)
         match described:
             case {"sha256": str(), "bytes": int()}:
