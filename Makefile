@@ -20,7 +20,7 @@ MAKE_VENV = $(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info
 	{ echo "$(PYTHON) is not Python 3.10 or newer with its module venv: install these (Debian: apt install python3-venv), or name another, make PYTHON=…" >&2; exit 1; }; \
 	$(PYTHON) -m venv
 
-.PHONY: demo test test-exhaustive test-cuda test-oldest test-newest test-vision vision wheel lock browser lint types docs docs-version release clean
+.PHONY: demo test test-compilers test-exhaustive test-cuda test-oldest test-newest test-vision vision wheel lock browser lint types docs docs-version release clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
@@ -28,22 +28,26 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
+# What torch.compile, exports and Triton, in its interpreter, make of the layers: some seconds each.
+test-compilers: $(READY)
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/compilers
+
 # Every kernel with every relative kernel, backend and second factor, where `test` meets a choice of them.
 test-exhaustive: $(READY)
-	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist loadgroup
+	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist loadgroup tests tests/compilers
 
 # The contracts that can run on a GPU, and its kernels, there; with a build of PyTorch for it, CONSTRAINTS=. Without the
 # checks of annotations, with which Triton cannot compile.
 CUDA_TESTS := $(addprefix tests/contracts/test_,$(addsuffix .py,fast_equals_dense causal cross padding state signed prefix permutation shift))
 test-cuda: $(READY)
-	TEKA_DEVICE=cuda $(BIN)/python -m pytest -o addopts=--import-mode=importlib -n 4 $(CUDA_TESTS) tests/functional/backend/test_gpu.py
+	TEKA_DEVICE=cuda $(BIN)/python -m pytest -o addopts=--import-mode=importlib -n 4 $(CUDA_TESTS) tests/compilers/test_triton.py
 
 # The oldest and the newest versions that are promised, in environments of their own.
 test-oldest:
-	$(MAKE) test VENV=.venv-oldest PYTHON=$(or $(OLDEST),python3.10) CONSTRAINTS=constraints-oldest.txt LOCK=
+	$(MAKE) test-compilers test VENV=.venv-oldest PYTHON=$(or $(OLDEST),python3.10) CONSTRAINTS=constraints-oldest.txt LOCK=
 
 test-newest:
-	$(MAKE) test VENV=.venv-newest PYTHON=$(or $(NEWEST),python3.14) CONSTRAINTS= LOCK=
+	$(MAKE) test-compilers test VENV=.venv-newest PYTHON=$(or $(NEWEST),python3.14) CONSTRAINTS= LOCK=
 
 # The source archive and the wheel, in dist, checked to be what an index takes and to hold the package alone.
 wheel: $(BUILD_READY)
@@ -60,7 +64,7 @@ lock: $(BUILD_READY)
 # What is done beside timm and torchvision, in an environment that has them; compiling, since its PyTorch is the oldest.
 test-vision: $(VISION_READY)
 	$(VISION_VENV)/bin/python -m pytest tests/vision
-	$(VISION_VENV)/bin/python -m pytest tests/contracts/test_compile.py
+	$(VISION_VENV)/bin/python -m pytest tests/compilers/test_compile.py
 
 vision: $(VISION_READY)
 

@@ -1,10 +1,10 @@
 """Break the source in many places, one at a time, and see that the tests find each: python tests/mutations.py.
 
 Each fault of `mutations.yaml` is put into a copy of the source. All meet the tests that are named with them; those that
-none of these finds the whole default suite, and what that does not find the exhaustive one, each until the first
+none of these finds the whole default suites, and what those do not find the exhaustive one, each until the first
 failure. The test that fails must pass without the fault. Results are added to `build/mutations.jsonl` one by one, and
-faults that have one are not tried again; `--write` makes `docs/mutations.md` of them. Ends with 1 if the default suite
-does not find every fault.
+faults that have one are not tried again; `--write` makes `docs/mutations.md` of them. Ends with 1 if the default suites
+do not find every fault.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "build" / "mutations.jsonl", ROOT / "docs" / "mutations.md"
 # Imported once, for every fault is tried in a fork of this process; teka is not among them.
 HEAVY = ("torch", "numpy", "scipy.special", "hypothesis", "lightning.pytorch", "torchmetrics.classification", "yaml")
-NEAREST, DEFAULT, EXHAUSTIVE, NONE = "nearest tests", "default suite", "exhaustive suite", "no test"
+NEAREST, DEFAULT, EXHAUSTIVE, NONE = "nearest tests", "default suites", "exhaustive suite", "no test"
 SLOW, CRASH = "its time limit", "a crash of the interpreter"
 SECONDS = {NEAREST: 900, DEFAULT: 3600, EXHAUSTIVE: 4 * 3600}
 
@@ -156,7 +156,7 @@ def find(fault: Fault, level: str) -> dict[str, Any] | None:
         for copy in ("broken", "sound"):
             shutil.copytree(ROOT / "src", folder / copy)
         (folder / "broken" / "teka" / fault.file).write_text(fault.broken(), encoding="utf-8")
-        tests = [f"tests/{one}" for one in fault.tests.split()] if level == NEAREST else ["tests"]
+        tests = [f"tests/{one}" for one in fault.tests.split()] if level == NEAREST else ["tests", "tests/compilers"]
         test = failing(folder / "broken", tests, level=level, folder=folder)
         if test is None:
             return None
@@ -179,9 +179,9 @@ def page(faults: list[Fault], results: dict[str, dict[str, Any]]) -> str:
         "",
         "What a suite is worth is what it finds. Each of these faults was put into a copy of the source by",
         "`python tests/mutations.py`, one at a time; the table names the first test that failed, which passes without",
-        f"the fault. The default suite (`make test`) finds {found} of {len(faults)}. Only what it does not find is",
-        "tried on the exhaustive suite, which holds it. The list is no sample: a fault that no test found when it was",
-        "first tried was given a test, and one that changes no output or gradient was replaced by another.",
+        f"the fault. The suites (`make test`, `make test-compilers`) find {found} of {len(faults)}. What they do not",
+        "is tried on the exhaustive suite, which holds it. The list is no sample: a fault that no test found when it",
+        "was first tried was given a test, and one that changes no output or gradient was replaced by another.",
     ]
     for subject in dict.fromkeys(fault.subject for fault in faults):
         lines += ["", f"## {subject}", "", "| file | correct | wrong | found by |", "|---|---|---|---|"]

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from tests.compilers.compile_everything import BAND, DIM, Placed, change, diagonal, jobs, met, report
 from tests.contracts.cases import Case
-from tests.contracts.compile_everything import BAND, DIM, Placed, change, diagonal, jobs, met, report
 from torch import Tensor, nn
 
 from teka import Grid

@@ -16,25 +16,25 @@ HAS_COMPILER = shutil.which("g++") is not None and Path(sysconfig.get_path("incl
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_layers_compile_as_one_graph_and_compute_the_same(part: int):
-    found = run("tests.contracts.compile_everything", "aot_eager", part, PARTS)
+    found = run("tests.compilers.compile_everything", "aot_eager", part, PARTS)
     assert found["wrong"] == {}
     assert found["count"] > 8
 
 
 @pytest.mark.parametrize("backend", ["inductor"] if HAS_COMPILER else ["aot_eager"])
 def test_the_default_compiler_computes_the_same(backend: str):
-    assert run("tests.contracts.compile_everything", backend)["wrong"] == {}
+    assert run("tests.compilers.compile_everything", backend)["wrong"] == {}
 
 
 @pytest.mark.parametrize("form", ["program", "trace"])
 def test_every_kernel_and_every_relative_kernel_exports_and_computes_the_same(form: str):
-    found = run("tests.contracts.export_everything", form)
+    found = run("tests.compilers.export_everything", form)
     assert found["wrong"] == {}
     assert found["kernels"] == sorted(KERNELS)
     assert found["relatives"] == sorted(map(str, RELATIVE_NAMES))
 
 
 def test_linear_layers_are_linear_in_onnx_and_compute_the_same():
-    found = run("tests.contracts.export_everything", "onnx")
+    found = run("tests.compilers.export_everything", "onnx")
     assert found["wrong"] == {}
     assert found["count"] == 5
