@@ -5,16 +5,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from teka._compat import ProcessGroup, is_plain_eager_on_cpu
+from teka._compat import ProcessGroup, is_plain_eager_on_cpu, replace
 from teka.checks import check_sizes
 from teka.errors import wrong_value
-from teka.functional import Constant, DecodingState, Kernel, decode
+from teka.functional import Constant, DecodingState, Kernel, Relative, decode
 from teka.functional.choice import choose_backend
 from teka.functional.shapes import Kept
 from teka.grid import Grid, present_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
 from teka.nn.features import RandomFeatures
-from teka.nn.heads import HeadGroup, count_position_heads, join_heads, make_kernels, project_heads
+from teka.nn.heads import HeadGroup, count_position_heads, is_plain, join_heads, make_kernels, project_heads
 from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
 from teka.nn.tokens import AllKeys, AllQueries, AllValues, Context, Tokens, check_tokens, make_scene
@@ -120,14 +120,18 @@ class Attention(nn.Module):
         )
 
     def project(
-        self, tokens: Tokens, context: Context | None = None, key_mask: Kept = None
+        self, tokens: Tokens, context: Context | None = None, key_mask: Kept = None, *, by_halves: bool = False
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
-        """Queries, keys and values; None where the layer has none, and keys of the content heads only."""
+        """Queries, keys and values; None where the layer has none, and keys of the content heads only.
+
+        With `by_halves` queries and keys have all first entries of their pairs before all second ones.
+        """
         context = tokens if context is None else context
         first = self._present_kernel().reads_heads_first and is_plain_eager_on_cpu(tokens, context)
+        maps = (self.query, tokens, by_halves), (self.key, context, by_halves), (self.value, context, False)
         query, key, value = (
-            None if linear is None else project_heads(linear, those, self.dim_head, heads_first=first)
-            for linear, those in ((self.query, tokens), (self.key, context), (self.value, context))
+            None if linear is None else project_heads(linear, those, self.dim_head, heads_first=first, by_halves=halves)
+            for linear, those, halves in maps
         )
         if query is not None and key is not None and self.query_key.acts:
             by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
@@ -186,8 +190,11 @@ class Attention(nn.Module):
             group=self.token_group,
             cu_seqlens=cu_seqlens,
         )
-        query, key, value = self.project(scene.tokens, scene.context, scene.key_mask)
+        by_halves = self._rotary_by_halves(scene.tokens)
+        query, key, value = self.project(scene.tokens, scene.context, scene.key_mask, by_halves=by_halves is not None)
         groups = self.head_groups()
+        if by_halves is not None:
+            groups = tuple(replace(group, relative=by_halves) for group in groups)
         parts = [group.part_of(query, key, value, scene.tokens.shape[1]) for group in groups]
         mixed = [group.attend(*part, scene) for group, part in zip(groups, parts, strict=True)]
         if isinstance(self.kernel, RandomFeatures) and scene.sequences is None:
@@ -205,6 +212,13 @@ class Attention(nn.Module):
             joined = joined + self.value_convolution(value, grid, num_prefix_tokens, scene.key_mask)
         output = self._join(joined, scene.tokens)
         return output if scene.query_mask is None else output.masked_fill(~scene.query_mask[..., None], 0.0)
+
+    def _rotary_by_halves(self, tokens: Tokens) -> Relative | None:
+        """Rotary as a compiler of a CPU is to see it, or None: what lies two and two it reads one by one."""
+        if self.relative is None or not (torch.compiler.is_compiling() and tokens.is_cpu):
+            return None
+        plain = is_plain(self.query) and is_plain(self.key) and not self.query_key.acts
+        return self.relative.by_halves(self.dim_head) if plain and self._present_kernel().goes_by_entry else None
 
     def step(
         self, token: Token, state: States | None = None, *, position: Float[Tensor, "*batch axes"] | None = None

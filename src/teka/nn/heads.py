@@ -179,11 +179,29 @@ def make_kernels(
 
 
 def project_heads(
-    linear: nn.Module, tokens: Float[Tensor, "batch tokens dim"], dim_head: int, *, heads_first: bool = False
+    linear: nn.Module,
+    tokens: Float[Tensor, "batch tokens dim"],
+    dim_head: int,
+    *,
+    heads_first: bool = False,
+    by_halves: bool = False,
 ) -> Float[Tensor, "batch heads tokens dim_head"]:
-    """Heads of a linear map of tokens; with `heads_first` in memory as (heads, dim_head, batch, tokens)."""
-    plain = type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
-    if not heads_first or not plain:
+    """Heads of a linear map of tokens.
+
+    Args:
+        linear: The map.
+        tokens: The tokens.
+        dim_head: Size of a head.
+        heads_first: Whether they are in memory as (heads, dim_head, batch, tokens), where the map is a plain one.
+        by_halves: Whether of a plain map's pairs of entries, 2p and 2p + 1, all first ones come before all second ones.
+    """
+    if by_halves:
+        assert isinstance(linear, nn.Linear)
+        # The map's rows are few: to take its outputs apart would go through them all.
+        weight, bias = (_by_halves(one, dim_head) for one in (linear.weight, linear.bias))
+        assert weight is not None
+        return nn.functional.linear(tokens, weight, bias).unflatten(-1, (-1, dim_head)).transpose(1, 2)
+    if not heads_first or not is_plain(linear):
         return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
     assert isinstance(linear, nn.Linear)
     batch, num_tokens, dim = tokens.shape
@@ -193,6 +211,15 @@ def project_heads(
     else:
         mapped = torch.addmm(linear.bias[:, None], linear.weight, columns)
     return mapped.view(mapped.shape[0] // dim_head, dim_head, batch, num_tokens).permute(2, 0, 3, 1)
+
+
+def _by_halves(rows: Tensor | None, dim_head: int) -> Tensor | None:
+    return None if rows is None else rows.unflatten(0, (-1, dim_head // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def is_plain(linear: nn.Module | None) -> bool:
+    """Whether a map is its weight and bias and nothing else."""
+    return type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
 
 
 def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:

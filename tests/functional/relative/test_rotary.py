@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,10 +9,11 @@ from tests.contracts.cases import draw_inputs, relative_change
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Constant, FeatureKernel, Rotary, Softmax, SquaredRelu
+from teka.functional import Constant, FeatureKernel, Rotary, Softmax, SquaredRelu, attention
 from teka.functional.kernel import make_kernel
 from teka.functional.positions import Positions, phases
-from teka.functional.relative.rotary import LEAST_WEIGHT, pair_lengths, phasor_of
+from teka.functional.relative import rotary
+from teka.functional.relative.rotary import LEAST_WEIGHT, ROTARY_NORMALIZERS, phasor_of
 
 
 def build(num_axes: int = 2) -> Rotary:
@@ -133,19 +135,48 @@ def test_a_kernel_of_signed_features_has_no_part_in_the_denominator():
     assert relative.for_kernel(signed).normalizer == "lengths"
 
 
+@pytest.fixture(params=[False, True], ids=["as it is", "recorded"])
+def lengths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Tensor]:
+    """ψ of three pairs, by complex numbers and by what stands for them in a graph."""
+    monkeypatch.setattr(rotary, "records_graph", lambda: request.param)
+    return Rotary(torch.ones(1, 3, 1)).lengths
+
+
 @pytest.mark.parametrize("smallest", [1.0, 1e-30])
-def test_lengths_have_the_gradient_of_a_root_and_that_of_zero_is_zero(smallest: float):
+def test_lengths_have_the_gradient_of_a_root_and_that_of_zero_is_zero(
+    lengths: Callable[[Tensor], Tensor], smallest: float
+):
     features = torch.tensor([3.0, -4.0, 0.0, 0.0, 0.0, 2.0])
     features = (smallest * features).reshape(1, 1, 1, 6).requires_grad_()
-    lengths = pair_lengths(features)
-    assert torch.allclose(lengths / smallest, torch.tensor([5.0, 0.0, 2.0]))
-    (gradient,) = torch.autograd.grad(lengths.sum(), features)
+    found = lengths(features)
+    assert torch.allclose(found / smallest, torch.tensor([5.0, 0.0, 2.0]))
+    (gradient,) = torch.autograd.grad(found.sum(), features)
     assert torch.allclose(gradient, torch.tensor([0.6, -0.8, 0.0, 0.0, 0.0, 1.0]))
+    assert lengths(torch.zeros_like(features)).count_nonzero() == 0
 
 
 def test_lengths_can_be_derived_twice():
     features = draw_inputs(2, batch=1, heads=1, dim=4)[0].requires_grad_()
-    assert torch.autograd.gradgradcheck(pair_lengths, features, fast_mode=True)
+    assert torch.autograd.gradgradcheck(Rotary(torch.ones(1, 2, 1)).lengths, features, fast_mode=True)
+
+
+@pytest.mark.parametrize("normalizer", ROTARY_NORMALIZERS)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_pairs_by_halves_are_those_side_by_side_in_another_order(
+    normalizer: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rotary, "records_graph", lambda: recorded)
+    order, frequency = torch.tensor([0, 2, 1, 3, 4]), build().frequency
+    inputs = [one.requires_grad_() for one in (*draw_inputs(7), frequency)]
+    adjacent, halves = (Rotary(frequency, normalizer, pairing=pairing) for pairing in rotary.PAIRINGS)
+    place = {"positions": places(7, 2), "kernel": "squared_relu"}
+    outputs = (
+        attention(inputs[0], inputs[1], inputs[2], relative=adjacent, **place),
+        attention(inputs[0][..., order], inputs[1][..., order], inputs[2], relative=halves, **place),
+    )
+    gradients = (torch.autograd.grad(output.square().sum(), inputs) for output in outputs)
+    assert relative_change(*outputs) < 1e-12
+    assert all(relative_change(one, other) < 1e-12 for one, other in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("periodic", [False, True])

@@ -48,16 +48,13 @@ def linear(query_features: QueryFeatures, key_features: KeyFeatures, value: Valu
     """φ(q_i)ᵀ (Σ_j φ(k_j) v_jᵀ), or of φ ⊗ waves in chunks, and so without v (Katharopoulos et al. 2020, eq. 5)."""
     query_waves, key_waves = waves or (None, None)
     if query_waves is None or key_waves is None:
-        state = key_features.transpose(-2, -1) @ value
+        # So transposed that the features' gradients lie in memory as the features do.
+        state = (value.contiguous().transpose(-2, -1) @ key_features).transpose(-2, -1)
         total = key_features.sum(dim=-2)
-        return Sums(query_features @ state, (query_features @ total[..., None])[..., 0])
-    value = with_ones(value)
+        return Sums(query_features @ state, (query_features @ total[..., None]).squeeze(-1))
     if records_graph():  # a short graph; what to keep for gradients is the compiler's choice
-        sums = torch.zeros((), dtype=value.dtype, device=value.device)
-        for query_wave, key_wave in zip(query_waves.split(1, dim=-1), key_waves.split(1, dim=-1), strict=True):
-            state = (key_features * key_wave).transpose(-2, -1) @ value
-            sums = sums + (query_features * query_wave) @ state
-        return Sums.of_channels(sums)
+        return linear(product_features(query_features, query_waves), product_features(key_features, key_waves), value)
+    value = with_ones(value)
     state = torch.zeros((), dtype=value.dtype, device=value.device)
     for part in _chunks(key_features, key_waves, value):
         state = state + checkpointed(_state, *part)

@@ -60,6 +60,7 @@ class Softmax(Kernel):
     name: ClassVar[str] = "softmax"
     estimates_softmax: ClassVar[bool] = True
     is_softmax: ClassVar[bool] = True
+    goes_by_entry: ClassVar[bool] = True
 
     @property
     def bound(self) -> float:
@@ -255,6 +256,7 @@ class Elu(LocalKernel):
 
     name: ClassVar[str] = "elu"
     nonnegative: ClassVar[bool] = True
+    goes_by_entry: ClassVar[bool] = True
 
     def num_features(self, dim: int) -> int:
         return dim

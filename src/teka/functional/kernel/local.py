@@ -167,6 +167,7 @@ class FlooredRelu(LocalKernel):
     """
 
     nonnegative: ClassVar[bool] = True
+    goes_by_entry: ClassVar[bool] = True
     degree: ClassVar[int | None] = 1
 
     epsilon: float = 1e-6

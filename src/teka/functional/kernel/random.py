@@ -72,8 +72,8 @@ class Exponential(RandomKernel):
         exponent = self.key_exponent(key, scale=scale)
         kept = exponent if key_mask is None else exponent.masked_fill(~key_mask[:, None, :, None], -torch.inf)
         peak = kept.amax(dim=(-2, -1), keepdim=True).detach()
-        below = _below(exponent, peak).clamp_min(LOWEST_EXPONENT)
-        return mask_features(torch.exp(below), key_mask)
+        below = exponent - peak if key_mask is None else _below(exponent, peak)
+        return mask_features(_raised(below), key_mask)
 
     def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> CausalFeatures:
         features, log_scale = _raise_over_peak(self.key_exponent(key, scale=scale))
@@ -88,7 +88,12 @@ def _below(exponent: Tensor, peak: Tensor) -> Tensor:
 
 def _raise_over_peak(exponent: Tensor) -> tuple[Tensor, Tensor]:
     peak = exponent.amax(dim=-1, keepdim=True).detach()
-    return torch.exp((exponent - peak).clamp_min(LOWEST_EXPONENT)), peak[..., 0]
+    return _raised(exponent - peak), peak[..., 0]
+
+
+def _raised(below: Tensor) -> Tensor:
+    """exp, of the least exponent and more; what has no gradient shows in the features, and need not be kept."""
+    return torch.exp(below).clamp_min(math.exp(LOWEST_EXPONENT))
 
 
 class SlopedExponential(Exponential, FusedKernel):

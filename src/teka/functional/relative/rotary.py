@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Generator, Tensor
 
 from teka._compat import records_graph, replace
@@ -15,7 +15,7 @@ from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums, with_ones
 from teka.functional.backend.dense import fused_softmax, products_with_prefix
 from teka.functional.backend.fused.position_maps import PositionMap, RotationMap
-from teka.functional.backend.linear import DecodingState, Sizes, causal_step, left_by, linear_cost
+from teka.functional.backend.linear import DecodingState, Sizes, causal_step, left_by, linear, linear_cost
 from teka.functional.backend.sums import plain_sums
 from teka.functional.kernel import make_kernel
 from teka.functional.kernel.base import Kernel, Pairwise, apply_log_factor
@@ -24,6 +24,7 @@ from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Outputs, Places, Queries, Tokens, TwoVectors
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
+PAIRINGS = ("adjacent", "halves")
 
 # δ of "nonnegative": no weight is below δ/2 of the lengths, so that rounding decides nothing where all are small.
 LEAST_WEIGHT = 1e-3
@@ -71,6 +72,8 @@ class Rotary(Relative):
         frequency: ω in radians per unit of length, shape (heads, pairs, axes).
         normalizer: What the denominator of a kernel with features is made of; a ValueError for an unknown name.
         length_share: λ of "mixed", above 0 and at most 1; else a ValueError.
+        pairing: Which features are rotated together: "adjacent", 2p and 2p + 1, or "halves", p and p + P of P pairs, as
+            in GPT-NeoX; a ValueError for another.
     """
 
     name: ClassVar[str] = "rotary"
@@ -81,9 +84,11 @@ class Rotary(Relative):
     frequency: Float[Tensor, "heads pairs axes"]
     normalizer: str = ROTARY_NORMALIZERS[0]
     length_share: float = LENGTH_SHARE
+    pairing: str = PAIRINGS[0]
 
     def __post_init__(self) -> None:
         check_normalizer(self.normalizer, self.length_share)
+        check_name("pairing", self.pairing, PAIRINGS)
         check_tensor("frequency", self.frequency, "heads", "pairs", "axes")
 
     @classmethod
@@ -168,9 +173,9 @@ class Rotary(Relative):
         return output if empty is None else output.masked_fill(empty, 0.0)
 
     def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
-        if self.sums_weights or 2 * self.frequency.shape[1] != num_features:
+        if self.sums_weights or 2 * self.frequency.shape[1] != num_features or self.pairing != PAIRINGS[0]:
             return None
-        share = {"mixed": self.length_share, "lengths": 1.0, "features": 0.0}[self.normalizer]
+        share = self.share_of_lengths
 
         def plain(tokens: Featured, frequency: Tensor) -> Sums:
             return replace(self, frequency=frequency).sums("linear", tokens, positions)
@@ -193,10 +198,15 @@ class Rotary(Relative):
         sums = plain_sums(replace(tokens, query_features=left, key_features=right))
         if self.sums_weights:
             return sums
-        placed = phasor is not None
-        left, right = (self.normalizing(one, placed=placed) for one in (tokens.query_features, tokens.key_features))
-        totals = plain_sums(replace(tokens, query_features=left, key_features=right, value=tokens.value[..., :0]))
-        return Sums(sums.numerator, totals.denominator)
+        share = 0.0 if phasor is None else self.share_of_lengths
+        nothing, features = tokens.value[..., :0], (tokens.query_features, tokens.key_features)
+        if tokens.is_causal or tokens.group is not None or not 0 < share < 1:
+            left, right = (self.normalizing(one, placed=phasor is not None) for one in features)
+            totals = plain_sums(replace(tokens, query_features=left, key_features=right, value=nothing))
+            return Sums(sums.numerator, totals.denominator)
+        # Apart from each other features and lengths need not be kept for the sum.
+        of_features, of_lengths = (linear(*those, nothing) for those in (features, map(self.lengths, features)))
+        return Sums(sums.numerator, (1 - share) * of_features.denominator + share * of_lengths.denominator)
 
     def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
         """Rotated features for the numerator; for the denominator, where it is not of the same, a state of its own."""
@@ -217,6 +227,11 @@ class Rotary(Relative):
         """Whether the denominator is the sum of the weights; else it is made of `normalizing`."""
         return self.normalizer == "nonnegative"
 
+    @property
+    def share_of_lengths(self) -> float:
+        """The weight of lengths in a denominator that is not made of the weights, features having the rest."""
+        return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
+
     def weighing(self, features: Tokens, phasor: Phasor | None) -> Float[Tensor, "batch heads tokens weighing"]:
         """Vectors whose inner products are the weights: R(x) φ, or with "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2."""
         rotated = self.rotated(features, phasor)
@@ -227,16 +242,16 @@ class Rotary(Relative):
 
     def normalizing(self, features: Tokens, *, placed: bool) -> Float[Tensor, "batch heads tokens normalizing"]:
         """Vectors of D, of pairs both somewhere or not: φ, or [√(1 − λ) φ, √λ ψ], which is ψ with λ = 1."""
-        if not placed or self.normalizer == "features":
+        share = self.share_of_lengths if placed else 0.0
+        if share == 0:
             return features
-        share = self.length_share if self.normalizer == "mixed" else 1.0
         lengths = self.lengths(features)
         if share == 1:
             return lengths
         return torch.cat([features * math.sqrt(1 - share), lengths * math.sqrt(share)], dim=-1)
 
     def rotate(self, vectors: Tokens, places: Places) -> Tokens:
-        """(f_2p cos ω_p·x − f_2p+1 sin ω_p·x, f_2p sin ω_p·x + f_2p+1 cos ω_p·x) for every pair, then the others."""
+        """(f cos ω_p·x − g sin ω_p·x, f sin ω_p·x + g cos ω_p·x) for every pair (f, g), then the others."""
         return self.rotated(vectors, phasor_of(phases(self.frequency, places, vectors.dtype)))
 
     def _phasors(self, positions: Positions, like: Tensor) -> tuple[Phasor, Phasor]:
@@ -248,15 +263,40 @@ class Rotary(Relative):
         """Pairs of vectors after a rotation, then the others; those of tokens that are nowhere have none."""
         if phasor is None:
             return vectors
-        num_rotated = 2 * self.frequency.shape[1]
-        rotated, others = rotate_pairs(vectors[..., :num_rotated], phasor), vectors[..., num_rotated:]
-        return rotated if others.shape[-1] == 0 else torch.cat([rotated, others], dim=-1)
+        first, second = self._pairs(vectors)
+        if isinstance(phasor, tuple):
+            cosine, sine = phasor
+            rotated = first * cosine - second * sine, first * sine + second * cosine
+        else:  # uncompiled, complex numbers take a third of the time of the line above
+            rotated = torch.view_as_real(torch.complex(first, second) * phasor).unbind(dim=-1)
+        if self.pairing == "halves":
+            return self._with_others(torch.cat(rotated, dim=-1), vectors)
+        return self._with_others(torch.stack(rotated, dim=-1).flatten(-2), vectors)
 
     def lengths(self, features: Tokens) -> Float[Tensor, "batch heads tokens lengths"]:
-        """ψ: the lengths of the rotated pairs, then |φ| of the others."""
-        num_rotated = 2 * self.frequency.shape[1]
-        lengths, others = pair_lengths(features[..., :num_rotated]), features[..., num_rotated:].abs()
-        return lengths if others.shape[-1] == 0 else torch.cat([lengths, others], dim=-1)
+        """ψ: the lengths √(f² + g²) of the rotated pairs, with a gradient of 0 where they are 0; |φ| of the others."""
+        if not records_graph():
+            return self._with_others(torch.complex(*self._pairs(features)).abs(), features.abs())
+        # ONNX has no complex numbers; a compiler makes one pass of this. Over the largest of a token no square
+        # underflows that would be seen, and the root has a gradient at 0.
+        tiny = torch.finfo(features.dtype).tiny
+        largest = features.detach().abs().amax(dim=-1, keepdim=True).clamp_min(tiny)
+        first, second = self._pairs(features / largest)
+        return self._with_others(largest * (first.square() + second.square() + tiny).sqrt(), features.abs())
+
+    def _pairs(self, vectors: Tokens) -> tuple[Tensor, Tensor]:
+        """The first and the second features of every pair."""
+        paired = vectors[..., : 2 * self.frequency.shape[1]]
+        if self.pairing == "halves":
+            first, second = paired.chunk(2, dim=-1)
+        else:
+            first, second = paired.unflatten(-1, (-1, 2)).unbind(dim=-1)
+        return first, second
+
+    def _with_others(self, of_pairs: Tensor, vectors: Tokens) -> Tensor:
+        """What was made of the pairs, and after it the features that are in none."""
+        others = vectors[..., 2 * self.frequency.shape[1] :]
+        return of_pairs if others.shape[-1] == 0 else torch.cat([of_pairs, others], dim=-1)
 
 
 def check_normalizer(normalizer: str, length_share: float) -> None:
@@ -270,34 +310,6 @@ def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
     """Phasors of angles in radians."""
     cosine, sine = torch.cos(angle), torch.sin(angle)
     return (cosine, sine) if records_graph() else torch.complex(cosine, sine)
-
-
-def rotate_pairs(features: Tokens, phasor: Phasor) -> Tokens:
-    """Features 2p and 2p + 1 rotated together by angle p."""
-    if isinstance(phasor, tuple):
-        cosine, sine = phasor
-        first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
-        return torch.stack([first * cosine - second * sine, first * sine + second * cosine], dim=-1).flatten(-2)
-    # Uncompiled, complex numbers take a third of the time of the lines above.
-    return torch.view_as_real(complex_pairs(features) * phasor).flatten(-2)
-
-
-def complex_pairs(features: Tokens) -> Complex[Tensor, "batch heads tokens pairs"]:
-    """f_2p + i f_2p+1 of every pair, a copy with the strides that complex numbers need."""
-    return torch.view_as_complex(features.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format))
-
-
-def pair_lengths(features: Tokens) -> Float[Tensor, "batch heads tokens pairs"]:
-    """√(f_2p² + f_2p+1²) of every pair, with a gradient of 0 where it is 0."""
-    if not records_graph():
-        return complex_pairs(features).abs()
-    # ONNX has no complex numbers; a compiler makes one pass of this. The root has no gradient at 0, so that it is taken
-    # of 1 there. Squares of features might underflow.
-    first, second = features.unflatten(-1, (-1, 2)).unbind(dim=-1)
-    zero = (first == 0) & (second == 0)
-    first = first.masked_fill(zero, 1.0)
-    largest = torch.maximum(first.abs(), second.abs()).detach()
-    return (largest * ((first / largest).square() + (second / largest).square()).sqrt()).masked_fill(zero, 0.0)
 
 
 def num_rotated_features(kernel: Kernel, dim: int) -> int:
