@@ -61,7 +61,12 @@ def is_transformed(*tensors: Tensor) -> bool:
 
 def records_graph() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace records operations, for inputs of other numbers."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing()
+    return torch.compiler.is_compiling() or is_traced()
+
+
+def is_traced() -> bool:
+    """Whether torch.jit.trace records operations."""
+    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def is_plain_eager(*tensors: Tensor) -> bool:

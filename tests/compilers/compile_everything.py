@@ -85,7 +85,23 @@ def optional(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     return Placed(layer, Grid((3, 5)), num_prefix_tokens=1), torch.randn(batch, 16, DIM)
 
 
+def by_name(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
+    """A backend that "auto" takes for more tokens alone."""
+    own = None if pair.kernel == "constant" else 0
+    options = {"relative": pair.relative, "backend": pair.backend, "position_heads": own}
+    layer = Attention(DIM, 2, kernel=pair.kernel, **options)
+    return Placed(layer, Grid((7, 6))), torch.randn(batch, 42, DIM)
+
+
 SETTINGS = (masked, causal, across)
+NAMED = (
+    Case("constant", "clipped", "rings"),
+    Case("squared_relu", "clipped", "rings"),
+    Case("elu", "shaw", "rings"),
+    Case("squared_relu", "rotation", "toeplitz"),
+    Case("relu", "decay", "linear"),
+    Case("softmax", "window", "windows"),
+)
 # Those that are something else on a torus.
 WRAPPED = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier", "rotary")
 
@@ -114,6 +130,7 @@ def jobs(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
     chosen = [(setting, met(shift)) for shift, setting in enumerate(SETTINGS)]
     chosen.append((periodic, [*wrapped, Case("squared_relu", WRAPPED[-1])]))
     chosen.append((optional, [Case("squared_relu", "fourier")]))
+    chosen.append((by_name, list(NAMED)))
     for setting, pairs in chosen:
         for pair in pairs:
             torch.manual_seed(0)  # so that a pair's numbers do not depend on those before

@@ -53,13 +53,13 @@ def test_far_sums_are_those_of_brute_force_in_parts_of_any_size(grid: Grid, monk
     for distance, elements in itertools.product((1, 2, MAX_DISTANCE), (2**15, 1)):
         monkeypatch.setattr(ring_sums, "MAP_ELEMENTS", elements)
         expected = (distances(grid) >= distance).double() @ tokens
-        assert relative_change(FarSums(distance, grid)(tokens), expected) < 1e-12, (distance, elements)
+        assert relative_change(FarSums(distance, grid).of(tokens), expected) < 1e-12, (distance, elements)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_an_enormous_near_token_leaves_no_trace_in_a_far_sum(grid: Grid):
     tokens = torch.ones(1, 1, grid.num_tokens, 1, dtype=torch.float64)
-    counts = FarSums(MAX_DISTANCE, grid)(tokens)
+    counts = FarSums(MAX_DISTANCE, grid).of(tokens)
     tokens[:, :, 0] = 1e30
     near = distances(grid)[:, 0] < MAX_DISTANCE
-    assert torch.equal(FarSums(MAX_DISTANCE, grid)(tokens)[:, :, near], counts[:, :, near])
+    assert torch.equal(FarSums(MAX_DISTANCE, grid).of(tokens)[:, :, near], counts[:, :, near])

@@ -72,7 +72,7 @@ def mix(weights: Tensor, tokens: Tensor) -> Tensor:
 
 
 def spread(weights: Tensor, tokens: Tensor) -> Tensor:
-    return RingForm("spread", weights.shape[-1] - 1, GRID)(weights, tokens)
+    return RingForm("spread", weights.shape[-1] - 1, GRID).of(weights, tokens)
 
 
 def read(tokens: Tensor, others: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ def read(tokens: Tensor, others: Tensor) -> Tensor:
 
 
 def far(tokens: Tensor) -> Tensor:
-    return FarSums(2, GRID)(tokens)
+    return FarSums(2, GRID).of(tokens)
 
 
 def product(weights: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return ProductRings(GRID)(weights, query, key, value)
+    return ProductRings(GRID).of(weights, query, key, value)
 
 
 FORMS = {"mix": (mix, (3, 2)), "spread": (spread, (3, 2)), "read": (read, (2, 2)), "far": (far, (2,))}
@@ -136,7 +136,10 @@ def test_memory_does_not_grow_with_the_number_of_rings(name: str):
             torch.randn(2, 3, grid.num_tokens, size, requires_grad=True) for size in (num_rings, *sizes)
         )
         with Allocations() as allocations:
-            output = ProductRings(grid)(weights, *tensors) if name == "product" else ring_mix(weights, tensors[0], grid)
+            if name == "product":
+                output = ProductRings(grid).of(weights, *tensors)
+            else:
+                output = ring_mix(weights, tensors[0], grid)
             output.sum().backward()
         peaks.append(allocations.peak - 3 * weights.nbytes)
     assert peaks[1] < 1.3 * peaks[0]

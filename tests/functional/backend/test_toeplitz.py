@@ -89,7 +89,7 @@ def plain_tile(query_features: Tensor, key_features: Tensor, value: Tensor, *log
     return plain_axis_sums(query_features, key_features, with_ones(value), *(torch.exp(one) for one in log_matrices))
 
 
-FORMS = [(AxisForm(), plain_axis_sums), (TileForm(), plain_tile)]
+FORMS = [(AxisForm().of, plain_axis_sums), (TileForm().of, plain_tile)]
 NAMES = ["axis", "tile"]
 
 

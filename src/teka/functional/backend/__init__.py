@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import ProcessGroup, is_plain_eager, records_graph, replace
+from teka._compat import ProcessGroup, is_plain_eager, is_traced, records_graph, replace
 from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
@@ -191,22 +191,26 @@ class Form(ABC):
 
     def tangent(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Tensor:
         """The forward derivative: one term for each tensor that has a tangent."""
-        terms = [self(*tensors[:at], one, *tensors[at + 1 :]) for at, one in enumerate(tangents) if one is not None]
+        terms = [self.of(*tensors[:at], one, *tensors[at + 1 :]) for at, one in enumerate(tangents) if one is not None]
         return sum(terms[1:], terms[0])
 
     def mapped(self, size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> tuple[Tensor, int]:
         """The map over a further dimension of that size, where tensors have it, and its place in the output."""
         stacked = stack_all(size, in_dims, tensors)
-        return self(*(tensor.flatten(0, 1) for tensor in stacked)).unflatten(0, (size, -1)), 0
+        return self.of(*(tensor.flatten(0, 1) for tensor in stacked)).unflatten(0, (size, -1)), 0
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
+    def of(self, *tensors: Tensor) -> Tensor:
         """The map with its derivatives, as far as the caller can take them."""
-        if torch.compiler.is_compiling():
-            return _Form.apply(self, *tensors)
-        if not records_graph():
+        # Asked here and not in a function, which might be compiled where this is not.
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and not is_traced():
             return _DualForm.apply(self, *tensors)
+        has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if is_compiling:
+            # A compiler follows no Function where nothing is derived, and none within the gradients of another.
+            return _Form.apply(self, *tensors) if has_gradient else self.value(*tensors)
         # torch.jit.trace cannot follow a Function.
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        if has_gradient:
             said = "torch.jit.trace records no gradients of a relative kernel's sums; torch.compile does"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
         return self.value(*(tensor.detach() for tensor in tensors))

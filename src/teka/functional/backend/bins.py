@@ -59,7 +59,7 @@ def bin_sums(log_bins: LogBins, tokens: Featured, grid: Grid) -> Sums:
     log_peak = log_peak.masked_fill(log_peak == -torch.inf, 0.0)
     weights = torch.exp((log_all - log_peak[..., None]).masked_fill(~filled, -torch.inf))
     near, far = [], []
-    for place, offset in enumerate(itertools.product(range(-reach, reach + 1), repeat=grid.num_axes)):
+    for place, offset in enumerate(itertools.product(*[range(-reach, reach + 1)] * grid.num_axes)):
         (far if any(abs(step) == reach for step in offset) else near).append(place)
     sums = checkpointed(_near, weights[..., near], query, key, value, grid, reach)
     size = max(1, CHUNK_ELEMENTS // max(1, value.numel()))
@@ -71,7 +71,7 @@ def bin_sums(log_bins: LogBins, tokens: Featured, grid: Grid) -> Sums:
 def _near(weights: Tensor, query: Features, key: Features, value: Channels, grid: Grid, reach: int) -> Channels:
     """The bins of one cell each, from the product of each query with the key there."""
     query, key, value = (one.unflatten(2, grid.shape) for one in (query, key, value))
-    offsets = itertools.product(range(1 - reach, reach), repeat=grid.num_axes)
+    offsets = itertools.product(*[range(1 - reach, reach)] * grid.num_axes)
     total = torch.zeros_like(value)
     for offset, weight in zip(offsets, weights.unflatten(2, grid.shape).unbind(-1), strict=True):
         key_there, value_there = key, value
@@ -113,9 +113,10 @@ def _moved(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
         return cells
     if periodic:
         return cells.roll(step, dim) if -(side // 2) <= step <= (side - 1) // 2 else torch.zeros_like(cells)
-    kept = cells.narrow(dim, max(-step, 0), max(side - abs(step), 0)) if abs(step) < side else cells.narrow(dim, 0, 0)
-    lost = side - kept.shape[dim]
-    before_and_after = (lost, 0) if step > 0 else (0, lost)
+    if abs(step) >= side:
+        return torch.zeros_like(cells)
+    kept = cells.narrow(dim, max(-step, 0), side - abs(step))
+    before_and_after = (step, 0) if step > 0 else (0, -step)
     return pad(kept, (0, 0) * (cells.ndim - 1 - dim) + before_and_after)
 
 

@@ -134,7 +134,7 @@ class RingSums:
         shares = weights[..., None].unbind(-2)
         for distance in range(self.reach, -1, -1):
             ring, weight = self.tokens, shares[distance]
-            for sweep, wider in zip(reversed(self.others), self.outs, strict=False):
+            for sweep, wider in zip(self.others[::-1], self.outs[:-1], strict=True):
                 ring, weight = sweep.step(distance, ring, wider, weight), None
             self.first.add(self.first.ahead_views[distance], ring, weight)
             if distance:
@@ -249,7 +249,7 @@ def _sum_far(cells: Tensor, distance: int, grid: Grid, result: Tensor) -> None:
         totals.append(totals[-1].sum(dim=sweep.dim, keepdim=True))
     for least in range(1, distance + 1):
         inner = None
-        for sweep, total, out in zip(sweeps, totals, outs, strict=False):
+        for sweep, total, out in zip(sweeps, totals[:-1], outs, strict=True):
             inner = sweep.read(least, out) if inner is None else sweep.step(least, inner, out)
             if sweep.periodic:
                 out += _beyond(total, sweep.dim, least)

@@ -43,7 +43,8 @@ def rings(log_rings: RingWeights, tokens: Featured, grid: Grid) -> Sums:
     # A ring without keys has a sum of exactly 0, the last one apart: its weight must be 0.
     weights = torch.exp((log_rings - log_peak[..., None]).masked_fill(~filled, -torch.inf))
     if key_features.shape[-1] > 1:
-        return Sums.of_channels(ProductRings(grid)(weights, query_features, key_features, with_ones(value)), log_peak)
+        sums = ProductRings(grid).of(weights, query_features, key_features, with_ones(value))
+        return Sums.of_channels(sums, log_peak)
     weights = weights * query_features
     # Apart, values keep an even number of channels. Terms are of one size: the last ring is the total less the others
     # without loss. Of the denominator the rings are kept, which are no larger than the weights.
@@ -80,7 +81,7 @@ class RingForm(Form):
         found: list[Tensor | None] = []
         for need, other, (form, gradient_first) in zip(needs, reversed(tensors), PARTIALS[self.form], strict=True):
             pair = (gradient, other) if gradient_first else (other, gradient)
-            found.append(RingForm(form, self.num_rings, self.grid)(*pair) if need else None)
+            found.append(RingForm(form, self.num_rings, self.grid).of(*pair) if need else None)
         return found
 
 
@@ -89,12 +90,12 @@ def ring_mix(weights: RingWeights, tokens: Tokens, grid: Grid) -> Tokens:
 
     Exact for terms of one size (else see `FarSums`, with a_k = 0 here). 2(k − 1) is below the side of a periodic axis.
     """
-    return RingForm("mix", weights.shape[-1] - 1, grid)(weights, tokens)
+    return RingForm("mix", weights.shape[-1] - 1, grid).of(weights, tokens)
 
 
 def ring_read(tokens: Tokens, others: Tokens, num_rings: int, grid: Grid) -> RingWeights:
     """out_ir = R_r(i) · g_i for r = 0 … num_rings: the derivative of `ring_mix` in its weights."""
-    return RingForm("read", num_rings, grid)(tokens, others)
+    return RingForm("read", num_rings, grid).of(tokens, others)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class FarSums(Form):
         return sum_far(tensors[0], self.distance, self.grid)
 
     def gradients(self, gradient: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
-        return [self(gradient)]
+        return [self.of(gradient)]
 
 
 @dataclass(frozen=True)
@@ -142,13 +143,13 @@ class ProductRings(Form):
             mapped = _product(key_features[..., features], value)
             given = _product(query_features[..., features], gradient)
             if needs[0] or needs[1]:
-                far = far_sums(mapped)
+                far = far_sums.of(mapped)
                 read = [ring_read(mapped, given, reach, grid)[..., :-1], (far * given).sum(dim=-1, keepdim=True)]
                 of_weights = of_weights + torch.cat(read, dim=-1)
                 mixed = (ring_mix(near, mapped, grid) + last * far).unflatten(-1, (-1, value.shape[-1]))
                 of_query.append((mixed @ gradient[..., None])[..., 0])
             if needs[2] or needs[3]:
-                spread = RingForm("spread", reach, grid)(near, given) + far_sums(last * given)
+                spread = RingForm("spread", reach, grid).of(near, given) + far_sums.of(last * given)
                 of_key.append((spread.unflatten(-1, (-1, value.shape[-1])) @ value[..., None])[..., 0])
                 of_value = of_value + _contract(key_features[..., features], spread)
         of_query, of_key = (torch.cat(parts, dim=-1) if parts else None for parts in (of_query, of_key))

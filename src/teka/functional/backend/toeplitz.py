@@ -52,7 +52,7 @@ def toeplitz(
     arguments = (query_features, key_features, with_ones(value), *(torch.exp(matrix) for matrix in log_matrices))
     # A single feature makes no more numbers of the values than they are, and nothing has to be kept in a cache.
     by_hand = runs_by_hand(value) and key_features.shape[-1] > 1
-    sums = Sums.of_channels(AxisForm()(*arguments) if by_hand else _chunked_sums(*arguments), log_peak)
+    sums = Sums.of_channels(AxisForm().of(*arguments) if by_hand else _chunked_sums(*arguments), log_peak)
     return sums.without_underflow(tokens, log_rows)
 
 
@@ -112,4 +112,4 @@ class AxisForm(Form):
         """Over a further dimension, which joins the heads: features and values have them second, matrices first."""
         stacked = stack_all(size, in_dims, tensors)
         folded = [one.flatten(0, 1) if at > 2 else one.movedim(0, 1).flatten(1, 2) for at, one in enumerate(stacked)]
-        return self(*folded).unflatten(1, (size, -1)), 1
+        return self.of(*folded).unflatten(1, (size, -1)), 1

@@ -130,7 +130,7 @@ class SeparableRelative(StationaryRelative):
         features = kernel.query_features(query, scale=scale), kernel.key_features(pairs.key, scale=scale)
         tokens = Featured(query, *features, pairs.value)
         log_matrices, log_peak = self.axis_log_matrices(positions, pairs.value)
-        sums = TileForm()(*(tensor[:, :, first:] for tensor in (*features, pairs.value)), *log_matrices)
+        sums = TileForm().of(*(tensor[:, :, first:] for tensor in (*features, pairs.value)), *log_matrices)
         return add_prefix(Sums.of_channels(sums, log_peak), tokens, first, self.unplaced_sums)
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
