@@ -9,6 +9,7 @@ from teka._compat import ProcessGroup, is_plain_eager_on_cpu, replace
 from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.functional import Constant, DecodingState, Kernel, Relative, decode
+from teka.functional.backend.gpu import IS_INTERPRETED
 from teka.functional.choice import choose_backend
 from teka.functional.shapes import Kept
 from teka.grid import Grid, present_grid
@@ -215,7 +216,9 @@ class Attention(nn.Module):
 
     def _rotary_by_halves(self, tokens: Tokens) -> Relative | None:
         """Rotary as a compiler of a CPU is to see it, or None: what lies two and two it reads one by one."""
-        if self.relative is None or not (torch.compiler.is_compiling() and tokens.is_cpu):
+        # Kernels of a GPU, which their interpreter runs on a CPU, take pairs as they are.
+        is_seen = torch.compiler.is_compiling() and tokens.is_cpu and not IS_INTERPRETED
+        if self.relative is None or not is_seen:
             return None
         plain = is_plain(self.query) and is_plain(self.key) and not self.query_key.acts
         return self.relative.by_halves(self.dim_head) if plain and self._present_kernel().goes_by_entry else None
