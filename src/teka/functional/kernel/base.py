@@ -54,7 +54,12 @@ class Kernel(ABC):
     is_softmax: ClassVar[bool] = False  # whether `dense_weights` are the softmax of inner products, which torch fuses
     counts_keys: ClassVar[bool] = False  # whether the sum is over how many keys there are, Σ c, and not over Σ κ c
     reads_heads_first: ClassVar[bool] = False  # whether one head at a time, in one piece of memory, is faster on a CPU
-    goes_by_entry: ClassVar[bool] = False  # whether another order of the entries of q and k is one of the features'
+    # Whether another order of the entries of q and k is one of the features'; every class says so for itself.
+    goes_by_entry: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.goes_by_entry = vars(cls).get("goes_by_entry", False)
 
     @property
     def bound(self) -> float | None:

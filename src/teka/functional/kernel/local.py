@@ -167,7 +167,6 @@ class FlooredRelu(LocalKernel):
     """
 
     nonnegative: ClassVar[bool] = True
-    goes_by_entry: ClassVar[bool] = True
     degree: ClassVar[int | None] = 1
 
     epsilon: float = 1e-6
@@ -237,6 +236,7 @@ class SquaredRelu(FlooredRelu):
     """
 
     name: ClassVar[str] = "squared_relu"
+    goes_by_entry: ClassVar[bool] = True
     degree: ClassVar[int | None] = 2
 
     epsilon: float = 1e-3
@@ -259,6 +259,7 @@ class Relu(FlooredRelu):
     """
 
     name: ClassVar[str] = "relu"
+    goes_by_entry: ClassVar[bool] = True
 
     def features_of(self, rectified: Vectors) -> MapFeatures:
         return rectified
@@ -283,6 +284,7 @@ class Focused(FlooredRelu):
     """
 
     name: ClassVar[str] = "focused"
+    goes_by_entry: ClassVar[bool] = True
 
     def features_of(self, rectified: Vectors) -> MapFeatures:
         """φ = ‖r‖ · r³/‖r³‖: with u = r over its largest entry, ‖u‖ · u³/‖u³‖ times that entry."""
