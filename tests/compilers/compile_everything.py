@@ -125,7 +125,7 @@ def met(shift: int) -> list[Case]:
 
 
 def jobs(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
-    """Name, pair, layer and tokens of the diagonal of every setting, of a torus, the options and the backends by name."""
+    """Name, pair, layer and tokens of every setting's diagonal, of a torus, the options and backends by name."""
     wrapped = [Case(list(KERNELS)[1 + place], relative) for place, relative in enumerate(WRAPPED[:-1])]
     chosen = [(setting, met(shift)) for shift, setting in enumerate(SETTINGS)]
     chosen.append((periodic, [*wrapped, Case("squared_relu", WRAPPED[-1])]))
