@@ -169,5 +169,6 @@ def test_killed_at_any_moment_it_resumes_to_the_numbers_of_an_uninterrupted_one(
             time.sleep(0.005)
         time.sleep(random.Random(0).uniform(0, 0.3))
         process.kill()
-    assert last.is_file()
+    # Between two renames the last one is the previous one, and alone.
+    assert last.is_file() or last.with_name(checkpoint.PREVIOUS).is_file()
     assert_same(whole, trained(stopping, folder, resume=True))
