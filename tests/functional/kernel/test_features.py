@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -76,11 +77,12 @@ def test_products_of_features_are_the_weights(dim: int, tokens: int, seed: int):
     assert relative_change(products, kernel.weights(query, key, scale=0.4)) < 1e-12
 
 
-def test_features_come_in_the_stated_order():
-    x = torch.tensor([[[[2.0, 3.0, 5.0]]]], dtype=torch.float64)
-    root = math.sqrt(2)
-    expected = torch.tensor([1, 2, 3, 5, 4 / root, 9 / root, 25 / root, 6, 10, 15], dtype=torch.float64)
-    assert relative_change(second_order_features(x)[0, 0, 0], expected) < 1e-12
+@pytest.mark.parametrize("entries", [[2.0], [2.0, 3.0], [2.0, 3.0, 5.0, 7.0, 11.0]])
+def test_features_are_the_product_of_every_pair_once(entries: list[float]):
+    pairs = itertools.combinations([1.0, *entries], 2)
+    expected = [1.0, *(entry**2 / math.sqrt(2) for entry in entries), *(one * other for one, other in pairs)]
+    features = second_order_features(torch.tensor(entries, dtype=torch.float64))
+    assert sorted(features.tolist()) == pytest.approx(sorted(expected), rel=1e-12)
 
 
 def test_it_has_one_and_d_and_d_times_d_plus_one_half_features_but_dense_vectors_of_size_d():

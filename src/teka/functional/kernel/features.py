@@ -84,7 +84,7 @@ class Softmax(Kernel):
 class Taylor2(FusedKernel):
     """κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk: finite, exact, deterministic.
 
-    φ(x) = [1, x, x_i²/√2, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. κ = ((1 + t)² + 1)/2
+    φ(x) = [1, x_i²/√2, x, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. κ = ((1 + t)² + 1)/2
     ≥ ½ is within 0.22 of exp(t) for |t| ≤ 1, and about t²/2 for large t of either sign. Less the mean of the keys,
     which softmax would not notice, t is smaller, κ nearer to it. Source: Keles et al. 2023; Arora et al. 2024 (Based).
 
@@ -134,18 +134,23 @@ class Taylor2(FusedKernel):
         return self.key_block(query, None, scale=scale)
 
     def key_block(self, key: Vectors, key_range: Tensor | None, *, scale: float) -> tuple[MapFeatures, Pullback]:
-        """φ with the tokens last in memory; ∂φᵀg/∂x_i = g_i + √2 x_i g_ii + Σ_{j ≠ i} x_j g_ij."""
-        rows, dim = key.mT * math.sqrt(scale), key.shape[-1]
+        """φ with the tokens last in memory; ∂φᵀg/∂x_i = √2 x_i g_ii + Σ_{j ≠ i} x_j g_ij, with x_0 = 1."""
+        ring, size = ring_of(key.mT * math.sqrt(scale), dim=1), key.shape[-1] + 1
+        features = ring[:, None, :size] * ring.unfold(1, size, 1).mT  # (heads, steps, entries, tokens)
+        features[:, 0, 1:].mul_(math.sqrt(0.5))
 
         def pull(gradient: Tensor, out: Tensor) -> None:
-            _, of_rows, of_squares, *of_products = gradient.mT.split([1, dim, dim, *range(dim - 1, 0, -1)], dim=1)
-            of_rows = torch.addcmul(of_rows, rows, of_squares, value=math.sqrt(2))
-            for i, of_product in enumerate(of_products):
-                of_rows[:, i] += (of_product * rows[:, i + 1 :]).sum(dim=1)
-                of_rows[:, i + 1 :].addcmul_(of_product, rows[:, i : i + 1])
-            torch.mul(of_rows.mT, math.sqrt(scale), out=out)
+            of_squares, *of_products = gradient.mT.split(size, dim=1)
+            of_ring = torch.zeros_like(ring)
+            of_ring[:, 1:size].addcmul_(of_squares[:, 1:], ring[:, 1:size], value=math.sqrt(2))
+            for step, of_product in enumerate(of_products, start=1):
+                one, other = (slice(start, start + of_product.shape[1]) for start in (0, step))
+                of_ring[:, one].addcmul_(of_product, ring[:, other])
+                of_ring[:, other].addcmul_(of_product, ring[:, one])
+            of_ring[:, : size // 2] += of_ring[:, size:]
+            torch.mul(of_ring[:, 1:size].mT, math.sqrt(scale), out=out)
 
-        return second_order_features(rows, dim=-2).mT, pull
+        return features.flatten(1, 2)[:, : self.num_features(size - 1)].mT, pull
 
     def causal_key_features(self, key: Keys, *, scale: float, key_mask: Kept = None) -> CausalFeatures:
         self._check_causal()
@@ -174,12 +179,21 @@ class Taylor2(FusedKernel):
         return key - self.key_mean
 
 
-def second_order_features(vectors: Float[Tensor, "*sizes"], dim: int = -1) -> Float[Tensor, "*larger"]:
-    """[1, x, x_i²/√2, x_i x_j (i < j)] along a dimension; its inner product with that of y is 1 + xᵀy + (xᵀy)²/2."""
-    # Products of slices: gathering both factors by index takes three times as long.
-    first, *_ = entries = vectors.split(1, dim=dim)
-    products = [one * vectors.narrow(dim, i + 1, len(entries) - 1 - i) for i, one in enumerate(entries[:-1])]
-    return torch.cat([torch.ones_like(first), vectors, vectors.square() / math.sqrt(2), *products], dim=dim)
+def second_order_features(vectors: Float[Tensor, "*tokens dim"]) -> Float[Tensor, "*tokens features"]:
+    """[1, x_i²/√2, x_i x_j (i ≠ j, x_0 = 1)]; its inner product with that of y is 1 + xᵀy + (xᵀy)²/2.
+
+    Pairs come by how far apart they are on a ring of 1, x_1, …, x_d: one product of slices for each distance.
+    """
+    ring, size = ring_of(vectors, dim=-1), vectors.shape[-1] + 1
+    products = [ring[..., :size] * ring[..., step : step + size] for step in range(1, size // 2 + 1)]
+    features = torch.cat([ring[..., :1], vectors.square() * math.sqrt(0.5), *products], dim=-1)
+    return features[..., : size * (size + 1) // 2]  # where d is odd, opposite pairs are there twice
+
+
+def ring_of(vectors: Float[Tensor, "*sizes"], dim: int) -> Float[Tensor, "*longer"]:
+    """1, x_1, …, x_d along a dimension, and half of them again: where those that follow an entry are a slice."""
+    first = torch.ones_like(vectors.narrow(dim, 0, 1))
+    return torch.cat([first, vectors, first, vectors.narrow(dim, 0, (vectors.shape[dim] - 1) // 2)], dim=dim)
 
 
 @dataclass(frozen=True)
