@@ -69,6 +69,14 @@ def is_traced() -> bool:
     return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
+def is_compiled() -> bool:
+    """Whether torch.compile records operations as they are, for this process alone; of torch 2.6 it is not known."""
+    is_exporting = getattr(torch.compiler, "is_exporting", None)
+    if is_exporting is None or not torch.compiler.is_compiling():
+        return False
+    return not is_exporting() and not torch._C._are_functorch_transforms_active()
+
+
 def is_plain_eager(*tensors: Tensor) -> bool:
     """Whether none of these, torch.func and forward-mode differentiation is at work."""
     return not records_graph() and not is_transformed(*tensors)

@@ -17,7 +17,7 @@ from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, pair_exists
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.functional import KERNELS
+from teka.functional import KERNELS, Taylor2, attention
 from teka.models import Performer
 from teka.nn import Attention, Rotary
 
@@ -93,6 +93,13 @@ def by_name(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     return Placed(layer, Grid((7, 6))), torch.randn(batch, 42, DIM)
 
 
+def many(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
+    """So many tokens that sums in blocks, or in tiles of the matrix of weights, are one node of the graph."""
+    layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative, backend=pair.backend)
+    mask = None if pair.relative else torch.rand(batch, 260) < 0.7
+    return Placed(layer, Grid((13, 20)), key_mask=mask), torch.randn(batch, 260, DIM)
+
+
 SETTINGS = (masked, causal, across)
 NAMED = (
     Case("constant", "clipped", "rings"),
@@ -102,6 +109,7 @@ NAMED = (
     Case("relu", "decay", "linear"),
     Case("softmax", "window", "windows"),
 )
+MANY = (Case("taylor2", None, "linear"), Case("squared_relu", "rotation", "dense"))
 # Those that are something else on a torus.
 WRAPPED = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier", "rotary")
 
@@ -130,7 +138,7 @@ def jobs(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
     chosen = [(setting, met(shift)) for shift, setting in enumerate(SETTINGS)]
     chosen.append((periodic, [*wrapped, Case("squared_relu", WRAPPED[-1])]))
     chosen.append((optional, [Case("squared_relu", "fourier")]))
-    chosen.append((by_name, list(NAMED)))
+    chosen += [(by_name, list(NAMED)), (many, list(MANY))]
     for setting, pairs in chosen:
         for pair in pairs:
             torch.manual_seed(0)  # so that a pair's numbers do not depend on those before
@@ -189,6 +197,24 @@ class Both(nn.Module):
         return self.causal(self.masked(tokens)[:, :11])
 
 
+class Centred(nn.Module):
+    """Attention by the kernel of many features, of keys less their mean, which blocks do not take out."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return attention(tokens, tokens, tokens, kernel=Taylor2("mean"), backend="linear")
+
+
+class Mapped(nn.Module):
+    """A layer that torch.func.vmap takes over a dimension before its own, where no sum is one node."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.func.vmap(self.layer.forward)(tokens)
+
+
 def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
     """What was compiled, of every so-manieth layer, and what went wrong.
 
@@ -211,8 +237,12 @@ def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
             return
         for name, pair, model, tokens in itertools.islice(jobs(), part, None, parts):
             yield name, pair, partial(measure, model, tokens, learns=not name.startswith(periodic.__name__))
+        for pair in MANY[part : part + 1]:
+            layer, tokens = many(pair, 2)
+            yield f"mapped-{pair}", pair, partial(measure, Mapped(layer), tokens[None], learns=False)
         if part == 0:
             performer = Performer((6, 4), 2, 3, dim=DIM, depth=1, heads=2, kernel="positive")
+            yield "centred keys", None, partial(measure, Centred(), torch.randn(2, 2, 130, 5), learns=False)
             yield "Performer", None, partial(measure, performer, torch.randn(2, 2, 6, 4))
 
     return report(measured(), BAND)

@@ -11,6 +11,7 @@ from torch import Tensor
 from teka._compat import (
     ProcessGroup,
     has_numbers,
+    is_compiled,
     is_plain_eager_on_cpu,
     is_rehearsed,
     is_transformed,
@@ -21,15 +22,17 @@ from teka._compat import (
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Featured, Sums, add_prefix
+from teka.functional.backend.by_hand import MAPS, by_hand
 from teka.functional.backend.dense import fused_softmax, matrix_attention
 from teka.functional.backend.fused.causal import fused_causal
 from teka.functional.backend.fused.position_maps import PositionMap, PrefixMap
-from teka.functional.backend.fused.two_sided import fused_linear
+from teka.functional.backend.fused.two_sided import MeansByHand, fused_linear
 from teka.functional.backend.gpu import LARGEST_SIZE, triton_fits
 from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.choice import Workload, chosen
 from teka.functional.kernel import make_kernel
 from teka.functional.kernel.base import FeatureKernel, FusedKernel, Kernel, Pairwise, mask_features
+from teka.functional.kernel.features import Taylor2
 from teka.functional.kernel.local import LocalKernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
@@ -39,6 +42,16 @@ from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
 # Tokens of all samples from which sums in blocks of tokens are the faster way, by what positions make of features, and
 # if causal: on one thread, and for each of several, measured on two.
 LEAST_IN_BLOCKS = {"none": (128, 128), "fourier": (1, 1), "rotary": (128, 128), "causal": (1024, 2048)}
+
+
+# Kernels of so many features that a compiled graph, which holds those of all tokens, is slower than blocks of them.
+OUTGROWING: dict[type[Kernel], str] = {Taylor2: Taylor2.name}
+MAPS[Taylor2.name] = MeansByHand(Taylor2())
+
+
+def is_node_of_graph(kernel: Kernel) -> bool:
+    """Whether torch.compile now records sums that a kernel without positions takes in blocks, as one node."""
+    return is_compiled() and type(kernel) in OUTGROWING and isinstance(kernel, FusedKernel) and kernel.is_fused
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -221,6 +234,10 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept
     kernel = plan.kernel.features
     assert kernel is not None
     options = {"scale": plan.scale, "key_mask": key_mask}
+    is_plain = plan.backend == "linear" and plan.relative is None and not plan.is_causal and plan.group is None
+    if is_plain and is_node_of_graph(kernel) and query.is_cpu and query.shape[2] >= LEAST_IN_BLOCKS["none"][0]:
+        tensors = (query, key, value) if key_mask is None else (query, key, value, key_mask)
+        return by_hand(OUTGROWING[type(kernel)], tensors, plan.scale)
     placed = _position_map(plan, kernel, query, key, value, key_mask=key_mask)
     if placed is not None and not plan.is_causal and isinstance(kernel, FusedKernel):
         return fused_linear(query, key, value, kernel=kernel, positions=placed, **options)

@@ -11,6 +11,7 @@ from teka.errors import wrong_value
 from teka.functional import Constant, DecodingState, Kernel, Relative, decode
 from teka.functional.backend.gpu import IS_INTERPRETED
 from teka.functional.choice import choose_backend
+from teka.functional.plan import is_node_of_graph
 from teka.functional.shapes import Kept
 from teka.grid import Grid, present_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
@@ -128,7 +129,9 @@ class Attention(nn.Module):
         With `by_halves` queries and keys have all first entries of their pairs before all second ones.
         """
         context = tokens if context is None else context
-        first = self._present_kernel().reads_heads_first and is_plain_eager_on_cpu(tokens, context)
+        kernel = self._present_kernel()
+        in_blocks = is_plain_eager_on_cpu(tokens, context) or (tokens.is_cpu and is_node_of_graph(kernel))
+        first = kernel.reads_heads_first and in_blocks
         maps = (self.query, tokens, by_halves), (self.key, context, by_halves), (self.value, context, False)
         query, key, value = (
             None if linear is None else project_heads(linear, those, self.dim_head, heads_first=first, by_halves=halves)

@@ -12,6 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from teka._compat import is_plain_eager, records_graph
 from teka.functional.backend import BYTES, Cost, Sums, checkpointed, transposed, with_ones
+from teka.functional.backend.by_hand import MAPS
 from teka.functional.backend.toeplitz import AxisForm, plain_axis_sums, runs_by_hand
 from teka.functional.kernel.base import Pairwise, apply_log_factor
 from teka.functional.shapes import Gradients, KeyFeatures, Matrices, Outputs, Queries, QueryFeatures, Values
@@ -118,6 +119,9 @@ class TileForm(AxisForm):
         query_features, key_features, value, *log_matrices = tensors
         return tile_sums(query_features, key_features, value, [torch.exp(matrix) for matrix in log_matrices])
 
+    def new_outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[2].new_empty(*tensors[0].shape[:3], tensors[2].shape[-1] + 1)]
+
     def gradients_by_hand(self, gradient: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Gradients:
         return tile_sums_gradients(gradient, tensors[:3], [torch.exp(matrix) for matrix in tensors[3:]], needs)
 
@@ -130,6 +134,9 @@ class TileForm(AxisForm):
         of_matrices = [None if tangent is None else tangent * matrix for tangent, matrix in of_logs]
         inputs = (*tensors[:2], with_ones(tensors[2]), *matrices)
         return AxisForm().tangent(inputs, (*of_features, of_value, *of_matrices))
+
+
+MAPS[TileForm.__name__] = TileForm()
 
 
 def tile_sums(

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import records_graph
+from teka._compat import is_compiled, records_graph
 from teka.functional.backend import BYTES, Cost, Featured, Form, Sums, checkpointed, stack_all, with_ones
 from teka.functional.backend.axis_sums import axis_sums, axis_sums_gradients
+from teka.functional.backend.by_hand import MAPS, ByHand, by_hand
 from teka.functional.shapes import Gradients, KeyChannels, KeyFeatures, Matrices, QueryChannels, QueryFeatures, RowTerm
 from teka.grid import Grid
 
@@ -36,8 +37,8 @@ def axis_matrices_bytes(query: Grid, key: Grid) -> int:
 
 
 def runs_by_hand(tensor: Tensor) -> bool:
-    """Whether sums are taken head by head in a CPU's cache; a compiled graph would hold every step of the loops."""
-    return tensor.device.type == "cpu" and not records_graph()
+    """Whether sums are taken head by head in a CPU's cache, and not by torch's operations in a graph for elsewhere."""
+    return tensor.device.type == "cpu" and (is_compiled() or not records_graph())
 
 
 def toeplitz(
@@ -88,7 +89,7 @@ def plain_axis_sums(
     return (query_features[..., None, :] @ maps.reshape(batch, heads, before, *shape))[..., 0, :]
 
 
-class AxisForm(Form):
+class AxisForm(Form, ByHand):
     """φ(q), φ(k), v, C_1, …, C_n → Σ_j φ(q_i)ᵀφ(k_j) Π_axis C_axis[i, j] v_j; differentiated twice by `plain`."""
 
     plain = staticmethod(plain_axis_sums)
@@ -108,8 +109,31 @@ class AxisForm(Form):
         gradients = torch.func.vjp(self.plain, *tensors)[1](gradient)
         return [one if needed else None for one, needed in zip(gradients, needs, strict=True)]
 
+    def of(self, *tensors: Tensor) -> Tensor:
+        """The sums with their derivatives, by one node of a graph that is compiled."""
+        return by_hand(type(self).__name__, tensors) if torch.compiler.is_compiling() else super().of(*tensors)
+
+    def outputs(self, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
+        return [self.value(*tensors)]
+
+    def new_outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[2].new_empty(*tensors[0].shape[:3], tensors[2].shape[-1])]
+
+    def output_gradients(
+        self,
+        gradient: Tensor,
+        tensors: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        scale: float,
+        needs: Sequence[bool],
+    ) -> Gradients:
+        return self.gradients_by_hand(gradient, tensors, needs)
+
     def mapped(self, size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> tuple[Tensor, int]:
         """Over a further dimension, which joins the heads: features and values have them second, matrices first."""
         stacked = stack_all(size, in_dims, tensors)
         folded = [one.flatten(0, 1) if at > 2 else one.movedim(0, 1).flatten(1, 2) for at, one in enumerate(stacked)]
         return self.of(*folded).unflatten(1, (size, -1)), 1
+
+
+MAPS[AxisForm.__name__] = AxisForm()

@@ -43,6 +43,7 @@ from teka.functional.shapes import (
 )
 
 KeyShift = Literal["none", "mean"]
+KEY_SHIFTS = get_args(KeyShift)  # here, as torch.compile of torch 2.6 follows no `get_args`
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Taylor2(FusedKernel):
     key_mean: Float[Tensor, "batch heads 1 dim"] | None = None
 
     def __post_init__(self) -> None:
-        check_name("key_shift", self.key_shift, get_args(KeyShift))
+        check_name("key_shift", self.key_shift, KEY_SHIFTS)
 
     def num_features(self, dim: int) -> int:
         return 1 + dim + dim * (dim + 1) // 2
@@ -136,7 +137,9 @@ class Taylor2(FusedKernel):
     def key_block(self, key: Vectors, key_range: Tensor | None, *, scale: float) -> tuple[MapFeatures, Pullback]:
         """φ with the tokens last in memory; ∂φᵀg/∂x_i = √2 x_i g_ii + Σ_{j ≠ i} x_j g_ij, with x_0 = 1."""
         ring, size = ring_of(key.mT * math.sqrt(scale), dim=1), key.shape[-1] + 1
-        features = ring[:, None, :size] * ring.unfold(1, size, 1).mT  # (heads, steps, entries, tokens)
+        following = ring.unfold(1, size, 1).mT  # (heads, steps, entries, tokens)
+        # Without `out` torch would take another order in memory.
+        features = torch.mul(ring[:, None, :size], following, out=ring.new_empty(following.shape))
         features[:, 0, 1:].mul_(math.sqrt(0.5))
 
         def pull(gradient: Tensor, out: Tensor) -> None:

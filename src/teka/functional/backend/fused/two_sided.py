@@ -3,15 +3,18 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from teka._compat import replace
+from teka.functional.backend.by_hand import ByHand, in_order_of
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, PositionMap, of_block
 from teka.functional.backend.sums import featured
 from teka.functional.kernel.base import FusedKernel
-from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
+from teka.functional.shapes import Gradients, Kept, Keys, Outputs, Queries, Values
 
 # Tokens, counted anew for each head, and features (2 MiB), that a thread works on at once. Fewer are nearer to the core
 # and take longer all the same, by the calls that there are for each.
@@ -19,6 +22,8 @@ BLOCK_TOKENS = 8192
 BLOCK_FEATURES = 2**19
 # The calls for a block cost as much as copying this many tokens, which several heads of several samples need to be one.
 BLOCK_COST = 2048
+# Queries, keys, values, which keys are kept, and what a kernel takes of all of them.
+Given = tuple[Queries, Keys, Values, Kept, Tensor | None]
 
 
 def fused_linear(
@@ -36,28 +41,47 @@ def fused_linear(
     With g the gradient of out_i = N_i / D_i, those of N_i and D_i are g/D_i and −gᵀout_i/D_i; the others are products.
     Any order in memory will do; fastest is (heads, dim, batch, tokens).
     """
-    size = kernel.num_features(query.shape[-1])
-    query_blocks, key_blocks = blocks = tuple(_blocks(one, positions, size) for one in (query, key))
-    query = _laid_out(query, query_blocks)
-    key, value = (_laid_out(one, key_blocks) for one in (key, value))
-    key_range = kernel.key_range(key, key_mask, scale=scale)
-    return _FusedLinear.apply(
-        query, key, value, kernel, positions, blocks, scale, key_mask, key_range, *positions.tensors
-    )
+    means = WeightedMeans.of(query, key, kernel, positions, scale)
+    return _FusedLinear.apply(means, *means.given(query, key, value, key_mask), *positions.tensors)
 
 
-class _FusedLinear(Function):
-    @staticmethod
-    def forward(ctx, query, key, value, kernel, positions, blocks, scale, key_mask, key_range, *tensors):
+@dataclass(frozen=True)
+class WeightedMeans:
+    """What is summed, and in which blocks of queries and of keys."""
+
+    kernel: FusedKernel
+    positions: PositionMap
+    scale: float
+    query_blocks: Sequence[Block]
+    key_blocks: Sequence[Block]
+
+    @classmethod
+    def of(
+        cls, query: Queries, key: Keys, kernel: FusedKernel, positions: PositionMap, scale: float
+    ) -> "WeightedMeans":
+        """Those for queries and keys like these."""
+        size = kernel.num_features(query.shape[-1])
+        return cls(kernel, positions, scale, *(_blocks(one, positions, size) for one in (query, key)))
+
+    def given(self, query: Queries, key: Keys, value: Values, key_mask: Kept) -> Given:
+        """The tokens in an order in memory in which blocks of them are views, and what the kernel takes of all keys."""
+        key, value = (_laid_out(one, self.key_blocks) for one in (key, value))
+        key_range = self.kernel.key_range(key, key_mask, scale=self.scale)
+        return _laid_out(query, self.query_blocks), key, value, key_mask, key_range
+
+    def values(self, given: Given) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
+        """out, 1/D, and the sums over keys for both, by groups of parts."""
+        query, key, value, key_mask, key_range = given
+        kernel, positions, scale = self.kernel, self.positions, self.scale
         batch, heads, num_queries, _ = query.shape
-        size, (query_blocks, key_blocks) = kernel.num_features(query.shape[-1]), blocks
+        size = kernel.num_features(query.shape[-1])
         states = [value.new_zeros(batch, heads, parts * size, value.shape[-1]) for parts in positions.groups]
         weights = positions.sums(size)
         totals = [[value.new_zeros(batch, heads, parts * one, 1) for parts in positions.groups] for one in weights]
         inverse = value.new_empty(batch, heads, num_queries, 1)
         is_alike = query.shape[-1] == value.shape[-1]
         output = torch.empty_like(query) if is_alike else value.new_empty(batch, heads, value.shape[-1], num_queries).mT
-        for block in key_blocks:
+        for block in self.key_blocks:
             features, _ = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
             features = masked(features, key_mask, block)
             values = of_block(value, block)
@@ -67,7 +91,7 @@ class _FusedLinear(Function):
                     of_block(total[number], block[:2]).add_(one.sum(dim=1)[..., None])
         _weigh(totals, weights)
         tiny = torch.finfo(value.dtype).tiny
-        for block in query_blocks:
+        for block in self.query_blocks:
             features, _ = kernel.query_block(of_block(query, block), scale=scale)
             above, below = None, None
             for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
@@ -78,31 +102,19 @@ class _FusedLinear(Function):
             assert below is not None
             torch.reciprocal(below.clamp_min_(tiny), out=of_block(inverse, block))
             torch.mul(above, of_block(inverse, block), out=of_block(output, block))
-        sums = states, *totals
-        ctx.save_for_backward(
-            query, key, value, key_mask, key_range, inverse, output, *itertools.chain(*sums), *tensors
-        )
-        ctx.kernel, ctx.positions, ctx.scale = kernel, positions.with_tensors(()), scale
-        ctx.blocks, ctx.num_tensors, ctx.num_groups, ctx.is_causal = blocks, len(tensors), len(states), False
-        return output
+        return output, inverse, [states, *totals]
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (gradient,) = grad_outputs
-        query, key, value, key_mask, key_range, inverse, output, *others = ctx.saved_tensors
-        tensors = others[len(others) - ctx.num_tensors :]
-        sums = [others[at : at + ctx.num_groups] for at in range(0, len(others) - ctx.num_tensors, ctx.num_groups)]
+    def gradients(
+        self, gradient: Tensor, given: Given, output: Tensor, inverse: Tensor, sums: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Those of queries, keys, values, and of the tensors of `positions`."""
+        query, key, value, key_mask, key_range = given
+        kernel, positions, scale = self.kernel, self.positions, self.scale
         states, *totals = sums
-        nothing = (None,) * 6
-        if torch.is_grad_enabled():
-            first, *others = differentiable_gradients(ctx, gradient)
-            return first, *others[:2], *nothing, *others[2:]
-        kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
         noted, size = positions.new_gradients(query.shape[0]), kernel.num_features(query.shape[-1])
-        query_blocks, key_blocks = ctx.blocks
         of_query, of_key, of_value = (torch.empty_like(one) for one in (query, key, value))
         of_states, *of_totals = [[torch.zeros_like(one) for one in group] for group in sums]
-        for block in query_blocks:
+        for block in self.query_blocks:
             features, pull = kernel.query_block(of_block(query, block), scale=scale)
             of_above = of_block(gradient, block) * of_block(inverse, block)
             of_below = -(of_above * of_block(output, block)).sum(dim=-1, keepdim=True)
@@ -114,9 +126,10 @@ class _FusedLinear(Function):
                 of_part = product(of_above, of_block(states[number], block[:2]).mT, None)
                 of_summed = [(of_below, of_block(total[number], block[:2]).mT) for total in totals]
                 of_features = back(of_part, of_summed, of_features)
+            assert of_features is not None
             pull(of_features, of_block(of_query, block))
         _weigh(of_totals, positions.sums(size))
-        for block in key_blocks:
+        for block in self.key_blocks:
             values = of_block(value, block)
             features, pull = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
             features = masked(features, key_mask, block)
@@ -129,7 +142,70 @@ class _FusedLinear(Function):
             assert of_features is not None
             of_features = masked(of_features, key_mask, block)
             pull(of_features, of_block(of_key, block))
-        return of_query, of_key, of_value, *nothing, *positions.gradients(noted)
+        return of_query, of_key, of_value, positions.gradients(noted)
+
+
+class _FusedLinear(Function):
+    @staticmethod
+    def forward(ctx, means, *inputs):
+        given, tensors = inputs[:5], inputs[5:]
+        output, inverse, sums = means.values(given)
+        ctx.save_for_backward(*given, output, inverse, *itertools.chain(*sums), *tensors)
+        ctx.kernel, ctx.positions, ctx.scale = means.kernel, means.positions.with_tensors(()), means.scale
+        ctx.means, ctx.num_tensors, ctx.num_groups = replace(means, positions=ctx.positions), len(tensors), len(sums[0])
+        ctx.is_causal = False
+        return output
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (gradient,) = grad_outputs
+        nothing = (None,) * 2
+        if torch.is_grad_enabled():
+            query, key, value, *others = differentiable_gradients(ctx, gradient)
+            return None, query, key, value, *nothing, *others
+        given, (output, inverse, *others) = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        tensors = others[len(others) - ctx.num_tensors :]
+        sums = [others[at : at + ctx.num_groups] for at in range(0, len(others) - ctx.num_tensors, ctx.num_groups)]
+        means = replace(ctx.means, positions=ctx.positions.with_tensors(tensors))
+        *of_tokens, of_tensors = means.gradients(gradient, given, output, inverse, sums)
+        return None, *of_tokens, *nothing, *of_tensors
+
+
+class MeansByHand(ByHand):
+    """The weighted means of a kernel with no positions, of queries, keys, values and perhaps which keys are kept."""
+
+    def __init__(self, kernel: FusedKernel) -> None:
+        self.kernel = kernel
+
+    def outputs(self, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
+        means, given = self._means(tensors, scale)
+        output, inverse, sums = means.values(given)
+        return [in_order_of(self.new_outputs(tensors)[0], output), inverse, *itertools.chain(*sums)]
+
+    def new_outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        query, _, value, *_ = tensors
+        size, dim_value = self.kernel.num_features(query.shape[-1]), value.shape[-1]
+        shapes = [(query.shape[2], dim_value), (query.shape[2], 1), (size, dim_value), (size, 1)]
+        output, *others = [value.new_empty(*query.shape[:2], *shape) for shape in shapes]
+        return [torch.empty_like(query) if query.shape[-1] == dim_value else output, *others]
+
+    def output_gradients(
+        self,
+        gradient: Tensor,
+        tensors: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        scale: float,
+        needs: Sequence[bool],
+    ) -> Gradients:
+        means, given = self._means(tensors, scale)
+        output, inverse, *sums = outputs
+        found = means.gradients(gradient, given, output, inverse, [[one] for one in sums])[:3]
+        return [*found, *(None for _ in needs[3:])]
+
+    def _means(self, tensors: Sequence[Tensor], scale: float) -> tuple[WeightedMeans, Given]:
+        query, key, value, *key_mask = tensors
+        means = WeightedMeans.of(query, key, self.kernel, PositionMap(), scale)
+        return means, means.given(query, key, value, *(key_mask or [None]))
 
 
 def differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
