@@ -22,6 +22,7 @@ from tests.contracts.cases import DEVICE, build_relative, draw_inputs, draw_mask
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
 
 from teka import Grid
 from teka.functional import Fourier, Relative, Rotary, attention, decode
@@ -121,6 +122,14 @@ def recorded_difference() -> float:
     return max(change(found, truth), change([program.module()(tokens[:1])], [model(tokens[:1])])) / BANDS[torch.float32]
 
 
+def recomputed_difference() -> float:
+    """The same of a layer whose activations are computed again for the gradients."""
+    model, tokens = Placed().to(DEVICE), torch.randn(2, 9, 8, device=DEVICE, requires_grad=True)
+    outputs = [partial(checkpoint, model, use_reentrant=False)(tokens), model(tokens)]
+    found, truth = ([one, *grad(one.square().sum(), [tokens, *model.parameters()])] for one in outputs)
+    return change(found, truth) / BANDS[torch.float32]
+
+
 def change_before(place: int) -> float:
     """1 for every number of a causal output that a key after it changed."""
     query, key, value = (one.float() for one in draw_inputs(35, heads=2, dim=4))
@@ -212,6 +221,7 @@ def cases() -> Iterator[tuple[str, Callable[[], float]]]:
     yield "token by token, fourier", lambda: stepwise_difference(wave)
     yield "second derivatives", second_difference
     yield "compiled and exported", recorded_difference
+    yield "computed again", recomputed_difference
     yield "registration", check_operator
 
 

@@ -1,11 +1,14 @@
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tests.contracts.cases import PAIRS, Case, relative_change, together
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from teka import Grid
 from teka.functional import KERNELS
@@ -125,6 +128,33 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
     mask[1, 5:] = False
     expected = twin(tokens, tokens, tokens, key_padding_mask=~mask, need_weights=False)[0]
     assert relative_change(layer(tokens, None, mask), expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="in blocks"),
+        pytest.param({"causal": True, "num_axes": 1}, id="causal, in blocks"),
+        pytest.param({"relative": "rotation", "backend": "toeplitz"}, id="by axes"),
+        pytest.param({"relative": "rotation", "backend": "dense"}, id="in tiles"),
+        pytest.param({"relative": "clipped", "backend": "rings"}, id="over rings"),
+    ],
+)
+def test_activations_may_be_computed_again_for_gradients_and_those_of_gradients(options: dict[str, Any]):
+    grid = Grid(1024) if options.get("causal") else Grid((23, 13))
+    torch.manual_seed(0)
+    layer, tokens = Attention(4, 2, **options).double(), draw_tokens(grid.num_tokens, dim=4).double()
+
+    def gradients(attend: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = [tokens.requires_grad_(), *layer.parameters()]
+        plain = torch.autograd.grad(attend(tokens, grid).square().sum(), leaves)
+        first, *_ = torch.autograd.grad(attend(tokens, grid).square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), leaves)
+        return [*plain, first.detach(), *second]
+
+    again = partial(checkpoint, layer, use_reentrant=False)
+    for one, other in zip(gradients(again), gradients(layer), strict=True):
+        assert relative_change(one, other) < 1e-12
 
 
 # Without "optimal", whose shift and spread are those of the queries that there are.

@@ -93,7 +93,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _gradients(ctx: Any, of_outputs: list[Tensor]) -> tuple[None, list[Tensor | None], None]:
-    tensors, outputs = ctx.saved_tensors[: ctx.num_tensors], ctx.saved_tensors[ctx.num_tensors :]
+    saved = ctx.saved_tensors  # once, as torch.utils.checkpoint asks for
+    tensors, outputs = saved[: ctx.num_tensors], saved[ctx.num_tensors :]
     needs = ctx.needs_input_grad[1]
     found = iter(gradients_by_hand(of_outputs[0], ctx.name, tensors, ctx.scale, outputs, needs))
     return None, [next(found) if is_needed else None for is_needed in needs], None

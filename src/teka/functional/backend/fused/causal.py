@@ -73,11 +73,11 @@ class _FusedCausal(Function):
     @staticmethod
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
-        query, key, value, key_mask, inverse, output, *tensors = ctx.saved_tensors
         nothing = (None,) * 4
         if torch.is_grad_enabled():
             first, *others = differentiable_gradients(ctx, gradient)
             return first, *others[:2], *nothing, *others[2:]
+        query, key, value, key_mask, inverse, output, *tensors = ctx.saved_tensors
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
         weights = _weights(positions, kernel, query)
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)

@@ -163,7 +163,8 @@ class _FusedLinear(Function):
         if torch.is_grad_enabled():
             query, key, value, *others = differentiable_gradients(ctx, gradient)
             return None, query, key, value, *nothing, *others
-        given, (output, inverse, *others) = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        saved = ctx.saved_tensors  # once, as torch.utils.checkpoint asks for
+        given, (output, inverse, *others) = saved[:5], saved[5:]
         tensors = others[len(others) - ctx.num_tensors :]
         sums = [others[at : at + ctx.num_groups] for at in range(0, len(others) - ctx.num_tensors, ctx.num_groups)]
         means = replace(ctx.means, positions=ctx.positions.with_tensors(tensors))

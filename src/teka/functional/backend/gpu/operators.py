@@ -147,7 +147,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _gradients(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     """By kernels, or, where gradients are to be differentiated again, by way of the plain evaluation."""
-    saved, tensors = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+    saved = ctx.saved_tensors  # once, as torch.utils.checkpoint asks for
+    saved, tensors = saved[:4], saved[4:]
     nothing = (None,) * len(ctx.options)
     if torch.is_grad_enabled():
         return *_differentiable_gradients(gradient, tensors, Map(*ctx.options)), *nothing
