@@ -17,7 +17,7 @@ from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, pair_exists
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.functional import KERNELS, Taylor2, attention
+from teka.functional import KERNELS, Kernel, Taylor2, attention
 from teka.models import Performer
 from teka.nn import Attention, Rotary
 
@@ -197,11 +197,15 @@ class Both(nn.Module):
         return self.causal(self.masked(tokens)[:, :11])
 
 
-class Centred(nn.Module):
-    """Attention by the kernel of many features, of keys less their mean, which blocks do not take out."""
+class Values(nn.Module):
+    """Attention whose values alone are learned, of many tokens."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel, self.value = kernel, nn.Linear(5, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return attention(tokens, tokens, tokens, kernel=Taylor2("mean"), backend="linear")
+        return attention(tokens, tokens, self.value(tokens), kernel=self.kernel, backend="linear")
 
 
 class Mapped(nn.Module):
@@ -242,7 +246,12 @@ def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
             yield f"mapped-{pair}", pair, partial(measure, Mapped(layer), tokens[None], learns=False)
         if part == 0:
             performer = Performer((6, 4), 2, 3, dim=DIM, depth=1, heads=2, kernel="positive")
-            yield "centred keys", None, partial(measure, Centred(), torch.randn(2, 2, 130, 5), learns=False)
+            for shift in ("none", "mean"):  # of which blocks take none out
+                yield (
+                    f"values alone, {shift}",
+                    None,
+                    partial(measure, Values(Taylor2(shift)), torch.randn(2, 2, 130, 5)),
+                )
             yield "Performer", None, partial(measure, performer, torch.randn(2, 2, 6, 4))
 
     return report(measured(), BAND)

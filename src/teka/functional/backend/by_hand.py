@@ -31,7 +31,7 @@ class ByHand(ABC):
         scale: float,
         needs: Sequence[bool],
     ) -> Gradients:
-        """Gradients of the tensors that need one, from that of the value."""
+        """Gradients of the tensors, at least of those that need one, from that of the value."""
 
 
 # Those that compiled graphs may hold, by their names.
@@ -77,13 +77,13 @@ def gradients_by_hand(
 ) -> list[Tensor]:
     """Gradients of the tensors that need one, and of no other."""
     found = MAPS[name].output_gradients(gradient, tensors, outputs, scale, needs)
-    return [in_order_of(tensor, one) for tensor, one in zip(tensors, found, strict=True) if one is not None]
+    triples = zip(tensors, found, needs, strict=True)
+    return [in_order_of(tensor, one) for tensor, one, needed in triples if needed and one is not None]
 
 
 @gradients_by_hand.register_fake
 def _(gradient, name, tensors, scale, outputs, needs):
-    needed = [one for one, is_needed in zip(tensors, needs, strict=True) if is_needed]
-    return [torch.empty_like(one) for one in needed]
+    return [torch.empty_like(one) for one, needed in zip(tensors, needs, strict=True) if needed]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -97,7 +97,7 @@ def _gradients(ctx: Any, of_outputs: list[Tensor]) -> tuple[None, list[Tensor | 
     tensors, outputs = saved[: ctx.num_tensors], saved[ctx.num_tensors :]
     needs = ctx.needs_input_grad[1]
     found = iter(gradients_by_hand(of_outputs[0], ctx.name, tensors, ctx.scale, outputs, needs))
-    return None, [next(found) if is_needed else None for is_needed in needs], None
+    return None, [next(found) if needed else None for needed in needs], None
 
 
 outputs_by_hand.register_autograd(_gradients, setup_context=_save)
