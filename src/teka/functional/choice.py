@@ -74,6 +74,8 @@ def _dense_cost(work: Workload) -> Cost:
     elif relative is not None and relative.separates(positions) and not work.is_causal:
         assert positions.grids is not None
         passes, more = 1, axis_matrices_bytes(*positions.grids)
+    else:
+        passes += kernel.weight_passes
     cost = dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
     return Cost(cost.multiply_adds, cost.bytes + more)
 

@@ -53,6 +53,7 @@ class Kernel(ABC):
     estimates_softmax: ClassVar[bool] = False  # whether it stands for exp(scale · qᵀk)
     is_softmax: ClassVar[bool] = False  # whether `dense_weights` are the softmax of inner products, which torch fuses
     counts_keys: ClassVar[bool] = False  # whether the sum is over how many keys there are, Σ c, and not over Σ κ c
+    weight_passes: ClassVar[int] = 0  # over all pairs, in the time that `dense_weights` takes beyond what others do
     reads_heads_first: ClassVar[bool] = False  # whether one head at a time, in one piece of memory, is faster on a CPU
     # Whether another order of the entries of q and k is one of the features'; every class says so for itself.
     goes_by_entry: ClassVar[bool] = False

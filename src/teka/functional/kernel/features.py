@@ -102,6 +102,7 @@ class Taylor2(FusedKernel):
 
     name: ClassVar[str] = "taylor2"
     nonnegative: ClassVar[bool] = True
+    weight_passes: ClassVar[int] = 14  # measured
 
     key_shift: KeyShift = "none"
     key_mean: Float[Tensor, "batch heads 1 dim"] | None = None
