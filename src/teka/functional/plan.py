@@ -49,9 +49,10 @@ OUTGROWING: dict[type[Kernel], str] = {Taylor2: Taylor2.name}
 MAPS[Taylor2.name] = MeansByHand(Taylor2())
 
 
-def is_node_of_graph(kernel: Kernel) -> bool:
-    """Whether torch.compile now records sums that a kernel without positions takes in blocks, as one node."""
-    return is_compiled() and type(kernel) in OUTGROWING and isinstance(kernel, FusedKernel) and kernel.is_fused
+def is_node_of_graph(kernel: Kernel, relative: object, *, is_causal: bool) -> bool:
+    """Whether torch.compile now records sums in blocks as one node, of a kernel of scale · qᵀk and no relative one."""
+    is_there = relative is None and not is_causal and type(kernel) in OUTGROWING
+    return is_there and is_compiled() and isinstance(kernel, FusedKernel) and kernel.is_fused
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -234,10 +235,10 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept
     kernel = plan.kernel.features
     assert kernel is not None
     options = {"scale": plan.scale, "key_mask": key_mask}
-    is_plain = plan.backend == "linear" and plan.relative is None and not plan.is_causal and plan.group is None
-    if is_plain and is_node_of_graph(kernel) and query.is_cpu and query.shape[2] >= LEAST_IN_BLOCKS["none"][0]:
-        tensors = (query, key, value) if key_mask is None else (query, key, value, key_mask)
-        return by_hand(OUTGROWING[type(kernel)], tensors, plan.scale)
+    is_node = plan.backend == "linear" and is_node_of_graph(kernel, plan.relative, is_causal=plan.is_causal)
+    if is_node and plan.group is None and query.is_cpu and query.shape[2] >= LEAST_IN_BLOCKS["none"][0]:
+        tensors = (plan.scale * query, key, value, *(() if key_mask is None else (key_mask,)))
+        return by_hand(OUTGROWING[type(kernel)], tensors)
     placed = _position_map(plan, kernel, query, key, value, key_mask=key_mask)
     if placed is not None and not plan.is_causal and isinstance(kernel, FusedKernel):
         return fused_linear(query, key, value, kernel=kernel, positions=placed, **options)

@@ -130,8 +130,8 @@ class Attention(nn.Module):
         """
         context = tokens if context is None else context
         kernel = self._present_kernel()
-        in_blocks = is_plain_eager_on_cpu(tokens, context) or (tokens.is_cpu and is_node_of_graph(kernel))
-        first = kernel.reads_heads_first and in_blocks
+        is_node = tokens.is_cpu and is_node_of_graph(kernel, self.relative, is_causal=self.causal)
+        first = kernel.reads_heads_first and (is_plain_eager_on_cpu(tokens, context) or is_node)
         maps = (self.query, tokens, by_halves), (self.key, context, by_halves), (self.value, context, False)
         query, key, value = (
             None if linear is None else project_heads(linear, those, self.dim_head, heads_first=first, by_halves=halves)

@@ -15,7 +15,7 @@ class ByHand(ABC):
     """A map of tensors, and what its gradients need beside these."""
 
     @abstractmethod
-    def outputs(self, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
+    def outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The value, and after it what gradients need."""
 
     @abstractmethod
@@ -24,12 +24,7 @@ class ByHand(ABC):
 
     @abstractmethod
     def output_gradients(
-        self,
-        gradient: Tensor,
-        tensors: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        scale: float,
-        needs: Sequence[bool],
+        self, gradient: Tensor, tensors: Sequence[Tensor], outputs: Sequence[Tensor], needs: Sequence[bool]
     ) -> Gradients:
         """Gradients of the tensors, at least of those that need one, from that of the value."""
 
@@ -37,18 +32,18 @@ class ByHand(ABC):
 # Those that compiled graphs may hold, by their names.
 MAPS: dict[str, ByHand] = {}
 # Of both operators; torch 2.6 reads no annotation of a sequence.
-INPUTS = "str name, Tensor[] tensors, float scale"
+INPUTS = "str name, Tensor[] tensors"
 
 
-def by_hand(name: str, tensors: Sequence[Tensor], scale: float = 1.0) -> Tensor:
+def by_hand(name: str, tensors: Sequence[Tensor]) -> Tensor:
     """The value of a map of `MAPS`, while a graph is recorded."""
-    return outputs_by_hand(name, list(tensors), scale)[0]
+    return outputs_by_hand(name, list(tensors))[0]
 
 
 @custom_op("teka::outputs_by_hand", mutates_args=(), schema=f"({INPUTS}) -> Tensor[]")
-def outputs_by_hand(name: str, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
+def outputs_by_hand(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The outputs of a map."""
-    return MAPS[name].outputs(tensors, scale)
+    return MAPS[name].outputs(tensors)
 
 
 def in_order_of(like: Tensor, tensor: Tensor) -> Tensor:
@@ -58,7 +53,7 @@ def in_order_of(like: Tensor, tensor: Tensor) -> Tensor:
 
 
 @outputs_by_hand.register_fake
-def _(name, tensors, scale):
+def _(name, tensors):
     return MAPS[name].new_outputs(tensors)
 
 
@@ -68,36 +63,31 @@ def _(name, tensors, scale):
     schema=f"(Tensor gradient, {INPUTS}, Tensor[] outputs, bool[] needs) -> Tensor[]",
 )
 def gradients_by_hand(
-    gradient: Tensor,
-    name: str,
-    tensors: Sequence[Tensor],
-    scale: float,
-    outputs: Sequence[Tensor],
-    needs: Sequence[bool],
+    gradient: Tensor, name: str, tensors: Sequence[Tensor], outputs: Sequence[Tensor], needs: Sequence[bool]
 ) -> list[Tensor]:
     """Gradients of the tensors that need one, and of no other."""
-    found = MAPS[name].output_gradients(gradient, tensors, outputs, scale, needs)
+    found = MAPS[name].output_gradients(gradient, tensors, outputs, needs)
     triples = zip(tensors, found, needs, strict=True)
     return [in_order_of(tensor, one) for tensor, one, needed in triples if needed and one is not None]
 
 
 @gradients_by_hand.register_fake
-def _(gradient, name, tensors, scale, outputs, needs):
+def _(gradient, name, tensors, outputs, needs):
     return [torch.empty_like(one) for one, needed in zip(tensors, needs, strict=True) if needed]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.name, tensors, ctx.scale = inputs
+    ctx.name, tensors = inputs
     ctx.num_tensors = len(tensors)
     ctx.save_for_backward(*tensors, *output)
 
 
-def _gradients(ctx: Any, of_outputs: list[Tensor]) -> tuple[None, list[Tensor | None], None]:
+def _gradients(ctx: Any, of_outputs: list[Tensor]) -> tuple[None, list[Tensor | None]]:
     saved = ctx.saved_tensors  # once, as torch.utils.checkpoint asks for
     tensors, outputs = saved[: ctx.num_tensors], saved[ctx.num_tensors :]
     needs = ctx.needs_input_grad[1]
-    found = iter(gradients_by_hand(of_outputs[0], ctx.name, tensors, ctx.scale, outputs, needs))
-    return None, [next(found) if needed else None for needed in needs], None
+    found = iter(gradients_by_hand(of_outputs[0], ctx.name, tensors, outputs, needs))
+    return None, [next(found) if needed else None for needed in needs]
 
 
 outputs_by_hand.register_autograd(_gradients, setup_context=_save)

@@ -113,19 +113,14 @@ class AxisForm(Form, ByHand):
         """The sums with their derivatives, by one node of a graph that is compiled."""
         return by_hand(type(self).__name__, tensors) if torch.compiler.is_compiling() else super().of(*tensors)
 
-    def outputs(self, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
+    def outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [self.value(*tensors)]
 
     def new_outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[2].new_empty(*tensors[0].shape[:3], tensors[2].shape[-1])]
 
     def output_gradients(
-        self,
-        gradient: Tensor,
-        tensors: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        scale: float,
-        needs: Sequence[bool],
+        self, gradient: Tensor, tensors: Sequence[Tensor], outputs: Sequence[Tensor], needs: Sequence[bool]
     ) -> Gradients:
         return self.gradients_by_hand(gradient, tensors, needs)
 

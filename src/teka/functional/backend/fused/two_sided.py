@@ -173,13 +173,13 @@ class _FusedLinear(Function):
 
 
 class MeansByHand(ByHand):
-    """The weighted means of a kernel with no positions, of queries, keys, values and perhaps which keys are kept."""
+    """Weighted means without positions, at scale 1, of queries, keys, values and perhaps which keys are kept."""
 
     def __init__(self, kernel: FusedKernel) -> None:
         self.kernel = kernel
 
-    def outputs(self, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
-        means, given = self._means(tensors, scale)
+    def outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        means, given = self._means(tensors)
         output, inverse, sums = means.values(given)
         return [in_order_of(self.new_outputs(tensors)[0], output), inverse, *itertools.chain(*sums)]
 
@@ -191,21 +191,16 @@ class MeansByHand(ByHand):
         return [torch.empty_like(query) if query.shape[-1] == dim_value else output, *others]
 
     def output_gradients(
-        self,
-        gradient: Tensor,
-        tensors: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        scale: float,
-        needs: Sequence[bool],
+        self, gradient: Tensor, tensors: Sequence[Tensor], outputs: Sequence[Tensor], needs: Sequence[bool]
     ) -> Gradients:
-        means, given = self._means(tensors, scale)
+        means, given = self._means(tensors)
         output, inverse, *sums = outputs
         found = means.gradients(gradient, given, output, inverse, [[one] for one in sums])[:3]
         return [*found, *(None for _ in needs[3:])]
 
-    def _means(self, tensors: Sequence[Tensor], scale: float) -> tuple[WeightedMeans, Given]:
+    def _means(self, tensors: Sequence[Tensor]) -> tuple[WeightedMeans, Given]:
         query, key, value, *key_mask = tensors
-        means = WeightedMeans.of(query, key, self.kernel, PositionMap(), scale)
+        means = WeightedMeans.of(query, key, self.kernel, PositionMap(), 1.0)
         return means, means.given(query, key, value, *(key_mask or [None]))
 
 
