@@ -108,10 +108,17 @@ def test_a_recipe_decides_how_it_is_trained_and_other_options_go_before_it(tmp_p
     assert main(["train", *OPTIONS, "--recipe", "horn2021", "--epochs", "1", "--out", str(out)]) == 0
     run = Run.load(out)
     assert (run.optimizer, run.learning_rate, run.patience, run.epochs) == ("adam", 5e-5, 20, 1)
+    fields = {"image_size": 8, "train_size": 32, "validation_size": 16, "dim": 8, "depth": 2, "heads": 2, "epochs": 1}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"recipe": "horn2021", **fields}))
+    assert main(["train", "--config", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "file")]) == 0
+    run = Run.load(tmp_path / "file")
+    assert (run.optimizer, run.learning_rate, run.patience, run.epochs) == ("adam", 5e-5, 20, 1)
 
 
-def test_an_unknown_recipe_is_an_error_of_one_line(fails):
+def test_an_unknown_recipe_is_an_error_of_one_line(fails, tmp_path):
     assert "did you mean 'horn2021'" in fails("train", "--recipe", "horn2012")
+    (tmp_path / "run.yaml").write_text("recipe: horn2012\n")
+    assert "did you mean 'horn2021'" in fails("train", "--config", tmp_path / "run.yaml")
 
 
 def test_a_baseline_is_trained_in_two_parts_a_step_and_named_after_itself(tmp_path, monkeypatch):

@@ -59,6 +59,18 @@ def test_floating_point_is_intensities():
             assert torch.equal(part.images, torch.from_numpy(images.astype(np.float32))[indices])
 
 
+def test_tensors_of_every_floating_point_type_are_intensities():
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        train = read_arrays(torch.from_numpy(BYTES / 255).to(dtype), LABELS, axes="NCHW")[0]
+        assert isinstance(train, Split)
+        assert train.images.dtype == torch.float32
+
+
+def test_no_images_for_test_are_an_error():
+    with pytest.raises(ValueError, match="images is '23 for training and 0 for test', expected at least one of each"):
+        from_arrays(BYTES, LABELS, axes="NCHW", test_images=BYTES[:0], test_labels=LABELS[:0])
+
+
 def test_labels_of_any_whole_number_type_will_do():
     for dtype in ["int8", "uint16", "int32", ">i8", "uint64"]:
         train, _, _ = read(labels=LABELS.astype(dtype))

@@ -50,11 +50,6 @@ def test_parts_have_the_images_of_each_step_between_them_and_weights_that_make_t
             assert sum(means) / len(means) == pytest.approx(sum(indices) / len(indices)), divided
 
 
-def test_more_parts_than_images_in_a_step_are_an_error():
-    with pytest.raises(ValueError, match="accumulate × processes is 9, expected at most batch_size = 8"):
-        train_batches(split(37), batch_size=8, seed=0, accumulate=3, world_size=3)
-
-
 def test_processes_share_the_images_of_an_evaluation():
     assert labels(batches(split(11), batch_size=4, rank=0, world_size=2)) == list(range(0, 11, 2))
     assert labels(batches(split(11), batch_size=4, rank=1, world_size=2)) == list(range(1, 11, 2))

@@ -1,3 +1,4 @@
+import copy
 import csv
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
+from teka import Grid
 from teka.nn import TransformerBlock
 from teka.training import Execution, train
 from teka.training.checkpoint import read_weights
@@ -17,11 +19,11 @@ from teka.training.execution import Processes
 
 @pytest.fixture(scope="module")
 def run(tiny):
-    """96 images in steps of 20, so that the last step of an epoch has fewer.
+    """96 images in steps of 19, so that the last step of an epoch has one, fewer than parts.
 
     All tokens are read: a class token's queries begin with gradients as small as rounding, of which Adam makes steps.
     """
-    return tiny.replace(batch_size=20, kernel="squared_relu", learning_rate=1e-3, pool="mean")
+    return tiny.replace(batch_size=19, kernel="squared_relu", learning_rate=1e-3, pool="mean")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,18 @@ def test_a_block_is_called_again_in_the_backward_pass_where_it_is_to_keep_its_in
         Execution(activation_checkpointing=again).prepare(block)
         block(torch.randn(1, 5, 8, requires_grad=True)).sum().backward()
         assert called.call_count == calls
+
+
+def test_a_copied_block_computes_its_own_again_and_takes_arguments_by_name():
+    block = TransformerBlock(8, 2)
+    Execution(activation_checkpointing=True).prepare(block)
+    copied, tokens, grid = copy.deepcopy(block), torch.randn(1, 6, 8), Grid((2, 3))
+    with torch.no_grad():
+        copied.attention.output.weight.zero_()
+    assert not torch.equal(copied(tokens, grid=grid), block(tokens, grid=grid))
+    copied(tokens, grid=grid).sum().backward()
+    assert all(one.grad is None for one in block.parameters())
+    assert all(one.grad is not None for one in copied.parameters())
 
 
 def test_a_model_without_blocks_has_none_to_compute_again():

@@ -97,6 +97,13 @@ def test_without_degenerate_heads_to_spare_nothing_is_written_and_the_thresholds
     assert not any(tmp_path.iterdir())
 
 
+def test_a_threshold_may_be_infinite(with_degenerate_heads, tmp_path):
+    prune(with_degenerate_heads, tmp_path / "run", condition_number=float("inf"), epochs=1, progress_bar=False)
+    content = json.loads((tmp_path / "run" / PRUNING_FILE).read_text())
+    assert [layer["pruned"] for layer in content["layers"]] == [[1], []]
+    assert content["condition_number"] is None
+
+
 def test_a_run_of_another_model_is_an_error(trained, tmp_path):
     with pytest.raises(ValueError, match="run is 'performer', expected a run of model 'self_attention'"):
         prune(trained, tmp_path / "out")

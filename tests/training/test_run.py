@@ -79,6 +79,7 @@ WRONG = (
     ("warmup", 1.0),
     ("patience", 0),
     ("gradient_clip", -1.0),
+    ("gradient_clip", float("inf")),
     ("redraw_every", -1),
     ("random_shift", -1),
     ("label_smoothing", 1.0),

@@ -2,10 +2,12 @@ import json
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from tests.training.interrupt import InterruptAt
 
+from teka.data import from_arrays
 from teka.nn import RandomFeatures
-from teka.training import Run, restore, train
+from teka.training import Execution, Run, evaluate, export, restore, train
 from teka.training.checkpoint import read_weights
 
 
@@ -95,6 +97,44 @@ def test_a_loss_that_is_not_a_number_ends_the_run_with_a_message(tiny, tmp_path)
     run = tiny.replace(learning_rate=1e30, gradient_clip=0.0, kernel="squared_relu", schedule="constant")
     with pytest.raises(FloatingPointError, match="learning_rate"):
         train(run.replace(epochs=5), tmp_path / "run")
+    with pytest.raises(FloatingPointError, match="the loss of held-out images is nan"):  # after the only step
+        train(run.replace(epochs=1, batch_size=96), tmp_path / "short")
+    assert not (tmp_path / "short" / "checkpoints").exists()
+
+
+def test_options_that_do_not_fit_the_images_or_the_machine_leave_no_run(tiny, tmp_path):
+    parts, gpu = Execution(accumulate=33), Execution(accelerator="gpu")
+    asked = [
+        (tiny.replace(random_shift=9), None, r"random_shift is 9, expected at most a side of the images, \(8, 8\)"),
+        (tiny, parts, "accumulate × processes is 33, expected at most batch_size = 32"),
+        *([] if torch.cuda.is_available() else [(tiny, gpu, "accelerator is 'gpu', expected one that this machine")]),
+    ]
+    for run, execution, message in asked:
+        with pytest.raises(ValueError, match=message):
+            train(run, tmp_path / "run", execution=execution)
+        assert not (tmp_path / "run" / "run.json").exists()
+
+
+class StopWithin(Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = trainer.global_step == 5
+
+
+def test_a_callback_may_end_a_training_within_an_epoch(tiny, tmp_path):
+    run = tiny.replace(batch_size=16, patience=None)
+    assert train(run, tmp_path / "run", callbacks=[StopWithin()])["epochs"] == 1
+
+
+def test_a_run_on_data_of_ones_own_is_restored_with_them_alone(tiny, tmp_path):
+    images, labels = torch.rand(60, 8, 8), torch.arange(60) % 3
+    mine = from_arrays(images, labels, name="noise")
+    train(tiny.replace(epochs=1), tmp_path / "run", dataset=mine)
+    with pytest.raises(ValueError, match="dataset is 'digits', expected 'noise', on which the run was trained"):
+        restore(tmp_path / "run")
+    trained = restore(tmp_path / "run", dataset=mine)
+    assert (evaluate(trained).dataset, evaluate(trained).test_images) == ("noise", 12)
+    config = json.loads((export(trained, tmp_path / "model") / "config.json").read_text())
+    assert (config["class_names"], config["facts"]["evaluation"]["dataset"]) == (None, "noise")
 
 
 def test_every_position_trains(tiny, tmp_path):

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from teka.models import load, read_config
-from teka.training import evaluate, export, restore
+from teka.training import evaluate, export, restore, train
 
 
 def test_a_restored_model_is_ready_to_evaluate(trained):
@@ -49,6 +50,18 @@ def test_the_evaluation_counts_every_test_image_and_is_written(trained):
 def test_a_batch_without_images_is_an_error(trained):
     with pytest.raises(ValueError, match="batch_size"):
         evaluate(trained, batch_size=0)
+
+
+def test_data_that_have_moved_give_the_classes_their_names(tiny, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "old" / "pets" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("L", (8, 8), 20 * number).save(tmp_path / "old" / "pets" / name / f"{number}.png")
+    own = {"data": "pets", "data_dir": str(tmp_path / "old"), "train_size": None, "validation_size": None}
+    train(tiny.replace(**own, epochs=1), tmp_path / "run")
+    moved = (tmp_path / "old").rename(tmp_path / "new")
+    trained = restore(tmp_path / "run", data_dir=str(moved))
+    assert read_config(export(trained, tmp_path / "model")).class_names == ("cat", "dog")
 
 
 def test_an_exported_model_is_the_runs_with_what_is_known_of_it(trained, tmp_path):

@@ -41,10 +41,12 @@ class _TrainParser(Parser):
         first.add_argument("--config", action="append", default=[])
         with contextlib.suppress(argparse.ArgumentError):  # which the whole parser puts into words
             given = first.parse_known_args(*arguments[:1])[0]
-            for file in given.config:
-                read_yaml("config", str(file))  # which the whole parser reads without a limit to its nesting
-            if given.recipe is not None:
-                self.set_defaults(vars(training.read_recipe(given.recipe)))
+            # The whole parser reads files without a limit to their nesting.
+            files = [read_yaml("config", str(file)) for file in given.config]
+            recipes = [file["recipe"] for file in files if isinstance(file, dict) and file.get("recipe") is not None]
+            recipes += [] if given.recipe is None else [given.recipe]
+            if recipes:
+                self.set_defaults(vars(training.read_recipe(recipes[-1])))
         return super().parse_args(*arguments, **options)
 
 
@@ -141,10 +143,7 @@ def prune(options: argparse.Namespace, command: str) -> None:
     What is written is the folder of a finished run, for teka evaluate, shift, export and prune.
     """
     fields = vars(options)
-    data_dir = fields.pop("data_dir")
-    trained = restore(fields.pop("run"), data_dir=data_dir)
-    if data_dir is not None:
-        trained = dataclasses.replace(trained, run=trained.run.replace(data_dir=data_dir))
+    trained = restore(fields.pop("run"), data_dir=fields.pop("data_dir"))
     pruning = training.prune(trained, **fields, command=command)
     print(heads_table(pruning.layers), end="\n\n")
     headings = ("", "parameters", "MFLOPs", "accuracy")

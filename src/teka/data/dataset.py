@@ -138,6 +138,8 @@ def assemble(
     default a tenth, and the first `train_size` of the others for training, by default all.
     """
     train, test, num_classes = parts
+    if not (len(train) and len(test)):
+        raise wrong_value("images", f"{len(train)} for training and {len(test)} for test", "at least one of each")
     validation_size = len(train) // VALIDATION_SHARE if validation_size is None else validation_size
     check_sizes({"seed": seed}, 0)
     check_sizes({"validation_size": validation_size}, 0, len(train) - 1)

@@ -173,11 +173,16 @@ def _axes(shape: Sequence[int]) -> str:
     raise wrong_shape("images", shape, "(N, H, W), (N, H, W, C) or (N, C, H, W)")
 
 
+def _as_array(given: Array) -> np.ndarray:
+    if not isinstance(given, Tensor):
+        return np.asarray(given)
+    # NumPy has no bfloat16.
+    return (given.float() if given.dtype == torch.bfloat16 else given).detach().cpu().numpy()
+
+
 def _part(argument: str, images: Array, labels: Array, axes: str) -> Levels | Split:
     labels_argument = argument.replace("images", "labels")
-    images, labels = (
-        given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given) for given in (images, labels)
-    )
+    images, labels = map(_as_array, (images, labels))
     if images.ndim != len(axes):
         raise wrong_shape(argument, images.shape, f"({', '.join(axes)})")
     if labels.shape != images.shape[:1]:

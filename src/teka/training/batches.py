@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from teka.data import Dataset, Split
-from teka.errors import wrong_value
 from teka.training.execution import Execution
 from teka.training.run import Run
 
@@ -41,9 +40,6 @@ class Parts(Sampler[Part]):
         self, num_images: int, *, batch_size: int, seed: int, accumulate: int = 1, rank: int = 0, world_size: int = 1
     ) -> None:
         self.num_parts = accumulate * world_size
-        if self.num_parts > batch_size:
-            expected = f"at most batch_size = {batch_size}, the images of a step"
-            raise wrong_value("accumulate × processes", self.num_parts, expected)
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.accumulate, self.rank, self.world_size = accumulate, rank, world_size
         self.epoch = 0

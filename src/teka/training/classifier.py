@@ -63,7 +63,7 @@ class Classifier(LightningModule):
         loss = cross_entropy(logits, labels, label_smoothing=self.run.label_smoothing)
         if weight:
             self.train_accuracy(logits, labels)
-        several, size = self.trainer.world_size > 1, len(labels)
+        several, size = self.trainer.world_size > 1, len(labels) if weight else 0
         self.log("train_loss", loss, on_step=False, on_epoch=True, sync_dist=several, batch_size=size)
         self.log("train_accuracy", self.train_accuracy, on_step=False, on_epoch=True)
         return weight * loss

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -67,18 +69,17 @@ class Execution:
                 expected = f"False for {type(model).__name__}, which has no transformer blocks"
                 raise wrong_value("activation_checkpointing", True, expected)
             for block in blocks:
-                _checkpoint(block)
+                object.__setattr__(block, "forward", MethodType(forward, block))
         if self.compile:
             model.compile()
 
 
-def _checkpoint(block: TransformerBlock) -> None:
-    plain: Callable[..., Any] = block.forward
-
-    def forward(*arguments: object) -> Any:
-        return checkpoint(plain, *arguments, use_reentrant=False) if torch.is_grad_enabled() else plain(*arguments)
-
-    object.__setattr__(block, "forward", forward)
+def forward(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
+    """A block's own method, which computes again what it did not keep; a copied block has that of the copy."""
+    plain = partial(type(block).forward, block)
+    if not torch.is_grad_enabled():
+        return plain(*arguments, **named)
+    return checkpoint(plain, *arguments, use_reentrant=False, **named)
 
 
 class Processes(NamedTuple):

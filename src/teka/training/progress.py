@@ -30,7 +30,7 @@ SECONDS = 0.15
 
 
 class Clock(Callback):
-    """Seconds trained, those before a resume too, and a stop when the loss is not a number."""
+    """Seconds trained, those before a resume too, and a stop when the loss or a weight is not a number."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -44,12 +44,16 @@ class Clock(Callback):
     ) -> None:
         loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
         if loss is not None and not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss is {loss.item()} in epoch {trainer.current_epoch}, step {trainer.global_step}; "
-                "take a smaller learning_rate or gradient_clip; the last whole epoch's checkpoint is kept"
-            )
+            raise _not_finite(f"the loss is {loss.item()}", trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The loss of the last step is from before its update.
+        loss = trainer.callback_metrics.get("validation_loss")
+        if loss is not None and not torch.isfinite(loss):
+            raise _not_finite(f"the loss of held-out images is {loss.item()}", trainer)
+        for name, parameter in pl_module.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise _not_finite(f"{name} holds NaN or infinity", trainer)
         before, self._since = self._since, time.perf_counter()
         self.seconds += self._since - before
 
@@ -58,6 +62,13 @@ class Clock(Callback):
 
     def load_state_dict(self, state_dict: dict) -> None:
         self.seconds = state_dict["seconds"]
+
+
+def _not_finite(found: str, trainer: Trainer) -> FloatingPointError:
+    return FloatingPointError(
+        f"{found} in epoch {trainer.current_epoch}, step {trainer.global_step}; "
+        "take a smaller learning_rate or gradient_clip; the last whole epoch's checkpoint is kept"
+    )
 
 
 class Peak(NamedTuple):
@@ -105,7 +116,7 @@ class Throughput(Callback):
             self._seconds = _now(pl_module.device) - self._since
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._images or self.peak is None:
+        if not self._seconds or self.peak is None:
             return
         images = self._images / self._seconds
         flops = images * self.flops_per_image

@@ -84,7 +84,7 @@ def prune(
         KeyboardInterrupt: Interrupted; nothing was written.
         FloatingPointError: The loss became NaN or infinite; nothing was written.
     """
-    model, dataset, folder = trained.model, trained.dataset, Path(out)
+    model, dataset, folder = trained.model, trained.dataset, Path(out).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise wrong_value("out", str(out), "a folder that is empty, or a place where none stands")
     if not isinstance(model, SelfAttentionNetwork):
@@ -115,7 +115,7 @@ def prune(
             **provenance(command),
             "run": str(trained.folder),
             "largest_precision": largest_precision,
-            "condition_number": condition_number,
+            "condition_number": _or_none(condition_number),
             "layers": [_to_dict(layer) for layer in layers],
             **{name: asdict(one) for name, one in models.items()},
             "test_images": evaluation.test_images,
@@ -149,6 +149,10 @@ def _to_dict(layer: DegenerateHeads) -> dict[str, object]:
         "thin": list(layer.thin),
         "pruned": list(layer.prunable),
         "largest_precision": list(layer.largest_precision),
-        # JSON has no infinity.
-        "condition_number": [value if math.isfinite(value) else None for value in layer.condition_number],
+        "condition_number": [_or_none(value) for value in layer.condition_number],
     }
+
+
+def _or_none(value: float) -> float | None:
+    """The number; None for infinity, which JSON has not."""
+    return value if math.isfinite(value) else None

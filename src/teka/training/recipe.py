@@ -79,8 +79,8 @@ class Recipe:
         check_sizes({"patience": self.patience}, or_none=True)
         check_sizes({"random_shift": self.random_shift, "redraw_every": self.redraw_every}, least=0)
         for argument in ("gradient_clip", "weight_decay"):
-            if not getattr(self, argument) >= 0:
-                raise wrong_value(argument, getattr(self, argument), "at least 0")
+            if not 0 <= getattr(self, argument) < float("inf"):
+                raise wrong_value(argument, getattr(self, argument), "a finite number of at least 0")
         if not 0 < self.learning_rate < float("inf"):
             raise wrong_value("learning_rate", self.learning_rate, "a positive finite number")
         for argument in ("label_smoothing", "momentum", "warmup"):

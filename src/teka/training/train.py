@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.trainer.states import TrainerStatus
@@ -74,7 +75,7 @@ def train(
         out: The run's folder.
         resume: Resume after the last whole epoch that the folder holds, or begin; a finished run is left alone.
         command: The command to keep with the result.
-        dataset: What `load_data(run)` gives, for a caller that has it already.
+        dataset: Data in place of what `load_data(run)` gives; `restore` is to be given the same.
         callbacks: Lightning's callbacks besides those of every run; what they keep in their state is resumed too.
         loggers: Services to log to besides: "wandb", "mlflow"; nothing is sent to one that is not named.
         progress_bar: Whether to print a row of a table for each epoch, and on a terminal a bar below it.
@@ -83,10 +84,11 @@ def train(
             first writes.
 
     Raises:
-        ValueError: The folder is a file, or holds a run already and `resume` is False, or a different run; a service
-            that is unknown, not installed or refuses; other processes than the launcher started.
+        ValueError: The folder is a file, or holds a run already and `resume` is False, or a different run; options that
+            do not fit the images or the machine; a service that is unknown, not installed or refuses; other processes
+            than the launcher started.
         KeyboardInterrupt: Interrupted, or asked to end by SIGTERM; the folder can be resumed.
-        FloatingPointError: The loss became NaN or infinite; the folder holds the last sound epoch.
+        FloatingPointError: The loss or a weight became NaN or infinite; the folder holds the last sound epoch.
         MemoryError: A step did not fit into memory; the folder holds the last whole epoch.
     """
     check_loggers(loggers)
@@ -106,7 +108,7 @@ def train(
     seed_everything(run.seed, verbose=False)
     _check_size(run, dataset.sizes)
     model = run.make_model(**dataset.sizes)
-    _check_smallest_part(model, dataset, run, execution.accumulate * processes.devices * processes.num_nodes)
+    _check_parts(model, dataset, run, execution.accumulate * processes.devices * processes.num_nodes)
     clock, more, measured = Clock(), list(callbacks), None
     if throughput:
         flops = training_flops_per_image(model, dataset.train.images[[0, -1]])  # which are two even of one
@@ -115,8 +117,6 @@ def train(
     if isinstance(model, SelfAttentionNetwork):
         more.insert(0, HeadRecorder(model, run, folder))
     execution.prepare(model)
-    if is_first:
-        run.save(folder)
     steps = run.epochs * -(-len(dataset.train) // run.batch_size)
     classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=steps)
     checkpoint = find_checkpoint(folder, run) if resume else None
@@ -124,25 +124,31 @@ def train(
     # A terminal that is gone costs no epoch: the table comes last.
     more += [LearningRateMonitor("epoch"), checkpoints, *([EpochTable(clock)] if progress_bar else [])]
     with _without_known_warnings(), open_loggers(loggers if is_first else (), folder, run) as opened:
-        trainer = Trainer(
-            default_root_dir=folder,
-            max_epochs=run.epochs,
-            accelerator=execution.accelerator,
-            devices=processes.devices,
-            num_nodes=processes.num_nodes,
-            plugins=[WholeFiles(), *processes.environments()],
-            accumulate_grad_batches=execution.accumulate,
-            precision=PRECISION[run.precision],
-            use_distributed_sampler=False,
-            callbacks=[clock, *more],
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            logger=opened,
-            gradient_clip_val=run.gradient_clip or None,
-            log_every_n_steps=1,
-            num_sanity_val_steps=0,
-            enable_model_summary=False,
-        )
+        try:
+            trainer = Trainer(
+                default_root_dir=folder,
+                max_epochs=run.epochs,
+                accelerator=execution.accelerator,
+                devices=processes.devices,
+                num_nodes=processes.num_nodes,
+                plugins=[WholeFiles(), *processes.environments()],
+                accumulate_grad_batches=execution.accumulate,
+                precision=PRECISION[run.precision],
+                use_distributed_sampler=False,
+                callbacks=[clock, *more],
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                logger=opened,
+                gradient_clip_val=run.gradient_clip or None,
+                log_every_n_steps=1,
+                num_sanity_val_steps=0,
+                enable_model_summary=False,
+            )
+        except MisconfigurationException as error:
+            expected = f"one that this machine has, with devices enough ({first_line(error)})"
+            raise wrong_value("accelerator", execution.accelerator, expected) from error
+        if is_first:
+            run.save(folder)
         try:
             _fit(trainer, classifier, BatchSource(dataset, run, execution), checkpoint, folder / CHECKPOINTS / LAST)
         except (ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -152,6 +158,7 @@ def train(
             raise wrong_value("checkpoint", str(checkpoint), expected) from error
     result: dict[str, object] = {
         **provenance(command),
+        "data": dataset.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "epochs": trainer.current_epoch,
         "seconds": round(clock.seconds, 2),
@@ -178,8 +185,12 @@ def _check_size(run: Run, sizes: Mapping[str, Any]) -> None:
         raise wrong_value("the size of the model", asked, f"one that memory has room for; it has {error}") from error
 
 
-def _check_smallest_part(model: nn.Module, dataset: Dataset, run: Run, num_parts: int) -> None:
-    """Check that batch normalisation has more than one image wherever it needs more."""
+def _check_parts(model: nn.Module, dataset: Dataset, run: Run, num_parts: int) -> None:
+    """Check that images can be moved, and that every part of a step has one; batch normalisation may need more."""
+    if run.random_shift > min(dataset.image_size):
+        raise wrong_value("random_shift", run.random_shift, f"at most a side of the images, {dataset.image_size}")
+    if num_parts > run.batch_size:
+        raise wrong_value("accumulate × processes", num_parts, f"at most batch_size = {run.batch_size}")
     last = len(dataset.train) % run.batch_size or run.batch_size
     if min(last, run.batch_size) // num_parts > 1 or not any(isinstance(one, BATCH_NORMS) for one in model.modules()):
         return

@@ -67,11 +67,16 @@ def model_name(run: Run) -> str:
     return ", ".join(part for part in (run.position, run.kernel, run.network.sampling) if part)
 
 
-def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:
-    """Read a finished run back from its folder; `data_dir` has the data set's files, if they have moved.
+def restore(folder: str | Path, *, data_dir: str | None = None, dataset: Dataset | None = None) -> TrainedRun:
+    """Read a finished run back from its folder.
+
+    Args:
+        folder: The run's folder.
+        data_dir: Folder with the data set's files, if they have moved.
+        dataset: The data set that `train` was given, where it was given one.
 
     Raises:
-        ValueError: Not a run's folder, not trained to its end, or a checkpoint of another architecture.
+        ValueError: Not a run's folder, not trained to its end, a checkpoint of another architecture, or other data.
     """
     folder = Path(folder)
     run = Run.load(folder)
@@ -79,7 +84,10 @@ def restore(folder: str | Path, *, data_dir: str | None = None) -> TrainedRun:
         raise wrong_value("run", str(folder), "a finished run; resume it with teka train --resume")
     result = read_result(folder)
     check_run(folder / CHECKPOINTS / BEST, run)
-    dataset = load_data(run if data_dir is None else run.replace(data_dir=data_dir))
+    run = run if data_dir is None else run.replace(data_dir=data_dir)
+    dataset = load_data(run) if dataset is None else dataset
+    if dataset.name != (trained_on := result.get("data", run.data)):
+        raise wrong_value("dataset", dataset.name, f"{trained_on!r}, on which the run was trained")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is to be said of the model was said when it was trained
         model = run.make_model(**dataset.sizes)
@@ -167,7 +175,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     if (trained.folder / EVALUATION_FILE).is_file():
         evaluation = read_json(trained.folder / EVALUATION_FILE)
         facts["evaluation"] = {name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation}
-    names = class_names(run.data, data_dir=run.data_dir)
+    names = class_names(run.data, data_dir=run.data_dir) if dataset.name == run.data else None
     pictures = encode(settings_for(run.data, dataset.image_size))
     described = {"options": run.network.keywords(), "class_names": names, "pictures": pictures, "facts": facts}
     config = ModelConfig(run.model, **dataset.sizes, **described)

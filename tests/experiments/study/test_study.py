@@ -1,7 +1,7 @@
 import pytest
 
 from teka.experiments.study import read_study
-from teka.experiments.study.study import Cell, slug
+from teka.experiments.study.study import Cell, Measure, Stability, slug
 from teka.training import Run
 
 
@@ -133,3 +133,20 @@ def test_a_cell_is_named_after_its_levels_and_seed():
 )
 def test_words_become_part_of_a_file_name(words, name):
     assert slug(words) == name
+
+
+def test_the_zero_shift_is_the_first_of_those_measured():
+    assert Measure(shifts=((0, 4), (0, 0), (4, 0))).shifts == ((0, 0), (0, 4), (4, 0))
+    assert Measure(shifts=()).shifts == ((0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "message"),
+    [
+        ("crop", {}, "crop_size is None, expected the size of the crop"),
+        ("circular", {"shifts": ((0.5, 0.0),)}, r"measure.stability is \(0.5, 0.0\), expected whole pixels"),
+    ],
+)
+def test_a_stability_that_cannot_be_measured_is_an_error(mode, asked, message):
+    with pytest.raises(ValueError, match=message):
+        Measure(stability={mode: Stability(**asked)})

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 
 from teka.audit.statistics.metrics import CURVES
 from teka.codec import decode, encode
-from teka.training.shift.measure import ShiftSettings, make_examples, make_report, measure
+from teka.training.shift.measure import ShiftSettings, check_same_data, make_examples, make_report, measure
 from teka.training.shift.report import ShiftReport
 
 
@@ -54,6 +55,19 @@ def test_a_canvas_holds_images_that_could_not_be_shifted_without_loss(trained):
     responses = measure(trained, ShiftSettings(max_shift=2, mode="canvas"))
     assert responses.movement.canvas_size == (12, 12)
     assert measure(trained, ShiftSettings(max_shift=1, mode="canvas")).movement.canvas_size == (10, 10)
+
+
+def test_models_that_a_report_would_refuse_are_refused_before_they_are_measured(trained, tmp_path):
+    twin = dataclasses.replace(trained, folder=tmp_path)
+    with pytest.raises(
+        ValueError, match=f"seed of {tmp_path} is 0, expected one for each model, but .* is 'rotary, posi"
+    ):
+        check_same_data([trained, twin])
+    wider = trained.run.replace(seed=1, dim=16).make_model(**trained.dataset.sizes)
+    with pytest.raises(
+        ValueError, match=f"parameters of {tmp_path} is .*, expected .* as in .*, which is 'rotary, posi"
+    ):
+        check_same_data([trained, dataclasses.replace(twin, run=trained.run.replace(seed=1), model=wider)])
 
 
 def test_figure_1_shifts_along_dx_alone(trained):

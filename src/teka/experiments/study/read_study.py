@@ -37,11 +37,7 @@ def read_study(path: str | Path) -> Study:
         {factor: list(map(str, _several(levels))) for factor, levels in _mapping("leave_out", exclusion).items()}
         for exclusion in _several(fields.get("leave_out") or [])
     ]
-    measure = _mapping("measure", fields.get("measure"))
-    shifts = measure.get("shifts", [])
-    if isinstance(shifts, list):
-        measure["shifts"] = [[0, 0], *(shift for shift in shifts if shift != [0, 0])]
-    fields["measure"] = measure
+    fields["measure"] = _mapping("measure", fields.get("measure"))
     if fields.get("tune") is not None:
         tune = _mapping("tune", fields["tune"])
         places = [_mapping("tune.at", place) for place in _several(tune.get("at", {}))]

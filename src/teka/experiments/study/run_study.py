@@ -80,7 +80,7 @@ def run_study(
     share_of_cores(processes)
     places = study.places(only or {})
     folder = make_directory("out", out).resolve()  # a cluster's workers may work elsewhere
-    data_dir = None if data_dir is None else str(Path(data_dir).resolve())
+    data_dir = None if data_dir is None else str(Path(data_dir).expanduser().resolve())
     train = functools.partial(_train, measure=study.measure, data_dir=data_dir, command=command, processes=processes)
     groups = study.tuning_cells(places)
     tuning = [cell for cells in groups.values() for cell in cells]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from teka.audit.movement import TRANSLATION_MODES
+from teka.audit.movement import MODES, TRANSLATION_MODES, Movement
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.models.model_file import DTYPES
@@ -61,12 +61,12 @@ class Measure:
     >>> from teka.experiments.study import Measure, Study
     >>> measure = Measure(images=1000, shifts=((0, 4), (4, 0)), mode="zero", save="float16")
     >>> Study("heads", {"heads": {"2": {"heads": 2}, "4": {"heads": 4}}}, measure=measure).measure.shifts
-    ((0, 4), (4, 0))
+    ((0, 0), (0, 4), (4, 0))
 
     Args:
         images: Number of test images, drawn once with a fixed seed; None for all.
         shifted_images: Number of these that are shifted, the first ones; None for all.
-        shifts: The shifts (dy, dx); (0, 0) is added where it is missing.
+        shifts: The shifts (dy, dx); (0, 0) is the first of them, whether named or not.
         mode: What happens at the edge, a mode of `teka.audit.translate`; with "lossless" those images alone are shifted
             whose blank margins, as `teka.data.lossless_selection` counts them, are wide enough for every shift.
         classes: Classes whose accuracy at every shift is kept besides that of all.
@@ -77,7 +77,8 @@ class Measure:
         save: Keep each model in the folder `models`, in "float32" or "float16"; None for not at all.
 
     Raises:
-        ValueError: A number below 1, a class below 0, or an unknown name.
+        ValueError: A number below 1, a class below 0, an unknown name, a crop without its size, or a fraction of a
+            pixel in a mode that takes none.
     """
 
     images: int | None = None
@@ -96,8 +97,14 @@ class Measure:
         # A canvas or a crop would ask for models of another size than the trained ones.
         check_name("measure.mode", self.mode, set(TRANSLATION_MODES) - {"canvas", "crop"})
         check_name("measure.weights", self.weights, WEIGHTS)
-        for mode in self.stability:
+        for mode, asked in self.stability.items():
             check_name("measure.stability", mode, TRANSLATION_MODES)
+            Movement(mode, crop_size=asked.crop_size)
+            fractions = [shift for shift in asked.shifts if any(step % 1 for step in shift)]
+            if fractions and not MODES[mode].takes_fractions:
+                raise wrong_value("measure.stability", fractions[0], f"whole pixels, by which mode {mode!r} moves")
+        shifts = tuple((dy, dx) for dy, dx in self.shifts)
+        object.__setattr__(self, "shifts", ((0, 0), *(shift for shift in shifts if shift != (0, 0))))
         if self.save is not None:
             check_name("measure.save", self.save, DTYPES)
         check_sizes({f"measure.classes[{at}]": label for at, label in enumerate(self.classes)}, least=0)

@@ -1,7 +1,6 @@
 """Write the tables and pictures of a study from its saved cells, and its groups as plain numbers, as CSV and JSON."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -22,6 +21,7 @@ from teka.experiments.study.report.results import (
     read_study_results,
 )
 from teka.experiments.study.report.tables import accuracy_tables, comparison_tables, shift_tables, study_notes
+from teka.experiments.study.study import slug
 
 QUANTITIES: tuple[BySeed, ...] = get_args(BySeed)
 PROVENANCE = ("hardware", "torch", "date")
@@ -124,7 +124,7 @@ def _pictures(matrix: StudyMatrix, reference: Mapping[str, str]) -> dict[str, by
         figures["heat_map.png"] = draw_heat_map(matrix)
     for column in matrix.columns:
         if any(group.curve for group in matrix.study.groups if matrix.place_of(group)[2] == column):
-            suffix = re.sub(r"[^\w.]+", "-", column.lower()).strip("-")
+            suffix = slug(column)
             name = f"learning_curves_{suffix}" if suffix else "learning_curves"
             figures[f"{name}.png"] = draw_learning_curves(matrix, column, reference)
     return {name: encode_png(figure) for name, figure in figures.items()}
