@@ -1,4 +1,5 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -172,6 +173,12 @@ def test_on_is_left_as_it_was_entered_also_by_an_error():
             Grid((2, 2)).check_shift((1, 2, 3))
         assert present_grid() == (Grid(3), 0)
     assert present_grid() == (None, 0)
+
+
+def test_each_thread_is_on_its_own_grid():
+    with teka.on(Grid(3)), ThreadPoolExecutor(1) as other:
+        assert other.submit(present_grid).result() == (None, 0)
+        assert present_grid() == (Grid(3), 0)
 
 
 @pytest.mark.parametrize("options", [{"grid": (3, 4)}, {"grid": Grid(3), "num_prefix_tokens": -1}])

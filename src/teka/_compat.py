@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -54,9 +55,12 @@ def without_tensors(kind: type[T], write: Callable[[T], object], read: Callable[
 
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether a transform of torch.func or forward-mode differentiation is at work."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+    return torch._C._are_functorch_transforms_active() or any(map(has_tangent, tensors))
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether forward-mode differentiation is at work on a tensor."""
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def records_graph() -> bool:
@@ -92,6 +96,17 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
     # On the device without numbers torch refuses the question.
     is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if is_enabled else nullcontext()
+
+
+def in_given_dtypes(backward: Callable[..., T]) -> Callable[..., T]:
+    """A backward pass by hand that computes in the dtypes it is given, also where it is asked for under autocast."""
+
+    @wraps(backward)
+    def plain(ctx: Any, *gradients: Tensor) -> T:
+        with without_autocast(gradients[0].device.type):
+            return backward(ctx, *gradients)
+
+    return plain
 
 
 def has_numbers(tensor: Tensor) -> bool:

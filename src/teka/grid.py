@@ -2,6 +2,7 @@
 
 import math
 import operator
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -127,12 +128,9 @@ class Grid:
 
     def offsets(self, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "tokens tokens axes"]:
         """Offset x_i − x_j of every pair of tokens in physical units, wrapped where periodic; shape (L, L, n)."""
-        positions = self._at_zero().positions(dtype=dtype, device=device)
+        # With the first cell at 0, so that no digits are lost far from it.
+        positions = Grid(self.shape, self.spacing, self.periodic).positions(dtype=dtype, device=device)
         return self.wrap(positions[:, None] - positions[None, :])
-
-    def _at_zero(self) -> "Grid":
-        """The grid with its first cell at 0: offsets within it are the same, and lose no digits far from 0."""
-        return Grid(self.shape, self.spacing, self.periodic)
 
     def part(self, index: int, count: int) -> "Grid":
         """Part `index` of `count` that are as equal as can be: whole rows of the first axis, where they are.
@@ -181,8 +179,15 @@ class Grid:
 
 without_tensors(Grid, asdict, lambda held: Grid(**held))
 
-# What each `on` that is entered has said; a list, since torch.compile cannot read a ContextVar.
-_entered: list[tuple[Grid, int]] = []
+
+class _Entered(threading.local):
+    """What each `on` that a thread has entered has said; no ContextVar, which torch.compile cannot read."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[Grid, int]] = []
+
+
+_entered = _Entered()
 
 
 @contextmanager
@@ -190,7 +195,8 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
     """Say once where tokens are: within it, layers that are told no places take them to be the cells of this grid.
 
     A model then needs no argument for the grid, so that layers stand in `nn.Sequential` and in models of others. What a
-    layer is given itself comes first. A grid that is none, or a number of tokens that does not fit it, is a ValueError.
+    layer is given itself comes first, and each thread has its own. A grid that is none, or a number of tokens that does
+    not fit it, is a ValueError.
 
     >>> import torch, teka
     >>> layers = torch.nn.Sequential(teka.nn.TransformerBlock(16, 2), teka.nn.TransformerBlock(16, 2))
@@ -205,13 +211,13 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
     if not isinstance(grid, Grid):
         raise wrong_value("grid", grid, "a teka.Grid")
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-    _entered.append((grid, num_prefix_tokens))
+    _entered.grids.append((grid, num_prefix_tokens))
     try:
         yield
     finally:
-        _entered.pop()
+        _entered.grids.pop()
 
 
 def present_grid() -> tuple[Grid | None, int]:
     """The grid of the innermost `on`, None outside of any, and its number of prefix tokens."""
-    return _entered[-1] if _entered else (None, 0)
+    return _entered.grids[-1] if _entered.grids else (None, 0)

@@ -200,6 +200,7 @@ def cases() -> Iterator[tuple[str, Callable[[], float]]]:
     yield "keys of very different sizes", lambda: difference("squared_relu", None, {}, sizes=growing)
     yield "keys of size 0", lambda: difference("relu", None, {}, sizes=(0.0,))
     yield "features made before", lambda: difference("hedgehog", None, ACROSS)
+    yield "features made before of both together", lambda: difference("optimal", None, ACROSS, dtype=torch.bfloat16)
     yield "rotary across grids", lambda: difference("squared_relu", "rotary", ACROSS)
     yield "rotary, lengths", lambda: difference("elu", Rotary(frequency, "lengths"), POINTS)
     yield "rotary, features", lambda: difference("relu", Rotary(frequency, "features"), ACROSS, dtype=torch.bfloat16)

@@ -62,6 +62,12 @@ def test_attention_of_no_samples_has_no_outputs(case: Case):
     attend(case, Grid((3, 5)), first=1, is_causal=False)
 
 
+def test_places_of_no_samples_have_no_outputs():
+    for relative in ("t5", "window"):
+        output = attention(*draw_inputs(6, batch=0), relative=relative, positions=torch.zeros(0, 6, 2))
+        assert output.shape == (0, 3, 6, 4), relative
+
+
 @together(CAUSAL)
 def test_causal_attention_of_no_samples_has_no_outputs(case: Case):
     attend(case, Grid(5), first=0, is_causal=True)

@@ -1,10 +1,11 @@
 import itertools
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from teka import Grid
-from teka.functional import BACKENDS, Clipped, Elu, Kernel, Relative, Rotation, Softmax, SquaredRelu, choice
+from teka.functional import BACKENDS, Clipped, Elu, Kernel, Relative, Rotation, Softmax, SquaredRelu, attention, choice
 from teka.functional.backend import Cost
 from teka.functional.choice import Workload, backend_costs, choose_backend
 from teka.functional.plan import Plan
@@ -139,3 +140,15 @@ def test_a_backend_asked_for_is_taken_if_it_can_and_refused_if_it_cannot(name: s
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'toeplitz'"):
         choose_backend("toplitz", {"dense": Cost(1, 0)})
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted(Clipped):
+    """A kernel whose settings are not in its `__dict__`."""
+
+
+def test_a_choice_for_one_setting_is_not_that_of_another_where_settings_are_in_slots():
+    query, options = torch.randn(1, 1, 256, 4), {"kernel": "relu", "grid": Grid((16, 16), periodic=True)}
+    attention(query, query, query, relative=Slotted(torch.randn(3, 4)), backend="rings", **options)
+    with pytest.raises(ValueError, match="backend is 'rings'"):
+        attention(query, query, query, relative=Slotted(torch.randn(12, 4)), backend="rings", **options)

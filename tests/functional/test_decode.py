@@ -17,6 +17,7 @@ from teka import Grid
 from teka.functional import (
     KERNELS,
     Clipped,
+    Decay,
     DecodingState,
     FeatureKernel,
     Kernel,
@@ -70,6 +71,28 @@ def test_a_prompt_at_once_leaves_what_its_tokens_leave_and_dropped_ones_leave_no
             outputs.append(output)
         assert state is not None
         assert state.num_tokens == 11
+        assert relative_change(torch.cat(outputs, dim=2), expected) <= 1e-10, kernel
+
+
+@pytest.mark.parametrize(("query_size", "key_size"), [(1000, 1), (100, 100)])
+@pytest.mark.parametrize("relative", [None, "shaw", "decay"])
+def test_beside_kept_tokens_however_small_dropped_ones_leave_nothing(
+    relative: str | None, query_size: float, key_size: float
+):
+    query, key, value = draw_inputs(40, dim=5)
+    query, key, places = query_size * query, key_size * key, torch.arange(40)
+    keep = ((places < 5) | (places == 30)).expand(2, -1)
+    for kernel in ("positive", "squared_relu"):
+        built: Any = build_pair(kernel, relative)[1] if relative != "decay" else Decay(torch.full((3, 1), 3.0).double())
+        options: dict[str, Any] = {"kernel": kernel, "relative": built}
+        expected = attention(
+            query, key, value, grid=Grid(40), is_causal=True, key_mask=keep, backend="dense", **options
+        )
+        state, outputs = None, []
+        for at in range(40):
+            token = [tensor[:, :, at : at + 1] for tensor in (query, key, value)]
+            output, state = decode(*token, state=state, key_mask=keep[:, at : at + 1], **options)
+            outputs.append(output)
         assert relative_change(torch.cat(outputs, dim=2), expected) <= 1e-10, kernel
 
 

@@ -93,6 +93,7 @@ def test_a_placement_that_does_not_fit_is_refused(placement: Positions, message:
 
 def test_a_mask_of_lengths_keeps_the_first_of_every_sample():
     assert length_mask(torch.tensor([1, 3]), 4).tolist() == [[True, False, False, False], [True, True, True, False]]
+    assert length_mask(torch.tensor([3, 100], dtype=torch.uint8), 300).sum(dim=1).tolist() == [3, 100]
 
 
 @pytest.mark.parametrize("lengths", [[0, 3], [1, 5], [1.0, 2.0], [[1], [2]]])

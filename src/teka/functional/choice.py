@@ -101,11 +101,12 @@ def chosen(backend: str, work: Workload, device_type: str) -> str:
     if signature is None:
         return choose_backend(backend, backend_costs(work), device_type)
     signature = (backend, device_type, is_plain_eager(), *signature)
-    if signature not in _choices:
+    choice = _choices.get(signature)
+    if choice is None:
         if len(_choices) >= MOST_CHOICES:
             _choices.clear()
-        _choices[signature] = choose_backend(backend, backend_costs(work), device_type)
-    return _choices[signature]
+        choice = _choices[signature] = choose_backend(backend, backend_costs(work), device_type)
+    return choice
 
 
 def _signature(work: Workload) -> tuple | None:
@@ -117,6 +118,8 @@ def _signature(work: Workload) -> tuple | None:
     found += [work.num_queries, work.num_keys, work.dim, work.dim_value, work.is_causal, work.heads, work.batch]
     for kernel in (work.kernel, work.relative):
         found.append(type(kernel))
+        if any(getattr(kind, "__slots__", ()) for kind in type(kernel).__mro__):
+            return None  # settings that `vars` does not see
         for setting in () if kernel is None else vars(kernel).values():
             if isinstance(setting, Tensor):
                 found.append(tuple(setting.shape))

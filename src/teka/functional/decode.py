@@ -9,10 +9,11 @@ from torch import Tensor
 from teka._compat import replace, without_autocast
 from teka.checks import BOOLEAN, check_kind, check_tensor
 from teka.errors import wrong_shape, wrong_type, wrong_value
-from teka.functional.backend import Featured
+from teka.functional.backend import LOWEST_LOG_SCALE
 from teka.functional.backend.fused.position_maps import PositionMap
 from teka.functional.backend.gpu import MADE_WITHIN
 from teka.functional.backend.linear import DecodingState
+from teka.functional.backend.sums import featured
 from teka.functional.kernel.base import FeatureKernel, Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions
@@ -49,7 +50,7 @@ def decode(
         relative: None, "fourier", "rotary", "rotation_joint", or of one axis "clipped", "clipped_features", "shaw",
             "decay" or "alibi".
         position: The position of one token in physical units, shape (n,) or (B, n); by default, and always for several
-            and for those of one axis, t = 0, 1, ….
+            and for those of one axis, t = 0, 1, …, counted in the rings or cells of kernels that have such.
         key_mask: True where a token is kept, shape (B, L); the others, such as what fills up a prompt, leave nothing.
         scale: Factor of qᵀk, as in `attention`.
     """
@@ -98,7 +99,7 @@ def _positions(
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.follows_tokens:
         if position is not None:
-            raise wrong_value("position", "given", f"None with {kind.name!r}, whose tokens are one unit apart")
+            raise wrong_value("position", "given", f"None with {kind.name!r}, whose tokens follow at one distance")
         return Positions(Grid(num_tokens))
     if position is None:
         # Whole numbers from 257 on are not all there in bfloat16.
@@ -135,8 +136,10 @@ def _advance(
 
             output, after = triton_step(query, key, value, state, kernel=features, positions=placed, scale=plan.scale)
             return output.to(dtype), after
-        maps = features.feature_maps(query, key, scale=plan.scale, key_mask=key_mask, is_causal=True)
-        tokens = Featured(query, *maps[:2], value, maps[2], None, plan.scale, is_causal=True)
+        tokens = featured(features, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True)
+        if key_mask is not None and tokens.log_scale is None:  # what leaves nothing has no size either
+            nothing = torch.zeros_like(value[..., 0])
+            tokens = replace(tokens, log_scale=nothing.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE))
         step = plain_step if plan.relative is None else partial(plan.relative.step, positions=positions)
         sums, after = step(tokens, state)
         if features.counts_keys:

@@ -27,7 +27,7 @@ from teka.functional.backend.dense import fused_softmax, matrix_attention
 from teka.functional.backend.fused.causal import fused_causal
 from teka.functional.backend.fused.position_maps import PositionMap, PrefixMap
 from teka.functional.backend.fused.two_sided import MeansByHand, fused_linear
-from teka.functional.backend.gpu import LARGEST_SIZE, triton_fits
+from teka.functional.backend.gpu import LARGEST_SIZE, MADE_WITHIN, triton_fits
 from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.choice import Workload, chosen
 from teka.functional.kernel import make_kernel
@@ -155,7 +155,8 @@ class Plan:
         dtype = query.dtype
         with without_autocast(query.device.type):
             placed = self.triton_map(query, key, value)
-        if dtype in (torch.float16, torch.bfloat16) and placed is None:
+        is_made_within = placed is not None and type(self.kernel.features) in MADE_WITHIN
+        if dtype in (torch.float16, torch.bfloat16) and not is_made_within:
             query, key, value = query.float(), key.float(), value.float()
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
         query, broken = mask_features(query, query_mask), None
@@ -197,7 +198,9 @@ class Plan:
             return None
         like = query.new_empty((), dtype=torch.float32)
         placed = self.relative.position_map(self.positions, like, num_features)
-        return None if placed is None or placed.num_parts > LARGEST_SIZE else placed
+        if placed is None or placed.num_parts > LARGEST_SIZE:
+            return None
+        return None if not records_graph() and is_transformed(*placed.tensors) else placed
 
 
 def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
@@ -274,14 +277,14 @@ def _position_map(
 ) -> PositionMap | None:
     """What positions make of features, for sums in blocks that stay in a CPU's cache; None where there are no such."""
     # A denominator is taken to be positive.
-    if plan.backend != "linear" or not (kernel.is_fused and kernel.nonnegative):
+    if plan.backend != "linear" or plan.group is not None or not kernel.nonnegative:
         return None
-    if plan.group is not None:
+    if not is_plain_eager_on_cpu(query, key, value) or not kernel.is_fused:
         return None
     placed, first = PositionMap(), plan.positions.num_prefix_tokens
     if plan.relative is not None:
         placed = plan.relative.position_map(plan.positions, query, kernel.num_features(query.shape[-1]))
-    if placed is None or not is_plain_eager_on_cpu(query, key, value, *placed.tensors):
+    if placed is None or not is_plain_eager_on_cpu(*placed.tensors):
         return None
     threads, (alone, each) = torch.get_num_threads(), LEAST_IN_BLOCKS["causal" if plan.is_causal else placed.form]
     if query.shape[0] * query.shape[2] < (alone if threads == 1 else each * threads):

@@ -264,6 +264,7 @@ def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"
     """
     check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
     check_sizes({"num_tokens": num_tokens})
+    lengths = lengths.long()  # num_tokens may be beyond a small dtype
     if not records_graph() and not ((lengths >= 1) & (lengths <= num_tokens)).all():
         raise wrong_value("lengths", lengths.tolist(), f"numbers from 1 to {num_tokens}")
     return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

@@ -2,6 +2,8 @@ import torch
 from tests.contracts.cases import draw_inputs, relative_change
 from torch import Tensor
 
+from teka import Grid
+from teka.functional import Quadratic, Shaw, attention
 from teka.functional.backend import Featured, Sums, add_prefix, checkpointed
 from teka.functional.backend.linear import linear
 
@@ -31,6 +33,18 @@ def test_peaks_beyond_the_range_of_exp_add_without_overflow():
 def test_a_row_without_weight_is_zero_where_no_weight_is_negative():
     empty = Sums(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2))
     assert torch.equal(empty.divide(nonnegative=True), torch.zeros(1, 1, 2, 3))
+
+
+def test_where_no_key_counts_nothing_is_taken_from_other_sums():
+    query, key, value = draw_inputs(13, dim=8)
+    keep = torch.arange(13).expand(2, -1) >= 7
+    shaw = Shaw(torch.randn(1, 5, 8, dtype=torch.float64))
+    far = Quadratic(torch.full((3, 1), 40.0).double(), torch.full((3,), 0.3).double())
+    for relative, first, backend in ((shaw, 0, "rings"), (far, 1, "toeplitz"), (far, 2, "fft")):
+        placement = {"relative": relative, "grid": Grid(13 - first), "num_prefix_tokens": first, "key_mask": keep}
+        options = {"kernel": "squared_relu", **placement}
+        found = [attention(1000 * query, key, value, **options, backend=one) for one in ("dense", backend)]
+        assert relative_change(found[1], found[0]) <= 1e-10, relative.name
 
 
 def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():

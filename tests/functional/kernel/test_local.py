@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.contracts.cases import draw_inputs, draw_mask, relative_change
 from tests.functional.kernel.fitted_kernels import attention_matrix
+from torch import Tensor
 
 from teka.functional import Elu, Focused, Relu, SquaredRelu, attention
 from teka.functional.kernel.local import FlooredRelu, LocalKernel
@@ -26,6 +28,41 @@ def test_multiplying_queries_or_all_keys_changes_no_normalised_weight(
     before = attention_matrix(kind(), query, key, scale=0.4)
     assert relative_change(attention_matrix(kind(), factor * query, key, scale=0.4), before) < tolerance
     assert relative_change(attention_matrix(kind(), query, factor * key, scale=0.4), before) < tolerance
+
+
+class Sharper(Relu):
+    """Of other features, whose gradients by hand are not there."""
+
+    def features_of(self, rectified: Tensor) -> Tensor:
+        return rectified.pow(4)
+
+
+@dataclass(frozen=True)
+class Sloped(Relu):
+    """With a slope that may be learned."""
+
+    slope: Tensor = field(kw_only=True)
+
+    def feature_map(self, vectors: Tensor, *, scale: float) -> Tensor:
+        return super().feature_map(vectors, scale=scale) * self.slope
+
+    def feature_map_pullback(self, vectors: Tensor, *, scale: float) -> Any:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("backend", ["dense", "linear"])
+def test_what_has_no_gradient_by_hand_has_that_of_its_features(backend: str):
+    slope = torch.ones(5, dtype=torch.float64, requires_grad=True)
+    for kernel, leaves in ((Sharper(), []), (Sloped(slope=slope), [slope])):
+        inputs = [one.requires_grad_() for one in draw_inputs(150, dim=5)]
+        features = [kernel.feature_map(one, scale=1.0) for one in inputs[:2]]
+        weights = features[0] @ features[1].mT
+        expected = weights / weights.sum(dim=-1, keepdim=True) @ inputs[2]
+        output = attention(*inputs, kernel=kernel, backend=backend)
+        assert relative_change(output, expected) <= 1e-10
+        gradients = (torch.autograd.grad(one.sin().sum(), [*inputs, *leaves]) for one in (output, expected))
+        for found, truth in zip(*gradients, strict=True):
+            assert relative_change(found, truth) <= 1e-10
 
 
 @pytest.mark.parametrize("kind", FLOORED)

@@ -6,7 +6,8 @@ from tests.contracts.cases import draw_inputs, relative_change
 from torch.nn.functional import conv2d, pad
 
 from teka import Grid
-from teka.functional import Constant, Window, attention
+from teka.functional import Constant, Kernel, Optimal, Taylor2, Window, attention
+from teka.functional.backend.windows import Tiling
 from teka.nn import TransformerBlock
 
 GRID = Grid((19, 11), periodic=(False, True))
@@ -27,6 +28,18 @@ def test_weights_by_place_alone_are_a_convolution_over_that_of_ones(backend: str
     images = GRID.unflatten(value[:, 0]).flatten(0, 1)[:, None]
     expected = (convolved(images) / convolved(torch.ones_like(images))).unflatten(0, (len(value), -1))[:, :, 0]
     assert relative_change(output[:, 0], GRID.flatten(expected)) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "kernel", [Optimal(torch.randn(6, 5).double()), Taylor2("mean")], ids=lambda kernel: kernel.name
+)
+def test_what_a_kernel_takes_of_all_tokens_of_a_sample_it_has_in_every_tile(kernel: Kernel):
+    query, key, value = draw_inputs(GRID.num_tokens)
+    assert max(Tiling(GRID, 2).counts) > 1
+    relative = Window(torch.randn(3, 5, 5, dtype=torch.float64))
+    options = {"kernel": kernel, "relative": relative, "grid": GRID}
+    found = [attention(query, key + 1, value, **options, backend=backend) for backend in ("dense", "windows")]
+    assert relative_change(found[1], found[0]) <= 1e-10
 
 
 @pytest.mark.parametrize("backend", ["dense", "windows"])
@@ -60,6 +73,8 @@ def test_half_of_a_blocks_heads_attend_in_a_window_and_at_a_cost_that_stays_line
     normed = block.attention_norm(tokens)
     both = tokens + block.attention(normed, grid) + near(normed, grid)
     assert relative_change(block(tokens, grid), both + block.mlp(block.mlp_norm(both))) <= 1e-12
+    plain = TransformerBlock(8, 4, relative=None, window_reach=2).double()
+    assert relative_change(plain(tokens, grid, num_queries=5), plain(tokens, grid)[:, :5]) <= 1e-12
 
 
 @pytest.mark.parametrize(

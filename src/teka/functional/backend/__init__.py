@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import ProcessGroup, is_plain_eager, is_traced, records_graph, replace
+from teka._compat import ProcessGroup, in_given_dtypes, is_plain_eager, is_traced, records_graph, replace
 from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
@@ -41,6 +41,8 @@ RATES = {
     "fft": Rate(0.0, 330_000.0, 0.10, 0.080),
     "windows": Rate(0.0, 700_000.0, 0.14, 0.10),
 }
+# In place of s of a key that is dropped or not there: below every other, and finite, so that differences are no NaN.
+LOWEST_LOG_SCALE = -1e30
 # Not measured: on a GPU arithmetic is ahead of memory by more.
 ELSEWHERE = Rate(0.0, 0.0, 1.0, 20.0)
 
@@ -168,7 +170,11 @@ def add_prefix(sums: Sums, tokens: Featured, first: int, unplaced: Callable[[Ten
     if not first:
         return sums
     query_features, key_features, value = tokens.query_features, tokens.key_features, tokens.value
-    sums = sums + unplaced(query_features[:, :, first:], key_features[:, :, :first], value[:, :, :first])
+    of_first = unplaced(query_features[:, :, first:], key_features[:, :, :first], value[:, :, :first])
+    if tokens.key_mask is not None and sums.log_peak is not None:
+        is_there = tokens.key_mask[:, None, :first].any(dim=-1, keepdim=True)
+        of_first = replace(of_first, log_peak=torch.where(is_there, 0.0, LOWEST_LOG_SCALE).to(value.dtype))
+    sums = sums + of_first
     prefix = unplaced(query_features[:, :, :first], key_features, value)
     numerator, denominator = (
         torch.cat([getattr(one, name) for one in (prefix, sums)], dim=2) for name in ("numerator", "denominator")
@@ -233,6 +239,7 @@ class _Form(Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
+    @in_given_dtypes
     def backward(ctx, *grad_outputs):
         return None, *ctx.form.gradients(grad_outputs[0], ctx.saved_tensors, ctx.needs_input_grad[1:])
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
-from teka.functional.backend.linear import CHUNK_ELEMENTS, LOWEST_LOG_SCALE, causal_rings
+from teka.functional.backend import BYTES, LOWEST_LOG_SCALE, Cost, Featured, Sums, checkpointed, with_ones
+from teka.functional.backend.linear import CHUNK_ELEMENTS, causal_rings
 from teka.functional.shapes import Cells, Channels, Features, RingWeights
 from teka.grid import Grid
 

@@ -122,7 +122,9 @@ class TileForm(AxisForm):
     def new_outputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[2].new_empty(*tensors[0].shape[:3], tensors[2].shape[-1] + 1)]
 
-    def gradients_by_hand(self, gradient: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Gradients:
+    def output_gradients(
+        self, gradient: Tensor, tensors: Sequence[Tensor], outputs: Sequence[Tensor], needs: Sequence[bool]
+    ) -> Gradients:
         return tile_sums_gradients(gradient, tensors[:3], [torch.exp(matrix) for matrix in tensors[3:]], needs)
 
     def tangent(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Tensor:
@@ -203,7 +205,7 @@ class Tiles:
         self._num_queries = math.prod(query_sides)
         self._rows = min(self._num_queries, max(LEAST_ROWS, TILE_ELEMENTS // self._num_keys))
         self._buffers = [value.new_empty(self._rows * self._num_keys) for _ in range(3)]
-        self._cells = torch.unravel_index(torch.arange(self._num_queries), query_sides)
+        self._cells = torch.unravel_index(torch.arange(self._num_queries, device=value.device), query_sides)
 
     def tile(self, place: int, rows: slice) -> Float[Tensor, "rows keys"]:
         """A buffer for some rows."""

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from teka._compat import records_graph
 from teka.errors import wrong_value
-from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
+from teka.functional.backend import BYTES, LOWEST_LOG_SCALE, Cost, Featured, Sums, checkpointed, with_ones
 from teka.functional.shapes import Channels, Features, KeyFeatures, LogScale, QueryFeatures, RingWeights, Values
 from teka.grid import Grid
 
@@ -21,8 +21,6 @@ CHUNK_ELEMENTS = 2**20
 CHUNK_TOKENS = 64
 # Chunks that are computed at once: more take more memory, fewer make longer graphs.
 BLOCK_CHUNKS = 16
-# In place of s of a key that is dropped or not there: below every other, and finite, so that differences are no NaN.
-LOWEST_LOG_SCALE = -1e30
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def causal_linear(
     key_features: KeyFeatures,
     log_scale: LogScale,
     value: Values,
-    *waves: Tensor | None,
+    *waves: Tensor,
     rate: Float[Tensor, "heads"] | None = None,
     state: LinearState | None = None,
 ) -> Sums:
@@ -164,14 +162,13 @@ def causal_linear(
     """
     channels = with_ones(value)
     log_scale = torch.zeros_like(channels[..., 0]) if log_scale is None else log_scale
-    placed = [one for one in waves if one is not None]
     if state is None:
-        state = empty_state(product_features(key_features[:, :, :0], *(one[:, :, :0] for one in placed[1:])), value)
+        state = empty_state(product_features(key_features[:, :, :0], *(one[:, :, :0] for one in waves[1:])), value)
     block, num_tokens = CHUNK_TOKENS * BLOCK_CHUNKS, value.shape[2]
     whole = num_tokens // CHUNK_TOKENS * CHUNK_TOKENS
     sizes = [min(block, whole - start) for start in range(0, whole, block)]
     sizes += [num_tokens - whole] if whole < num_tokens else []
-    inputs = (query_features, key_features, log_scale, channels, *placed)
+    inputs = (query_features, key_features, log_scale, channels, *waves)
     sums = []
     # Split and not sliced: the gradients of slices would each be as long as the whole.
     for query, key, scale, values, *rest in zip(*(one.split(sizes, dim=2) for one in inputs), strict=True):
@@ -285,7 +282,7 @@ def causal_rings(log_rings: RingWeights, tokens: Featured, grid: Grid) -> Sums:
     every_scale = torch.cat([near_scale, far_log_peak[..., None]], dim=-1)
     log_factor, filled = log_rings + every_scale, every_scale > 0.5 * LOWEST_LOG_SCALE
     log_peak = log_factor.detach().masked_fill(~filled, -torch.inf).amax(dim=-1)
-    log_peak = log_peak.masked_fill(~filled.any(dim=-1), 0.0)
+    log_peak = log_peak.masked_fill(~filled.any(dim=-1), LOWEST_LOG_SCALE)
     factor = torch.exp((log_factor - log_peak[..., None]).masked_fill(~filled, -torch.inf))
 
     numerator = factor[..., -1:] * far.numerator

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from teka.functional.backend import BYTES, Cost, Featured, Form, Sums, with_ones
+from teka.functional.backend.linear import CHUNK_ELEMENTS, product_features
 from teka.functional.backend.ring_sums import mix_rings, read_rings, spread_rings, sum_far
 from teka.functional.shapes import RingWeights, Tokens
 from teka.grid import Grid
-
-# Numbers of one chunk of φ ⊗ v: 4 MiB in float32. It is at least one feature.
-CHUNK_ELEMENTS = 2**20
 
 
 def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
@@ -127,7 +125,7 @@ class ProductRings(Form):
         near, last, reach = *_near_and_last(weights), weights.shape[-1] - 1
         total = torch.zeros_like(value)
         for features in _chunks(key_features, value):
-            mapped = _product(key_features[..., features], value)
+            mapped = product_features(value, key_features[..., features])
             mixed = mix_rings(near, mapped, self.grid).addcmul_(last, sum_far(mapped, reach, self.grid))
             total += _contract(query_features[..., features], mixed)
         return total
@@ -140,8 +138,8 @@ class ProductRings(Form):
         of_weights, of_value = torch.zeros_like(weights), torch.zeros_like(value)
         of_query, of_key = [], []
         for features in _chunks(key_features, value):
-            mapped = _product(key_features[..., features], value)
-            given = _product(query_features[..., features], gradient)
+            mapped = product_features(value, key_features[..., features])
+            given = product_features(gradient, query_features[..., features])
             if needs[0] or needs[1]:
                 far = far_sums.of(mapped)
                 read = [ring_read(mapped, given, reach, grid)[..., :-1], (far * given).sum(dim=-1, keepdim=True)]
@@ -161,10 +159,6 @@ def _near_and_last(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights with 0 for the last ring, whose sums are taken with more care, and that of the last ring."""
     last = weights[..., -1:]
     return torch.cat([weights[..., :-1], torch.zeros_like(last)], dim=-1), last
-
-
-def _product(features: Tensor, value: Tensor) -> Tensor:
-    return (features[..., :, None] * value[..., None, :]).flatten(-2)
 
 
 def _contract(features: Tensor, mixed: Tensor) -> Tensor:

@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka._compat import records_graph, replace
-from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, with_ones
+from teka.functional.backend import BYTES, LOWEST_LOG_SCALE, Cost, Featured, Sums, checkpointed, with_ones
 from teka.functional.backend.linear import (
     CHUNK_ELEMENTS,
-    LOWEST_LOG_SCALE,
     DecodingState,
     Sizes,
     causal_linear,

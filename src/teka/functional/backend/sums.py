@@ -5,8 +5,8 @@ from torch import Tensor, distributed
 from torch.autograd import Function
 
 from teka._compat import ProcessGroup
-from teka.functional.backend import Featured, Sums, with_ones
-from teka.functional.backend.linear import LOWEST_LOG_SCALE, LinearState, causal_linear, linear, product_features
+from teka.functional.backend import LOWEST_LOG_SCALE, Featured, Sums, with_ones
+from teka.functional.backend.linear import LinearState, causal_linear, linear, product_features
 from teka.functional.kernel.base import FeatureKernel
 from teka.functional.shapes import Kept, Keys, Queries, Values
 

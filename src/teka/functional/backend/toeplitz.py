@@ -98,14 +98,10 @@ class AxisForm(Form, ByHand):
         query_features, key_features, value, *matrices = tensors
         return axis_sums(query_features, key_features, value, matrices)
 
-    def gradients_by_hand(self, gradient: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Gradients:
-        """Gradients that cannot be differentiated again."""
-        return axis_sums_gradients(gradient, tensors, needs)
-
     def gradients(self, gradient: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Gradients:
         """By hand, or where they are to be differentiated again those of the plain form."""
         if not torch.is_grad_enabled():
-            return self.gradients_by_hand(gradient, tensors, needs)
+            return self.output_gradients(gradient, tensors, (), needs)
         gradients = torch.func.vjp(self.plain, *tensors)[1](gradient)
         return [one if needed else None for one, needed in zip(gradients, needs, strict=True)]
 
@@ -122,7 +118,7 @@ class AxisForm(Form, ByHand):
     def output_gradients(
         self, gradient: Tensor, tensors: Sequence[Tensor], outputs: Sequence[Tensor], needs: Sequence[bool]
     ) -> Gradients:
-        return self.gradients_by_hand(gradient, tensors, needs)
+        return axis_sums_gradients(gradient, tensors, needs)
 
     def mapped(self, size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> tuple[Tensor, int]:
         """Over a further dimension, which joins the heads: features and values have them second, matrices first."""

@@ -125,7 +125,8 @@ def window_attention(
         log_relative = pad(log_relative, (first, 0))
         within = pad(within, (first, 0), value=True)
     cells = tiling.cut(query[:, :, first:], 0)
-    tiles = replace(pairs, query=cells, key=seen_keys, value=seen_values, key_mask=kept, within=within[None, None])
+    given = {"query": cells, "key": seen_keys, "value": seen_values, "key_mask": kept, "within": within[None, None]}
+    tiles = replace(pairs, kernel=pairs.kernel.for_copies(num_tiles), **given)
     output = tiling.join(matrix_attention(tiles, lambda _, rows: log_relative[None, :, rows]))
     if not first:
         return output

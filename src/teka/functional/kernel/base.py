@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import replace
+from teka._compat import has_tangent, replace
 from teka.functional.shapes import (
     Asked,
     CausalFeatures,
@@ -54,6 +54,7 @@ class Kernel(ABC):
     is_softmax: ClassVar[bool] = False  # whether `dense_weights` are the softmax of inner products, which torch fuses
     counts_keys: ClassVar[bool] = False  # whether the sum is over how many keys there are, Σ c, and not over Σ κ c
     weight_passes: ClassVar[int] = 0  # over all pairs, in the time that `dense_weights` takes beyond what others do
+    fitted_tensors: ClassVar[tuple[str, ...]] = ()  # what `FeatureKernel.fitted` sets, with an entry for every sample
     reads_heads_first: ClassVar[bool] = False  # whether one head at a time, in one piece of memory, is faster on a CPU
     # Whether another order of the entries of q and k is one of the features'; every class says so for itself.
     goes_by_entry: ClassVar[bool] = False
@@ -61,6 +62,12 @@ class Kernel(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.goes_by_entry = vars(cls).get("goes_by_entry", False)
+
+    def for_copies(self, number: int) -> "Kernel":
+        """The kernel for batches in which every sample comes so many times in a row."""
+        fitted = {name: getattr(self, name) for name in self.fitted_tensors}
+        copied = {name: one.repeat_interleave(number, dim=0) for name, one in fitted.items() if one is not None}
+        return replace(self, **copied) if copied else self
 
     @property
     def bound(self) -> float | None:
@@ -201,7 +208,10 @@ class FeatureKernel(Kernel):
         return self.num_features(dim)
 
     def fitted(self, query: Queries, key: Keys, *, scale: float, query_mask: Asked, key_mask: Kept) -> "FeatureKernel":
-        """The kernel with what it takes from a batch and head together, if not causal; itself by default."""
+        """The kernel with what it takes from a batch and head together, if not causal; itself by default.
+
+        It is a dataclass then, and `fitted_tensors` names the fields that hold an entry for every sample.
+        """
         return self
 
     @abstractmethod
@@ -237,8 +247,9 @@ class FeatureKernel(Kernel):
         return lambda product: torch.log(torch.maximum(product, tiny))
 
 
-# What makes features from vectors.
-MAKES_FEATURES = ("query_features", "key_features", "query_exponent", "key_exponent")
+# What makes features from vectors, and what has their gradients by hand.
+MAKES_FEATURES = ("query_features", "key_features", "query_exponent", "key_exponent", "feature_map", "features_of")
+MAKES_GRADIENTS = ("key_block", "feature_map_pullback", "gradient_of")
 
 
 class FusedKernel(FeatureKernel):
@@ -252,14 +263,16 @@ class FusedKernel(FeatureKernel):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "key_block" in vars(cls):
+        if any(name in vars(cls) for name in MAKES_GRADIENTS):
             cls.has_blocks = True
         elif any(name in vars(cls) for name in MAKES_FEATURES):
             cls.has_blocks = False
 
     @property
     def is_fused(self) -> bool:
-        return self.has_blocks
+        """As of a `FeatureKernel`; not where something of φ is learned, of which there is no gradient by hand."""
+        tensors = [one for one in vars(self).values() if isinstance(one, Tensor)]
+        return self.has_blocks and not any(one.requires_grad or has_tangent(one) for one in tensors)
 
     @abstractmethod
     def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"] | None:

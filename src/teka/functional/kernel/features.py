@@ -103,6 +103,7 @@ class Taylor2(FusedKernel):
     name: ClassVar[str] = "taylor2"
     nonnegative: ClassVar[bool] = True
     weight_passes: ClassVar[int] = 14  # measured
+    fitted_tensors: ClassVar[tuple[str, ...]] = ("key_mean",)
 
     key_shift: KeyShift = "none"
     key_mean: Float[Tensor, "batch heads 1 dim"] | None = None

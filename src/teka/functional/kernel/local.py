@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import Function
 
-from teka._compat import has_numbers, is_plain_eager, is_rehearsed
+from teka._compat import has_numbers, in_given_dtypes, is_plain_eager, is_rehearsed
 from teka.checks import POSITIVE, is_positive
 from teka.errors import wrong_value
 from teka.functional.kernel.base import FeatureKernel, FusedKernel, Pullback, mask_features
@@ -87,7 +87,8 @@ class LocalKernel(PointwiseKernel, FusedKernel):
 
     def _features(self, vectors: Vectors, scale: float) -> MapFeatures:
         """φ(x), with the gradient by hand where nothing else is asked of it."""
-        return _Map.apply(vectors, self, scale) if is_plain_eager(vectors) else self.feature_map(vectors, scale=scale)
+        by_hand = is_plain_eager(vectors) and self.is_fused
+        return _Map.apply(vectors, self, scale) if by_hand else self.feature_map(vectors, scale=scale)
 
     def starts_in_range(self, key: Keys, key_mask: Kept) -> bool:
         """Whether the first kept key of every batch and head needs no factor, as then no later one of any size does."""
@@ -145,6 +146,7 @@ class _Map(Function):
         return kernel.feature_map(vectors, scale=scale)
 
     @staticmethod
+    @in_given_dtypes
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
         (vectors,) = ctx.saved_tensors

@@ -109,10 +109,6 @@ class SlopedExponential(Exponential, FusedKernel):
         check_tensor("projection", self.projection, "features", scaled.shape[-1])
         return scaled @ self.slopes.to(scaled).T - scaled.square().sum(dim=-1, keepdim=True) / 2
 
-    @property
-    def is_fused(self) -> bool:
-        return self.has_blocks and not self.projection.requires_grad
-
     def key_range(self, key: Keys, key_mask: Kept, *, scale: float) -> Float[Tensor, "batch heads 1 1"]:
         """The largest e(k) / ln 2 of the kept keys of every batch and head."""
         batch, heads, num_keys, _ = key.shape
@@ -247,6 +243,7 @@ class Optimal(Exponential):
     """
 
     name: ClassVar[str] = "optimal"
+    fitted_tensors: ClassVar[tuple[str, ...]] = ("mean_square", "query_mean", "key_mean")
 
     mean_square: Float[Tensor, "batch heads 1 1"] | None = None
     query_mean: Float[Tensor, "batch heads 1 dim"] | None = None

@@ -38,9 +38,9 @@ class Relative(ABC):
     ...     def check(self, *, heads, dim, num_axes, kernel):
     ...         pass
     ...     def axis_log_kernel(self, axis, offsets):
-    ...         return -offsets.square()[None]
+    ...         return -offsets.square().expand(2, *offsets.shape)  # a row for every head
     >>> options = {"kernel": "relu", "relative": Near(), "grid": teka.Grid(8, periodic=True)}
-    >>> tokens = torch.randn(3, 1, 1, 8, 4)  # queries, keys and values
+    >>> tokens = torch.randn(3, 1, 2, 8, 4)  # queries, keys and values
     >>> moved = teka.functional.attention(*tokens.roll(3, dims=3), **options)
     >>> torch.allclose(moved, teka.functional.attention(*tokens, **options).roll(3, dims=2), atol=1e-5)
     True

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from teka._compat import replace
-from teka.checks import POSITIVE, check_name, check_nonnegative, check_tensor, is_positive
+from teka.checks import POSITIVE, check_name, check_nonnegative, check_sizes, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums
 from teka.functional.backend.linear import DecodingState, Sizes
@@ -127,6 +127,7 @@ class Alibi(DecayRelative):
     @classmethod
     def of_heads(cls, heads: int) -> "Alibi":
         """m = 2^(−8 h / H), h = 1 … H; where H is no power of two, those of the next lower, and between (the paper)."""
+        check_sizes({"heads": heads})
         lower = 2 ** math.floor(math.log2(heads))
         exponents = [8 * head / lower for head in range(1, lower + 1)]
         exponents += [4 * head / lower for head in range(1, 2 * (heads - lower), 2)]
@@ -138,7 +139,8 @@ class Alibi(DecayRelative):
         return cls(cls.of_heads(heads).slope.double())
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_heads(self.slope, "slope", heads)
+        if self.slope.shape[0] != heads:
+            raise wrong_shape("relative.slope", self.slope.shape, f"({heads},) for {heads} heads")
 
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
         return self.slope
@@ -251,15 +253,9 @@ class T5(SeparableRelative):
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         table = self.tables[:, axis].to(offsets)
-        return table.index_select(1, self.bucket(offsets).reshape(-1)).reshape(-1, *offsets.shape)
+        return table.index_select(1, self.bucket(offsets).reshape(-1)).reshape(len(table), *offsets.shape)
 
 
 def per_head(parameter: Float[Tensor, "heads"], offsets: AxisOffsets) -> Float[Tensor, "heads *ones"]:
     """One number a head, to meet offsets of any shape."""
     return parameter.to(offsets).reshape(-1, *(1,) * offsets.ndim)
-
-
-def check_heads(parameter: Tensor, argument: str, heads: int) -> None:
-    """Check that there is a number for each head."""
-    if parameter.shape[0] != heads:
-        raise wrong_shape(f"relative.{argument}", parameter.shape, f"({heads},) for {heads} heads")

@@ -183,7 +183,7 @@ class Table(SeparableRelative):
         spacing = 1.0 if self.spacing is None else self.spacing[axis]
         entry = torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset).long() + self.max_offset
         table = self.tables[:, axis].to(offsets)
-        return table.index_select(1, entry.reshape(-1)).reshape(-1, *offsets.shape)
+        return table.index_select(1, entry.reshape(-1)).reshape(len(table), *offsets.shape)
 
 
 def _cell_width(query: Grid, key: Grid, axis: int) -> float:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Generator, Tensor
 
-from teka._compat import records_graph, replace
+from teka._compat import has_tangent, records_graph, replace
 from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums, with_ones
@@ -175,6 +175,9 @@ class Rotary(Relative):
     def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
         if self.sums_weights or 2 * self.frequency.shape[1] != num_features or self.pairing != "adjacent":
             return None
+        places = [one for one in (positions.points, positions.of_keys.points) if one is not None]
+        if any((one.requires_grad and torch.is_grad_enabled()) or has_tangent(one) for one in places):
+            return None  # the map has gradients of frequencies alone
         share = self.share_of_lengths
 
         def plain(tokens: Featured, frequency: Tensor) -> Sums:

@@ -81,7 +81,7 @@ class Window(StationaryRelative):
         for axis in range(1, offsets.shape[-1]):
             place = place * self.bias.shape[-1] + entries[..., axis]
         table = self.bias.to(offsets).flatten(1)
-        return table.index_select(1, place.flatten()).reshape(-1, *place.shape)
+        return table.index_select(1, place.flatten()).reshape(len(table), *place.shape)
 
     def log_at(self, offsets: AnyOffsets) -> HeadPairs:
         return self.bias_at(offsets).masked_fill(~self.within(offsets), -torch.inf)

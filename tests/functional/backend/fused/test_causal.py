@@ -40,6 +40,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+def test_gradients_are_the_same_on_another_number_of_threads(monkeypatch: pytest.MonkeyPatch):
+    inputs = [one.requires_grad_() for one in draw_inputs(77, heads=2, dim=6)]
+    output = attention(*inputs, kernel="relu", is_causal=True, backend="linear").square().sum()
+    expected = grad(output, inputs, retain_graph=True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for found, one in zip(grad(output, inputs), expected, strict=True):
+        assert torch.equal(found, one)
+
+
 def values_and_gradients(backend: str, num_tokens: int, relative: Rotary | None, **options: Any) -> list[Tensor]:
     """The output of two samples of two heads and the gradients of all that it is made of."""
     leaves = [one.requires_grad_() for one in draw_inputs(num_tokens, heads=2, dim=6)]

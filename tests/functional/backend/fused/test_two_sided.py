@@ -88,6 +88,31 @@ def test_other_kernels_in_blocks_are_those_of_every_pair(
         assert relative_change(fused, truth) <= 1e-10
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_positions_have_their_gradient(is_causal: bool):
+    inputs, found = draw_inputs(77, heads=2, dim=6), []
+    options: dict[str, Any] = {"kernel": "relu", "relative": "rotary", "is_causal": is_causal}
+    for backend in ("dense", "linear"):
+        places = PLACES[0].clone().requires_grad_()
+        output = attention(*inputs, **options, positions=places, backend=backend)
+        found += grad(output.sin().sum(), places)
+    assert relative_change(found[1], found[0]) <= 1e-10
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_causal"), [("relu", False), ("relu", True), ("positive", False), ("elu", False)]
+)
+def test_under_autocast_gradients_are_those_without(kernel: str, is_causal: bool):
+    found = []
+    for is_cast in (False, True):
+        inputs = [one.requires_grad_() for one in draw_inputs(77, heads=2, dim=6, dtype=torch.float32)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            attention(*inputs, kernel=kernel, is_causal=is_causal, backend="linear").square().sum().backward()
+        found.append([one.grad for one in inputs])
+    for cast, plain in zip(*found, strict=True):
+        assert relative_change(cast, plain) <= 1e-5
+
+
 @pytest.mark.parametrize("relative", ["rotary", "fourier"])
 def test_gradients_can_be_differentiated_again(relative: str):
     query, key, value = (one.requires_grad_() for one in draw_inputs(9, heads=1, dim=4))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from teka._compat import in_given_dtypes
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, Factors, PositionMap, of_block
 from teka.functional.backend.fused.two_sided import differentiable_gradients, masked, product
 from teka.functional.kernel.local import LocalKernel
@@ -49,7 +50,8 @@ class _FusedCausal(Function):
         shape = (*query.shape[:3], value.shape[-1])
         output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
         sums, kept = _Sums(), []
-        for block in _blocks(query):
+        ctx.blocks = list(_blocks(query))
+        for block in ctx.blocks:
             sums = _Sums() if block[2].start == 0 else sums.copy()
             kept.append(sums.copy())
             query_features, _ = kernel.query_block(of_block(query, block), scale=scale)
@@ -71,6 +73,7 @@ class _FusedCausal(Function):
         return output
 
     @staticmethod
+    @in_given_dtypes
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
         nothing = (None,) * 4
@@ -82,7 +85,7 @@ class _FusedCausal(Function):
         weights = _weights(positions, kernel, query)
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         noted, later = positions.new_gradients(query.shape[0]), _Sums()
-        for block, before_block in zip(reversed(list(_blocks(query))), reversed(ctx.sums), strict=True):
+        for block, before_block in zip(reversed(ctx.blocks), reversed(ctx.sums), strict=True):
             sums = before_block.copy()  # a graph may be gone through twice
             later = _Sums() if block[2].stop == query.shape[2] else later
             query_features, pull_query = kernel.query_block(of_block(query, block), scale=scale)

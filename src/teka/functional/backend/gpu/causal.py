@@ -33,10 +33,7 @@ from teka.functional.backend.gpu.products import (
     meet_block,
     meet_sums,
 )
-from teka.functional.backend.gpu.two_sided import key_sums
-
-# Numbers of sums that one program hands on.
-HANDED_ON = 256
+from teka.functional.backend.gpu.two_sided import ADDED, key_sums
 
 
 @triton.jit
@@ -138,9 +135,9 @@ def given_tensors(heads: Heads) -> tuple[Tensor, ...]:
 
 def sums_before(heads: Heads, sums: Tensor, keep: Tensor, take: Tensor, *, first: int, step: int) -> None:
     """Make every segment's sums, in place, those of all segments before it in an order of them."""
-    grid = sums.shape[0] * sums.shape[1], triton.cdiv(heads.length, HANDED_ON)
+    grid = sums.shape[0] * sums.shape[1], triton.cdiv(heads.length, ADDED)
     numbers = heads.num_waves, sums.shape[2], heads.length, first, step
-    run(hand_on, grid, sums, keep, take, *numbers, tile=HANDED_ON)
+    run(hand_on, grid, sums, keep, take, *numbers, tile=ADDED)
 
 
 def causal(heads: Heads) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.library import custom_op
 
 from teka._compat import replace
+from teka.functional.backend import LOWEST_LOG_SCALE
 from teka.functional.backend.fused.position_maps import PositionMap
 from teka.functional.backend.gpu import MADE_WITHIN
 from teka.functional.backend.gpu.causal import causal
 from teka.functional.backend.gpu.causal_gradients import causal_gradients
 from teka.functional.backend.gpu.launch import Heads, Map, new_output
 from teka.functional.backend.gpu.two_sided import two_sided, two_sided_gradients
-from teka.functional.backend.linear import LOWEST_LOG_SCALE
 from teka.functional.backend.sums import featured, plain_sums
 from teka.functional.kernel.base import FeatureKernel
 from teka.functional.kernel.features import Elu
@@ -61,7 +61,7 @@ def triton_linear(
     """
     exponents, name, epsilon = None, kernel.name, kernel.epsilon if isinstance(kernel, FlooredRelu) else 0.0
     if type(kernel) not in MADE_WITHIN:
-        name, query, key, value = Identity.name, query.float(), key.float(), value.float()
+        name = Identity.name
         query, key, log_scale = kernel.feature_maps(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
         exponents = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale.detach() / math.log(2)
         if log_scale is not None and log_scale.requires_grad:

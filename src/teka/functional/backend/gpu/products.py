@@ -130,20 +130,16 @@ def meet_sums(
     form: tl.constexpr, precision: tl.constexpr, size: tl.constexpr, channels: tl.constexpr,
 ):  # fmt: skip
     """The same from sums in memory, of all waves."""
-    if form == "fourier":
-        above = tl.zeros((features.shape[0], channels), tl.float32)
-        below = tl.zeros((features.shape[0],), tl.float32)
-        for number in range(num_places):
-            wave = tl.load(places + tokens * num_places + number, mask=kept, other=0.0)
-            state, total, lengths = load_sums(sums + number * sums_wave, form, size, channels)
-            more_above, more_below = meet(
-                features * wave[:, None], cosine, sine, state, total, lengths, share, form, precision, size
-            )
-            above += more_above
-            below += more_below
-    else:
-        state, total, lengths = load_sums(sums, form, size, channels)
-        above, below = meet(features, cosine, sine, state, total, lengths, share, form, precision, size)
+    above = tl.zeros((features.shape[0], channels), tl.float32)
+    below = tl.zeros((features.shape[0],), tl.float32)
+    for number in range(num_places):
+        wave = tl.load(places + tokens * num_places + number, mask=kept, other=0.0)
+        state, total, lengths = load_sums(sums + number * sums_wave, form, size, channels)
+        more_above, more_below = meet(
+            features * wave[:, None], cosine, sine, state, total, lengths, share, form, precision, size
+        )
+        above += more_above
+        below += more_below
     return above, below
 
 
@@ -153,23 +149,17 @@ def meet_sums_gradient(
     form: tl.constexpr, precision: tl.constexpr, size: tl.constexpr, channels: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """The gradients of features, and of angles or waves, likewise."""
-    if form == "fourier":
-        of_features, of_places = tl.zeros_like(features), tl.zeros((features.shape[0], width), tl.float32)
-        columns = tl.arange(0, width)
-        for number in range(num_places):
-            wave = tl.load(places + tokens * num_places + number, mask=kept, other=0.0)
-            state, total, lengths = load_sums(sums + number * sums_wave, form, size, channels)
-            of_part, _ = meet_gradient(
-                features, cosine, sine, of_above, of_below, state, total, lengths, share, form, precision, size
-            )
-            of_features += of_part * wave[:, None]
-            of_wave = tl.sum(of_part * features, axis=1)
-            of_places += tl.where((columns == number)[None, :], of_wave[:, None], 0.0)
-    else:
-        state, total, lengths = load_sums(sums, form, size, channels)
-        of_features, of_places = meet_gradient(
+    of_features, of_places = tl.zeros_like(features), tl.zeros((features.shape[0], width), tl.float32)
+    columns = tl.arange(0, width)
+    for number in range(num_places):
+        wave = tl.load(places + tokens * num_places + number, mask=kept, other=0.0)
+        state, total, lengths = load_sums(sums + number * sums_wave, form, size, channels)
+        of_part, _ = meet_gradient(
             features, cosine, sine, of_above, of_below, state, total, lengths, share, form, precision, size
         )
+        of_features += of_part * wave[:, None]
+        of_wave = tl.sum(of_part * features, axis=1)
+        of_places += tl.where((columns == number)[None, :], of_wave[:, None], 0.0)
     return of_features, of_places
 
 
