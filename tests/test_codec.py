@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,12 @@ def test_what_was_written_is_read_back(drawing: Drawing):
     assert decode(Drawing, json.loads(json.dumps(encode(drawing)))) == drawing
 
 
+def test_numbers_of_numpy_are_written_as_pythons():
+    assert json.dumps(encode({"place": (np.int64(3), np.float32(0.5)), "right": np.True_})) == (
+        '{"place": [3, 0.5], "right": true}'
+    )
+
+
 WHOLE = {"name": "a", "points": {}, "corners": [{"place": [1]}, {"place": []}]}
 
 
@@ -57,6 +64,7 @@ def test_an_error_names_the_place():
         ({"corners": [{"place": [1], "weight": "w"}, {}]}, "drawing.corners.0..weight is 'w', expected a number"),
         ({"corners": [{}, {}]}, "drawing.corners.0..place is missing"),
         ({"kind": "round"}, "drawing.kind is 'round', expected one of 'open', 'closed'"),
+        ({"corners": [{"place": [1], "weight": 10**400}, {}]}, "weight is 10+, expected a number up to"),
         ({"size": 3}, "expected no field 'size': there are name, points"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from teka.errors import nearest, wrong_value
 
 T = TypeVar("T")
@@ -19,13 +21,15 @@ Count = Annotated[int, sys.float_info.max, "a whole number of at least 0"]
 
 
 def encode(value: object) -> Any:
-    """Dataclasses as dictionaries of their fields, tuples as lists, keys as strings; ready for JSON."""
+    """Dataclasses as dictionaries of their fields, tuples as lists, keys as strings, and no NumPy; ready for JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
     return str(value) if isinstance(value, Path) else value
 
 
@@ -77,6 +81,8 @@ def _decode(kind: Any, content: object, where: str) -> Any:
     if kind in (Any, object):
         return content
     if kind is float and isinstance(content, int) and not isinstance(content, bool):
+        if abs(content) > sys.float_info.max:
+            raise wrong_value(where, content, f"a number up to {sys.float_info.max:.2g}")
         return float(content)
     if kind is Path and isinstance(content, str):
         return Path(content)

@@ -10,7 +10,7 @@ from teka.audit.caveats import Caveat
 from teka.audit.layers.blame import LayerBreak, LayerFindings
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.responses import Responses
-from teka.audit.report import AuditReport
+from teka.audit.report import AuditReport, encode_levels
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
 
@@ -218,6 +218,7 @@ def test_a_spent_budget_keeps_what_was_measured_and_says_what_was_not():
     assert len(metrics.skipped_shifts) == 3
     assert any("time budget" in failure.message for failure in report.failures)
     assert report.verdict[0] == "No image was moved: time was up before."
+    assert report.verdict[1] == "In mode circular no image was moved: time was up before."
 
 
 def test_parts_that_were_not_asked_for_are_not_done():
@@ -383,10 +384,7 @@ def test_layers_that_hold_are_said_to():
 def test_without_a_moved_image_nothing_is_claimed():
     still = measure_responses(totals, torch.rand(5, 1, 6, 8), [(0, 0)], Movement("circular"))
     sentences = verdict_of(summarize(still))
-    assert sentences == (
-        "No image was moved: time was up before.",
-        "In mode circular no image was moved: time was up before.",
-    )
+    assert sentences == ("No image was moved.", "In mode circular no image was moved.")
 
 
 def test_an_audit_takes_as_many_images_as_its_precision_needs_in_an_order_of_the_seed():
@@ -397,7 +395,7 @@ def test_an_audit_takes_as_many_images_as_its_precision_needs_in_an_order_of_the
         return torch.stack([left, right], dim=1)
 
     def asked(precision, **options):
-        settings = AuditSettings(shifts=[(0, 1), (0, 2)], parts=(), num_examples=0, precision=precision, **options)
+        settings = AuditSettings(shifts=[(0, 1), (0, 2)], parts=(), num_examples=2, precision=precision, **options)
         return audit(brighter_half, images, settings=settings)
 
     whole = asked(None).metrics[0]
@@ -406,6 +404,8 @@ def test_an_audit_takes_as_many_images_as_its_precision_needs_in_an_order_of_the
         (metrics,) = report.metrics
         assert report.failures == ()
         assert metrics.num_images == number
+        assert ("too few images" in [caveat.name for caveat in report.caveats]) == (number == 50)
+        assert all(encode_levels(images[example.index]) == example.image for example in report.examples)
         number = metrics.numbers["consistency"]
         assert 50 * (number.upper - number.lower) <= max(precision, 4)
     assert metrics.numbers["consistency"].value == pytest.approx(whole.numbers["consistency"].value)

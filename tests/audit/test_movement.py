@@ -92,6 +92,8 @@ def test_a_shift_longer_than_the_canvas_is_refused():
 def test_an_unknown_mode_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match="did you mean 'circular'"):
         translate(ramp(5), 1, mode="circula")
+    with pytest.raises(ValueError, match="mode is 'rotation', expected one of 'bilinear'"):
+        translate(ramp(5), 1, mode="rotation")
 
 
 @given(sizes_and_shift())

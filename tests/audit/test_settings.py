@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+import torch
 
 from teka.audit import square_shifts
 from teka.audit.settings import AuditSettings
@@ -11,6 +13,8 @@ def test_by_default_the_shifts_are_a_square_that_fits_the_images():
 
 def test_the_zero_shift_is_always_among_them_and_a_number_is_a_step_along_the_last_axis():
     assert AuditSettings(shifts=[3, (1, 0), (0, 3)]).shifts_for((9, 9)) == ((0, 0), (0, 3), (1, 0))
+    for table in (np.array([[0, 3]]), torch.tensor([[0, 3]])):
+        assert AuditSettings(shifts=table).to_dict((9, 9))["shifts"] == [[0, 0], [0, 3]]
 
 
 def test_a_canvas_has_room_for_every_shift_and_a_crop_leaves_it():
@@ -40,6 +44,9 @@ def test_fractions_need_a_whole_pixel_of_room():
         ("output", "maps", "output is 'maps'"),
         ("batch_size", 0, "batch_size is 0"),
         ("budget_seconds", 0, "budget_seconds is 0"),
+        ("confidence", 1.0, "confidence is 1.0"),
+        ("num_resamples", 39, "num_resamples is 39, expected at least .* = 40"),
+        ("num_examples", -1, "num_examples is -1"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(argument: str, value: object, message: str):

@@ -1,4 +1,7 @@
 import json
+import os
+from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from tests.audit.adapters.tiny_vit import write_vit
 
 from teka.audit.report import AuditReport
 from teka.cli import main
-from teka.cli.audit import shift_set
+from teka.cli.audit import check_files, shift_set
 
 SOURCE = """
 import torch
@@ -31,6 +34,13 @@ def place():
 
 def mean():
     return Mean().eval()
+
+def training():
+    return Place()
+
+def edge():
+    # No number where the last column is lit.
+    return lambda images: Place()(images).where(images[:, 0, 0, -1:] == 0, torch.nan)
 
 def undifferentiable():
     return lambda images: torch.from_numpy(images.numpy()).mean(dim=(2, 3)).repeat(1, 4)
@@ -88,6 +98,11 @@ def test_below_the_gate_the_answer_is_1(here, capsys, model, said):
     arguments = ["audit", f"models.py:{model}", "--data", "data.npz", "--max-shift", "2", "--shifts", "axes"]
     assert main([*arguments, *FAST, "--fail-under", "0.95"]) == 1
     assert said in capsys.readouterr().out
+
+
+def test_a_gate_is_not_passed_by_what_could_not_be_measured(here, fails):
+    asked = ("audit", "models.py:edge", "--data", "data.npz", "--max-shift", "1", "--shifts", "dx", *FAST)
+    assert "--fail-under is held to: mode circular (the output" in fails(*asked, "--fail-under", "0")
 
 
 def test_a_good_model_passes(capsys):
@@ -182,10 +197,32 @@ def test_the_square_and_the_axes_have_as_many_shifts_as_said():
     assert shift_set("square", None, 1) is None
 
 
+def test_a_model_that_came_in_training_mode_is_searched_in_evaluation(here):
+    asked = ["audit", "models.py:training", "--data", "data.npz", "--max-shift", "1"]
+    assert main([*asked, "--find-worst", "0.9"]) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="pipes have no names here")
+def test_a_pipe_is_written_to_where_no_file_can_be_made():
+    reader, writer = os.pipe()
+    try:
+        assert check_files(Namespace(badge=f"/dev/fd/{writer}", html=None, resume=None)) is None
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_the_worst_shift_alone_is_found_and_makes_no_report(trained_folder, few_digits, capsys, fails, tmp_path):
     asked = ("audit", str(trained_folder), "--data", few_digits, "--max-shift", "2", "--find-worst", "0.9")
     assert main([*asked]) == 0
     shown = capsys.readouterr().out
     assert "The worst of 25 shifts is (dy, dx) = (" in shown
-    assert "find_worst is 0.9, expected None where a report" in fails(*asked, "--json", str(tmp_path / "report.json"))
+    for unused, said in (
+        (("--json", str(tmp_path / "report.json"), "--change", "flip"), "json, changes"),
+        (("--fail-under", "0.5", "--precision", "2", "--budget", "9"), "fail_under, precision, budget"),
+        (("--preset", "chaman2021", "--resume", str(tmp_path / "state")), "preset, resume"),
+        (("--mode", "zero", "circular"), "several modes"),
+    ):
+        assert f"find_worst is 0.9, expected None with {said}: it looks for one" in fails(*asked, *unused)
+    assert not (tmp_path / "state").exists()
     assert "find_worst is 0.9, expected None without labels" in fails(*asked, "--ignore-labels")

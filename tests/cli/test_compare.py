@@ -9,6 +9,8 @@ SOURCE = """
 import torch
 from torch import nn
 
+from teka.audit.adapters import Preprocessing, Subject
+
 class Quarters(nn.Module):
     def __init__(self, sign):
         super().__init__()
@@ -27,6 +29,23 @@ def wrong():
 def half():
     swapped = Quarters(1).eval()
     return lambda images: swapped(images)[:, [0, 1, 3, 2]]
+
+def training():
+    return nn.Sequential(Quarters(1), nn.Dropout(0.9))
+
+def named(names, side=16):
+    transform = Preprocessing(1, resize=(side, side))
+    model = lambda images: images.flatten(1)[:, :10]
+    return Subject("one", "factory", model, None, (side, side), 1, tuple(names), len(names), transform)
+
+def up():
+    return named("0123456789")
+
+def down():
+    return named("9876543210")
+
+def large():
+    return named("0123456789", 20)
 
 def last_pixel():
     return lambda images: images[:, 0, :4, -1] * torch.arange(4.0)
@@ -92,8 +111,29 @@ def test_every_model_answers_to_the_images_on_which_they_disagree(here):
         assert right[0] != right[1]
 
 
+def test_the_examples_of_a_model_that_came_in_training_mode_are_of_evaluation(here):
+    assert main(["compare", "models.py:training", "models.py:wrong", *OPTIONS, "--json", "out.json"]) == 0
+    first, _ = json.loads((here / "out.json").read_text())["reports"]
+    assert all(example["predictions"] == 3 * [example["label"]] for example in first["examples"])
+
+
+def test_models_of_one_name_are_called_as_they_were_given(here):
+    (here / "other").mkdir()
+    (here / "other" / "models.py").write_text(SOURCE)
+    models = ["models.py:right", "other/models.py:right", "models.py:wrong"]
+    assert main(["compare", *models, *OPTIONS, "--json", "out.json"]) == 0
+    reports = json.loads((here / "out.json").read_text())["reports"]
+    names = ["models.py:right", "other/models.py:right", "models:wrong"]
+    assert [report["name"] for report in reports] == [report["model"]["name"] for report in reports] == names
+
+
 def test_bad_input_is_one_line(here, fails):
     assert "two or more" in fails("compare", "models.py:right", *OPTIONS)
     assert "each once" in fails("compare", "models.py:right", "models.py:right", *OPTIONS)
     assert "one of" in fails("compare", "models.py:right", "nothing", *OPTIONS)
+    for other, said in (
+        ("large", "models.py:up: (16, 16), models.py:large: (20, 20)"),
+        ("down", "the order of the classes of models.py:down is 'another', expected that of models.py:up"),
+    ):
+        assert said in fails("compare", "models.py:up", f"models.py:{other}", "--data", "digits", "--images", "5")
     assert "one size" in fails("compare", "digits", "models.py:right", "--ignore-labels", *OPTIONS)

@@ -11,8 +11,12 @@ from teka.cli import main
 from teka.cli.mend import cost
 
 SOURCE = """
+import threading
+
 import torch
 from torch import nn
+
+from teka.audit.adapters import Subject
 
 def strided():
     torch.manual_seed(0)
@@ -33,6 +37,14 @@ def placed():
 
 def plain():
     return nn.Sequential(nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+
+def bare():
+    return Subject("bare", "factory", placed(), input_size=(8, 8), in_channels=1, num_classes=4)
+
+def locked():
+    model = placed()
+    model.lock = threading.Lock()
+    return model
 
 def no_module():
     return lambda images: images.flatten(1)[:, :4]
@@ -75,10 +87,12 @@ def test_chosen_fixes_are_made_and_weights_are_written_where_a_fix_changes_them(
     assert main(["mend", "models.py:strided", *options, "--fix", "blur"]) == 0
     assert "not written: weights, for no fix changed any" in capsys.readouterr().out
     assert not (here / "mended.safetensors").exists()
-    assert main(["mend", "models.py:placed", *options, "--fix", "positions"]) == 0
-    (name, table), *more = load_file(here / "mended.safetensors").items()
-    assert (name, more) == ("pos_embed", [])
-    assert torch.equal(table, table.mean().expand_as(table))
+    for model in ("placed", "bare"):
+        assert main(["mend", f"models.py:{model}", *options, "--fix", "positions"]) == 0
+        (name, table), *more = load_file(here / "mended.safetensors").items()
+        assert (name, more) == ("pos_embed", [])
+        assert torch.equal(table, table.mean().expand_as(table))
+        (here / "mended.safetensors").unlink()
 
 
 def test_a_model_with_nothing_to_mend_is_left_and_the_audit_written(here, capsys):
@@ -106,3 +120,6 @@ def test_a_loss_is_called_a_loss_and_what_is_not_told_apart_is_said_to_be(ends, 
 def test_bad_input_is_one_line(here, fails):
     assert "did you mean 'polyphase'?" in fails("mend", "models.py:strided", *OPTIONS, "--fix", "polyphse")
     assert "expected a torch.nn.Module" in fails("mend", "models.py:no_module", *OPTIONS)
+    assert "expected a module that can be copied (" in fails("mend", "models.py:locked", *OPTIONS)
+    said = fails("mend", "models.py:bare", *OPTIONS, "--json", "here", "--out", "here")
+    assert "out is 'here', expected another file than that of --json" in said

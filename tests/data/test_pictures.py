@@ -54,6 +54,19 @@ def test_a_picture_that_is_cut_off_anywhere_is_an_error_that_names_it(format_: s
             open_picture(path)
 
 
+@pytest.mark.skipif(".avif" not in Image.registered_extensions(), reason="this Pillow reads no AVIF")
+def test_whatever_a_damaged_file_raises_is_an_error_that_names_it(tmp_path: Path):
+    path = put(tmp_path, Image.fromarray(COLOUR[:8, :8]), "one.avif")
+    content, refused = path.read_bytes(), 0
+    for at in range(0, len(content), 5):
+        path.write_bytes(content[:at] + b"\0" + content[at + 1 :])
+        try:
+            open_picture(path)
+        except ValueError as error:
+            refused += f"{path} is no picture that can be read" in str(error)
+    assert refused > len(content) // 20
+
+
 @pytest.mark.parametrize("name", ["none.png", "."], ids=["no file", "a folder"])
 def test_what_is_no_file_is_an_error(name: str, tmp_path: Path):
     with pytest.raises(ValueError, match=r"picture is '.*', expected an existing file"):

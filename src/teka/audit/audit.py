@@ -17,7 +17,7 @@ from teka.audit.page.changes import change_sentence
 from teka.audit.page.notation import write_share, write_size, write_step
 from teka.audit.parts import Progress, Work, do_parts, find_caveats
 from teka.audit.report import AuditReport, PackedResponses
-from teka.audit.settings import AuditSettings, Steps
+from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
@@ -34,7 +34,7 @@ def audit(
     images: Tensor,
     labels: Tensor | None = None,
     *,
-    shifts: Sequence[Steps] | None = None,
+    shifts: StepSet | None = None,
     modes: Sequence[str] | None = None,
     preset: str | None = None,
     seed: int | None = None,
@@ -64,7 +64,7 @@ def audit(
         labels: Their classes (N,), integers from 0, or None.
         shifts: The set of shifts, ints along dx or (dy, dx); by default the square of ±8 pixels, less for small images.
         modes: Modes of the function `teka.audit.translate`, each measured for itself; by default "circular".
-        preset: A procedure of the literature to add, a name of `teka.audit.PRESETS`.
+        preset: A procedure of the literature to add, a name of `teka.audit.procedures.PRESETS`.
         seed: Seed of the bootstrap and of the preset's draws; by default 0.
         device: Where images are taken; None leaves them.
         budget_seconds: Time for the whole audit; None for no limit.
@@ -144,7 +144,7 @@ def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str
 
 def verdict(report: AuditReport) -> tuple[str, ...]:
     """Sentences, the headline first: what moving does, where the model breaks, and what to beware of."""
-    of_modes = (_of_mode(one, report.noise_floor) for one in report.metrics)
+    of_modes = (_of_mode(one, report) for one in report.metrics)
     sentences = [_headline(report), *of_modes, *_of_phases(report.phases)]
     if (layers := report.layers) is not None:
         broken = [f"{one.name} {PLACES[kind]}" for kind, one in layers.breaks.items()]
@@ -168,7 +168,7 @@ def _headline(report: AuditReport) -> str:
         return f"These numbers do not mean what they seem to: {', '.join(report.invalid)}."
     moved = [one for one in report.metrics if len(one.shifts) > 1]
     if not moved:
-        return "No image was moved: time was up before."
+        return f"No image was moved{_why_not(report)}."
     if all(_is_exact(one, report.noise_floor) for one in moved):
         return f"{_where(moved)}, moving the image changes nothing but rounding."
     overlaps = [one for one in moved if "overlap" in one.numbers]
@@ -198,12 +198,16 @@ def _is_exact(metrics: Metrics, noise: NoiseFloor | None) -> bool:
     return "maximum_error" in metrics.numbers and metrics.numbers["maximum_error"].value <= floor
 
 
-def _of_mode(metrics: Metrics, noise: NoiseFloor | None) -> str:
+def _why_not(report: AuditReport) -> str:
+    return ": time was up before" if report.settings.get("budget_seconds") else ""
+
+
+def _of_mode(metrics: Metrics, report: AuditReport) -> str:
     numbers = metrics.numbers
     where = f"Moved in mode {metrics.movement.mode} ({len(metrics.shifts)} shifts, {metrics.num_images} images)"
     if len(metrics.shifts) < 2:
-        return f"In mode {metrics.movement.mode} no image was moved: time was up before."
-    if _is_exact(metrics, noise):
+        return f"In mode {metrics.movement.mode} no image was moved{_why_not(report)}."
+    if _is_exact(metrics, report.noise_floor):
         error = numbers["maximum_error"].value
         kind = "does not change" if metrics.output in ("logits", "features") else "moves along exactly"
         right = f"; {_share(numbers['accuracy'])} of the images are answered correctly" if "accuracy" in numbers else ""

@@ -85,7 +85,8 @@ def equivariance_error(
     The function takes batches (B, C, *S), or (B, C, *canvas_size) in mode `canvas`, and returns a real tensor (B, …);
     it is called without gradients, twice for the noise floor and once for each shift, an int along the last axis or one
     step for each. The output is "dense", "invariant", or "auto": dense if it has the sizes along all spatial axes that
-    its input has. The mode is one of `teka.audit.translate`, and canvas_size and background are as of `Movement`.
+    its input has. The mode is one of `teka.audit.translate` but "crop"; canvas_size and background are as of
+    `Movement`.
 
     Raises:
         ValueError: A module in training mode; shifts that are not of whole cells; what `Movement` refuses; empty

@@ -217,6 +217,7 @@ def make_movement(
     mode: str, background: Background = 0.0, canvas_size: Size | None = None, crop_size: Size | None = None
 ) -> Movement:
     """The movement of these settings, with any sequence for what has one number for each channel or axis."""
+    check_name("mode", mode, TRANSLATION_MODES)
     given: Any = (tuple(one) if isinstance(one, Sequence) else one for one in (background, canvas_size, crop_size))
     return Movement(mode, *given)
 

@@ -3,7 +3,7 @@
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,11 @@ class Work:
         self.deadline = Deadline(self.settings.budget_seconds)
         self.sizes = (self.images.shape[2], self.images.shape[3])
         self.shifts = self.settings.shifts_for(self.sizes)
+        self.order = torch.arange(len(self.images))
         if self.settings.precision is not None:  # the first ones must stand for all
-            order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.settings.seed))
-            self.images = self.images[order]
-            self.labels = None if self.labels is None else self.labels[order]
+            self.order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.settings.seed))
+            self.images = self.images[self.order]
+            self.labels = None if self.labels is None else self.labels[self.order]
         self.few = self.images[:FEW_IMAGES].to(self.settings.device)
 
     def first(self, part: str) -> Any:
@@ -107,7 +108,8 @@ def find_caveats(work: Work) -> list[caveats.Caveat]:
     """What could mislead, of what was measured and of the model and the images."""
     settings, noise, module = work.settings, work.first("noise"), module_of(work.model)
     repeat = 0.0 if noise is None else noise.repeat
-    found = [*caveats.non_determinism(repeat), *caveats.few_images(len(work.images), settings.confidence)]
+    fewest = min(responses.num_images for responses, _ in work.results["mode"])
+    found = [*caveats.non_determinism(repeat), *caveats.few_images(fewest, settings.confidence)]
     if module is not None:
         found += caveats.random_features(module)
     work.attempt("batch mates", "batch mates", lambda: caveats.batch_mates(work.model, work.unshifted(), repeat))
@@ -256,7 +258,8 @@ def _examples(work: Work, _one: str) -> Iterator[Example]:
     settings = work.settings
     for responses, _ in work.results["mode"]:
         worst = worst_images(responses, settings.num_examples)
-        yield from make_examples(work.model, work.images, responses, worst, settings)
+        for example in make_examples(work.model, work.images, responses, worst, settings):
+            yield replace(example, index=int(work.order[example.index]))
 
 
 @dataclass(frozen=True)

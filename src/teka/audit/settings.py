@@ -5,18 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from teka.audit.changes import CHANGES
 from teka.audit.measure.outputs import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Movement
 from teka.audit.shifts import square_shifts
+from teka.audit.statistics.estimate import BootstrapSettings
 from teka.checks import check_name, check_sizes
 from teka.codec import encode
 from teka.errors import wrong_value
 
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
 Steps = int | float | Sequence[int | float]
+StepSet = Sequence[Steps] | np.ndarray | Tensor
 PARTS = ("noise", "layers", "derivative", "sensitivity")  # what an audit does beside the shifts themselves
 MAX_SHIFT = 8
 
@@ -34,7 +38,7 @@ class AuditSettings:
         shifts: The set of shifts; None for the square of ±8 pixels, less for images of fewer than 32.
         modes: Modes of the function `teka.audit.translate`, each measured for itself.
         changes: What to measure too, names of `teka.audit.changes.CHANGES`.
-        preset: A procedure of the literature to add, a name of `teka.audit.PRESETS`, or None.
+        preset: A procedure of the literature to add, a name of `teka.audit.procedures.PRESETS`, or None.
         parts: Which of `PARTS` to do.
         background: Value of the images' background: one, or one for each channel.
         canvas_size: Size of the canvas for mode `canvas`; None for the images' and room for every shift.
@@ -57,7 +61,7 @@ class AuditSettings:
         ValueError: An unknown name, no mode, the same mode twice, or a number that is too small.
     """
 
-    shifts: Sequence[Steps] | None = None
+    shifts: StepSet | None = None
     modes: Sequence[str] = ("circular",)
     changes: Sequence[str] = ()
     preset: str | None = None
@@ -91,6 +95,8 @@ class AuditSettings:
             check_name("parts", part, PARTS)
         check_name("output", self.output, OUTPUT_CHOICES)
         check_sizes({"batch_size": self.batch_size})
+        check_sizes({"num_examples": self.num_examples}, least=0)
+        BootstrapSettings(**self.intervals)
         if self.budget_seconds is not None and self.budget_seconds <= 0:
             raise wrong_value("budget_seconds", self.budget_seconds, "a positive number of seconds, or None")
         if self.precision is not None and not self.precision > 0:
@@ -106,7 +112,8 @@ class AuditSettings:
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
         still = (0,) * (len(sizes) - 1)
-        given = [tuple(one) if isinstance(one, Sequence) else (*still, one) for one in self.shifts]
+        shifts = self.shifts.tolist() if isinstance(self.shifts, (np.ndarray, Tensor)) else self.shifts
+        given = [tuple(one) if isinstance(one, Sequence) else (*still, one) for one in shifts]
         return tuple(dict.fromkeys([(0, *still), *given]))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:

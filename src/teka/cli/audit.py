@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import teka.audit
-from teka.audit.adapters import FORMS, Reading, load
+from teka.audit.adapters import FORMS, Reading, Subject, load
 from teka.audit.adapters.case import AuditCase, AuditImages, load_images, make_case, usual_mode
 from teka.audit.adapters.reading import Size
 from teka.audit.changes import CHANGES
-from teka.audit.function import evaluating
+from teka.audit.function import evaluating, module_of
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
-from teka.audit.page.summary import write_badge, write_summary
+from teka.audit.page.summary import badge_svg, summary_markdown
 from teka.audit.page.tables import WIDTH
 from teka.audit.page.text import audit_text
 from teka.audit.procedures import PRESETS
@@ -32,13 +32,15 @@ from teka.checks import check_name
 from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.errors import require, wrong_value
-from teka.files import check_output, make_directory, write_json
+from teka.files import check_output, make_directory, write_bytes, write_json
 
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.
 METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share and number.over != "rest")
 NOT_PASSED = 1
-RESULTS = ("html", "json", "markdown", "badge")  # files to write
+RESULTS = ("html", "json", "markdown", "badge", "out")  # files to write
+# What makes nothing of the search for the worst shift alone.
+NOT_SEARCHED = (*RESULTS, "fail_under", "precision", "preset", "budget", "resume", "changes")
 # Fields of the settings that are options by their own names and words; others are declared here, of several options.
 SETTINGS = ("background", "output", "stride", "seed", "batch_size", "confidence", "num_resamples", "num_examples")
 FORMS_OF_MODELS = "; ".join((*(one.form for one in OWN_LOADERS), *FORMS))
@@ -107,7 +109,7 @@ def audit(options: Namespace, command: str) -> int:
     """Move test images and see what a model makes of it.
 
     Accuracy and consistency with intervals, the layer that breaks first, and what could mislead. The answer is 1 where
-    --fail-under is not reached, 2 for bad input.
+    --fail-under is not reached, 2 for bad input, or where a mode that it asks for could not be measured.
     """
     check_name("metric", options.metric, METRICS)
     if options.fail_under is not None and not 0 <= options.fail_under <= 1:
@@ -116,10 +118,14 @@ def audit(options: Namespace, command: str) -> int:
         check_name("skip", part, PARTS)
     settings = make_settings(options, tuple(part for part in PARTS if part not in options.skip))
     settings = dataclasses.replace(settings, precision=options.precision, changes=tuple(options.changes))
+    if options.find_worst is not None:
+        unused = [name for name in NOT_SEARCHED if getattr(options, name, None) not in (None, [])]
+        if unused or len(settings.modes) > 1:
+            given = ", ".join(unused) or "several modes"
+            expected = f"None with {given}: it looks for one shift of one mode, and makes no report"
+            raise wrong_value("find_worst", options.find_worst, expected)
     state = check_files(options)
-    if options.find_worst is not None and any(getattr(options, name) is not None for name in RESULTS):
-        raise wrong_value("find_worst", options.find_worst, "None where a report is asked for: it makes none")
-    case = read_case(options.model, options, settings)
+    case = read_case(read_model(options.model, options), options, settings)
     print(case.description)
     if options.find_worst is not None:
         print(textwrap.fill(worst_shift(case, options.find_worst).words, WIDTH))
@@ -135,7 +141,7 @@ def worst_shift(case: AuditCase, share: float) -> WorstShift:
     settings, sizes = case.settings, (case.images.shape[2], case.images.shape[3])
     if case.labels is None:
         raise wrong_value("find_worst", share, "None without labels, which say whether a classifier is right")
-    with evaluating(case.subject.module), progress_bar() as show:
+    with evaluating(module_of(case.function)), progress_bar() as show:
         return find_worst_shift(
             case.function,
             case.images,
@@ -153,6 +159,8 @@ def worst_shift(case: AuditCase, share: float) -> WorstShift:
 
 def passes(report: AuditReport, metric: str, least: float) -> bool:
     """Whether a share of `METRICS` is reached in every mode, and nothing makes the numbers void; says so."""
+    if missing := [f"{one.part} ({one.message})" for one in report.failures if one.part.startswith("mode ")]:
+        raise ValueError(f"not all was measured that --fail-under is held to: {', '.join(missing)}")
     value = report.number(metric)
     if report.invalid:
         print(f"not passed: the numbers do not mean what they say ({', '.join(report.invalid)})")
@@ -209,7 +217,8 @@ def check_files(options: Namespace) -> Path | None:
     given = {name: getattr(options, name, None) for name in RESULTS}
     paths = {argument: Path(path) for argument, path in given.items() if path is not None}
     for argument, path in paths.items():
-        make_directory(argument, path.parent)
+        if path.is_file() or not path.exists():  # not beside a device or a pipe
+            make_directory(argument, path.parent)
         check_output(argument, path)
     written: dict[Path, str] = {}
     for argument, path in paths.items():
@@ -228,25 +237,28 @@ def write_results(
     pairs: Sequence[Pair] = (),
 ) -> None:
     """Write the files that were asked for, print text and tracebacks; what fails costs only itself."""
-    writers: dict[str, Callable[[Path], Path]] = {
+    writers: dict[str, Callable[[Path], object]] = {
         "html": lambda path: write_audit_page(reports, path, pairs),
         "json": lambda path: write_json(path, content),
-        "markdown": lambda path: write_summary(reports, path, pairs),
-        "badge": lambda path: write_badge(reports[0], path),
+        "markdown": lambda path: write_bytes(path, summary_markdown(reports, pairs).encode()),
+        "badge": lambda path: write_bytes(path, badge_svg(reports[0]).encode()),
     }
+
+    def write(writer: Callable[[Path], object], path: Path) -> None:
+        writer(path)
+        print(f"written: {path}")
+
     with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
         results.callback(print, text)
-        for name, write in writers.items():
+        for name, writer in writers.items():
             if (path := getattr(options, name, None)) is not None:
-                results.callback(lambda write=write, path=path: print(f"written: {write(Path(path))}"))
+                results.callback(write, writer, Path(path))
         for failure in (failure for report in reports for failure in report.failures if options.debug):
             results.callback(sys.stderr.write, f"{failure.part}:\n{failure.traceback or failure.message}\n")
 
 
-def read_case(
-    model: str, options: Namespace, settings: AuditSettings, read: Callable[..., AuditImages] = load_images
-) -> AuditCase:
-    """A model and its images, by `OPTIONS`."""
+def read_model(model: str, options: Namespace) -> Subject:
+    """A model, by `OPTIONS`."""
     reading = Reading(
         options.input_size,
         options.weights,
@@ -257,7 +269,13 @@ def read_case(
         options.device,
         options.data_dir,
     )
-    subject = load(model, reading, loaders=OWN_LOADERS)
+    return load(model, reading, loaders=OWN_LOADERS)
+
+
+def read_case(
+    subject: Subject, options: Namespace, settings: AuditSettings, read: Callable[..., AuditImages] = load_images
+) -> AuditCase:
+    """A model with its images, by `OPTIONS`."""
     return make_case(
         subject,
         options.data,

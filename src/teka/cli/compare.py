@@ -9,12 +9,22 @@ from pathlib import Path
 import torch
 
 from teka.audit.adapters.case import AuditCase, load_images
+from teka.audit.function import evaluating, module_of
 from teka.audit.measure.responses import Responses
 from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport, make_examples
 from teka.audit.settings import PARTS
 from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement
-from teka.cli.audit import MODEL_HELP, OPTIONS, audit_case, check_files, make_settings, read_case, write_results
+from teka.cli.audit import (
+    MODEL_HELP,
+    OPTIONS,
+    audit_case,
+    check_files,
+    make_settings,
+    read_case,
+    read_model,
+    write_results,
+)
 from teka.cli.parser import Option, command
 from teka.codec import encode
 from teka.errors import wrong_value
@@ -41,8 +51,14 @@ def compare(options: Namespace, command: str) -> None:
     settings = make_settings(options, PARTS if options.html is not None else ())
     state = check_files(options)
     read = cache(load_images)  # so that pictures are decoded, and kept, once for all models that see the same
-    cases = [read_case(model, options, settings, read) for model in options.models]
-    check_same_sizes(cases)
+    subjects = [read_model(model, options) for model in options.models]
+    names = [subject.name for subject in subjects]
+    told = [
+        subject if names.count(subject.name) == 1 else replace(subject, name=model)
+        for model, subject in zip(options.models, subjects, strict=True)
+    ]
+    cases = [read_case(subject, options, settings, read) for subject in told]
+    check_comparable(cases)
     print(*(case.description for case in cases), sep="\n")
     folders = [None if state is None else make_directory("resume", state / str(at)) for at in range(len(cases))]
     reports = [
@@ -80,13 +96,18 @@ def write_comparison(
     write_results(reports, content, options, "\n\n".join(text), pairs)
 
 
-def check_same_sizes(cases: Sequence[AuditCase]) -> None:
-    """Check that a shift by a pixel is the same for all models."""
-    sizes = {case.subject.name: tuple(case.images.shape[2:]) for case in cases}
-    if len(set(sizes.values())) > 1:
-        shown = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+def check_comparable(cases: Sequence[AuditCase]) -> None:
+    """Check that a shift by a pixel is the same for all models, and the number of a class."""
+    sizes = [tuple(case.images.shape[2:]) for case in cases]
+    if len(set(sizes)) > 1:
+        shown = ", ".join(f"{case.subject.name}: {size}" for case, size in zip(cases, sizes, strict=True))
         expected = "one size, for a pixel of a shift is another step for each; --shift-before-resize, or --input-size"
         raise wrong_value("the size of the models' images", shown, expected)
+    labelled = [(case.subject.name, case.labels) for case in cases if case.labels is not None]
+    for name, labels in labelled:
+        if not torch.equal(labels, labelled[0][1]):
+            expected = f"that of {labelled[0][0]}: answers are compared by the numbers of their classes"
+            raise wrong_value(f"the order of the classes of {name}", "another", expected)
 
 
 def share_examples(
@@ -109,7 +130,8 @@ def share_examples(
     changed = []
     for at, (case, report) in enumerate(zip(cases, reports, strict=True)):
         examples = []
-        for of_mode, indices in zip(answers, chosen, strict=True):
-            examples += make_examples(case.function, case.images, of_mode[at], indices, case.settings)
+        with evaluating(module_of(case.function)):
+            for of_mode, indices in zip(answers, chosen, strict=True):
+                examples += make_examples(case.function, case.images, of_mode[at], indices, case.settings)
         changed.append(replace(report, examples=tuple(examples)))
     return changed

@@ -1,5 +1,6 @@
 """`teka mend`: what a model loses shifts by is changed without training, and the model audited before and after."""
 
+import copy
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,14 +17,14 @@ from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
 from teka.audit.statistics.ranking import Pair
 from teka.checks import check_name
-from teka.cli.audit import MODEL_HELP, OPTIONS, check_files, make_settings, read_case, write_results
+from teka.cli.audit import MODEL_HELP, OPTIONS, check_files, make_settings, read_case, read_model, write_results
 from teka.cli.compare import audit_modes, write_comparison
 from teka.cli.parser import Option, command
 from teka.codec import encode
 from teka.convert.mending import Mending
 from teka.convert.mending import mend as mend_model
-from teka.errors import wrong_value
-from teka.files import check_output, make_directory, write_bytes
+from teka.errors import FOREIGN, first_line, wrong_value
+from teka.files import make_directory, write_bytes
 from teka.models.model_file import pack
 
 FIX_HELP = (
@@ -53,12 +54,13 @@ def mend(options: Namespace, command: str) -> None:
         check_name("fix", fix, FIXES)
     settings = make_settings(options, PARTS if options.html is not None else ("layers",))
     state = check_files(options)
-    if options.out is not None:
-        make_directory("out", Path(options.out).parent)
-        check_output("out", Path(options.out))
-    case = read_case(options.model, options, settings)
+    case = read_case(read_model(options.model, options), options, settings)
     if not isinstance(case.function, nn.Module):
         raise wrong_value("model", options.model, "a torch.nn.Module, whose layers can be changed")
+    try:
+        copy.deepcopy(case.function)
+    except FOREIGN as error:
+        raise wrong_value("model", options.model, f"a module that can be copied ({first_line(error)})") from error
     print(case.description)
     folder = None if state is None else make_directory("resume", state / "before")
     before = audit_modes(case, command, folder, debug=options.debug)
@@ -118,6 +120,6 @@ def _write_weights(case: AuditCase, mended: nn.Module, done: Mending, path: Path
     if not done.parameters:
         print("not written: weights, for no fix changed any")
         return
-    place = next(name for name, one in case.function.named_modules() if one is case.subject.module)
+    place = next((name for name, one in case.function.named_modules() if one is case.subject.module), "")
     write_bytes(path, pack(mended.get_submodule(place), "float32"))
     print(f"written: {path}")

@@ -9,6 +9,7 @@ from torch import nn
 
 from teka.audit.adapters import Preprocessing, Subject, load
 from teka.audit.adapters.case import load_images, make_case, match_labels, place_for_modes, read_pictures, usual_mode
+from teka.audit.function import call_model
 from teka.audit.settings import AuditSettings
 from teka.cli.own_models import OWN_LOADERS
 from teka.data import Normalize, resize_bilinear
@@ -66,6 +67,16 @@ def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(
     after = make_case(subject, arrays, SETTINGS)
     torch.testing.assert_close(case.function(case.images), after.function(after.images))
     assert "shifted and then resized" in case.known["caveats"][0].message
+
+
+def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_before_resizing(tmp_path):
+    write_pictures(tmp_path, ("a", "b"), colour=False)
+    mnist = load("mnist", loaders=OWN_LOADERS)
+    case = make_case(mnist, str(tmp_path), SETTINGS, shift="before", labelled=False)
+    assert tuple(case.images.shape[1:]) == (1, 9, 7)
+    assert call_model(case.function, case.images, str).shape[1:] == (10,)
+    # Of digits it is the canvas that has a size.
+    assert tuple(make_case(mnist, "digits", SETTINGS, shift="before").images.shape[2:]) == (28, 28)
 
 
 def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(arrays):
@@ -258,6 +269,14 @@ def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"size of .*1\.png is \(5, 6\)"):
         read_pictures(files, Preprocessing())
     assert read_pictures(files, Preprocessing(), 4)[1] == (4, 4)
+
+
+def test_a_picture_that_cannot_be_looked_at_is_left_to_be_read(tmp_path, monkeypatch):
+    write_pictures(tmp_path, ("a", "b"))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert usual_mode(str(tmp_path)) == "circular"
+    with pytest.raises(ValueError, match=r"the size of .*png is 'a bomb'"):
+        load_images(str(tmp_path), Preprocessing())
 
 
 def test_what_is_no_folder_of_classes_is_an_error(tmp_path):

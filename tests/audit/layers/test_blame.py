@@ -295,6 +295,12 @@ def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_fo
     assert {one.prefix_tokens for one in rotation.findings if one.name.startswith("blocks.0")} == {1}
 
 
+def test_layers_are_looked_into_in_inference_mode_too():
+    model = network(circular(2, 4), nn.ReLU())
+    with torch.inference_mode():
+        assert blame_layers(model, images(), SHIFTS, CIRCULAR).breaks == {}
+
+
 @pytest.mark.usefixtures("as_users_run_it")
 def test_bad_input_is_refused_with_a_message():
     model = network(circular(2, 4), nn.ReLU())
@@ -303,6 +309,7 @@ def test_bad_input_is_refused_with_a_message():
         ("layers is 'stem'", {"layers": ["stem"]}),
         ("shifts", {"shifts": [(0, 0)]}),
         ("shift is", {"shifts": [(0, 99)]}),
+        ("mode is 'rotation', expected one that shifts", {"movement": Movement("rotation"), "shifts": [5]}),
         ("threshold", {"threshold": 0.0}),
         ("num_images", {"num_images": 0}),
         ("images has shape", {"images": images()[0]}),

@@ -204,6 +204,23 @@ def test_a_module_without_any_tensor_is_visited_with_none():
     assert visits(Silent(), torch.ones(2, 3))[-1][2] is None
 
 
+def test_a_part_that_raises_is_over_where_the_model_goes_on_without_it():
+    class Falling(nn.Sequential):
+        def forward(self, input):
+            with pytest.raises(RuntimeError):
+                self[0](input)
+            return self[1](input)
+
+    model = Falling(nn.Linear(2, 2), nn.ReLU())
+    found = [(one.module, one.side, one.inside) for one, _, _ in visits(model, torch.ones(2, 3))]
+    assert found[2:] == [
+        ("0", "output", ("", 1)),
+        ("1", "input", ("", 1)),
+        ("1", "output", ("", 1)),
+        ("", "output", None),
+    ]
+
+
 def test_no_hook_is_left_when_the_model_raises():
     class Raising(nn.Module):
         def forward(self, images):

@@ -282,10 +282,12 @@ def test_what_was_measured_before_the_classifier_raised_is_kept():
     assert present(caught.value.responses).evaluated.sum() == 5
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 def test_what_cannot_be_searched_is_refused():
     for changes, message in [
         ({"function": lambda images: images}, r"\(batch, classes\) with two or more classes"),
         ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
+        ({"labels": None}, "labels is None, expected a tensor"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"shifts": [(0, 1)]}, "with the zero shift"),
     ]:

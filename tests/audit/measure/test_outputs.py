@@ -77,10 +77,11 @@ def test_a_fraction_of_a_cell_is_the_same_interpolation_of_the_map():
     assert error.max() <= 1e-24
 
 
-def test_half_precision_is_summed_without_overflow():
+def test_half_precision_and_large_outputs_are_summed_without_overflow():
     values = torch.full((1, 4), 300.0, dtype=torch.float16)
     assert sum_of_squares(values).tolist() == [360000.0]
     assert sum_of_squares(values, -values).tolist() == [1440000.0]
+    assert sum_of_squares(torch.full((1, 4), 1e25)).item() == pytest.approx(4e50)
 
 
 def test_shifts_without_a_counterpart_are_refused():

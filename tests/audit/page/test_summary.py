@@ -8,7 +8,7 @@ from tests.audit.page.test_compared import PAIRS, reports_of
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
-from teka.audit.page.summary import BADGE_COLOURS, badge_svg, summary_markdown, write_badge, write_summary
+from teka.audit.page.summary import BADGE_COLOURS, badge_svg, summary_markdown
 
 VOID = Caveat("constant predictor", "invalidates", "It says 3.")
 
@@ -68,8 +68,3 @@ def test_a_caveat_of_several_models_stands_once_in_the_summary():
     text = summary_markdown([make_report("patches"), make_report("rotation")])
     assert text.count("- all models: These numbers hold for less, **few images**.") == 1
     assert text.count("few images") == 1
-
-
-def test_both_are_files(tmp_path):
-    assert ElementTree.parse(write_badge(make_report("<&>"), tmp_path / "badge.svg")).getroot().tag.endswith("svg")
-    assert write_summary([make_report()], tmp_path / "audit.md").read_text(encoding="utf-8").endswith("\n")

@@ -128,7 +128,7 @@ class Loader:
     takes_weights: bool = False  # whether others than the model's own
 
 
-def load(spec: str, reading: Reading | None = None, *, loaders: Sequence[Loader] = ()) -> Subject:
+def load(spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = ()) -> Subject:
     """The model that a name or a path stands for, ready to be audited.
 
     Nothing is unpickled. Only "path/module.py:function" runs code that is not of an installed library.
@@ -142,7 +142,6 @@ def load(spec: str, reading: Reading | None = None, *, loaders: Sequence[Loader]
         ImportError: A library that is needed is not installed; the message says what to install.
         ValueError: No such model, one that cannot be read, or one of another size or number of classes.
     """
-    reading = READING if reading is None else reading
     device = reading.device
     if str(device).startswith("meta"):
         raise wrong_value("device", str(device), "a device that computes")

@@ -81,7 +81,8 @@ def read_pictures(
     files: Sequence[Path], transform: Preprocessing, image_size: Size = None
 ) -> tuple[Float[Tensor, "images channels height width"], tuple[int, int] | None]:
     """Pictures as a model takes them, of unknown channels grey if all files are; and their size, if it is one."""
-    grey = all(map(_is_grey, files)) if transform.in_channels is None else transform.in_channels == 1
+    channels = transform.in_channels
+    grey = all(_look(file)[0] in GREY for file in files) if channels is None else channels == 1
     images, sizes = [], set()
     for path in files:
         levels = read_picture(path, in_channels=1 if grey else 3)[None]
@@ -94,14 +95,15 @@ def read_pictures(
     return torch.cat(images), sizes.pop() if len(sizes) == 1 else None
 
 
-def _is_grey(path: Path) -> bool:
+def _look(path: Path) -> tuple[str, int]:
+    """The mode and the shorter side of a picture, of which only the head is read; ("", 0) if it cannot be."""
     try:
         from PIL import Image
 
         with Image.open(path) as picture:
-            return picture.mode in GREY
-    except (ImportError, OSError):  # which reading the picture puts into words
-        return False
+            return picture.mode, min(picture.size)
+    except Exception:  # which reading the picture puts into words
+        return "", 0
 
 
 PHOTOGRAPH_SIDE = 128  # pixels
@@ -117,17 +119,8 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> str:
     if path is None or not path.is_dir():
         return "circular"
     files = [file for file, _ in find_pictures(path)[0][-1]][:_LOOKED_AT]
-    return "crop" if all(map(_is_photograph, files)) else "circular"
-
-
-def _is_photograph(path: Path) -> bool:
-    try:
-        from PIL import Image
-
-        with Image.open(path) as picture:
-            return picture.mode not in GREY and min(picture.size) >= PHOTOGRAPH_SIDE
-    except (ImportError, OSError):  # which reading the picture puts into words
-        return False
+    are_photographs = all(mode not in GREY and side >= PHOTOGRAPH_SIDE for mode, side in map(_look, files))
+    return "crop" if are_photographs else "circular"
 
 
 RESIZING = ("before", "after")  # whether images are shifted before or after the resize to the model's size
@@ -164,7 +157,9 @@ def make_case(
     Several models share the images if `read` is one `functools.cache(load_images)` for all.
     """
     check_name("shift", shift, RESIZING)
-    if image_size is None and subject.loads_at_input_size and not data.endswith(".npz"):
+    # The size of digits is that of their canvas: there is no resize before which they could be shifted.
+    is_loaded_at = shift == "after" or data == "digits"
+    if image_size is None and subject.loads_at_input_size and is_loaded_at and not data.endswith(".npz"):
         image_size = subject.input_size
     if before := shift == "before":
         transform, audited = Preprocessing(subject.transform.in_channels), subject.taking_unplaced_images()

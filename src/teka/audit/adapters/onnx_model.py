@@ -95,10 +95,8 @@ class OnnxFunction(nn.Module):
     def _inner_session(self) -> Any:
         """A session of the same graph of which every node's first output is an output too."""
         if self._inner is None:
-            onnx, library = (
-                require("onnx", "layers need", "onnx"),
-                require("onnxruntime", "this model needs", "teka[audit]"),
-            )
+            onnx = require("onnx", "layers need", "onnx")
+            library = require("onnxruntime", "this model needs", "teka[audit]")
             model = onnx.ModelProto()
             model.CopyFrom(self._graph)
             known = {one.name for one in model.graph.output}

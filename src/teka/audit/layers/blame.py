@@ -151,12 +151,14 @@ def blame_layers(
         batch_size: Images in a forward pass at most, but at least two.
 
     Raises:
-        ValueError: A module in training mode, no such layer, images that are no images, no shift but zero, one that
-            does not fit, or a threshold or number that is not positive.
+        ValueError: A module in training mode, no such layer, images that are no images, a movement that is a change,
+            no shift but zero, one that does not fit, or a threshold or number that is not positive.
         ModelError: The model raised; the message says where.
     """
     check_evaluation_mode("module", module)
     check_tensor("images", images, "images", "channels", "height", "width")
+    if movement.change is not None:
+        raise wrong_value("movement.mode", movement.mode, "one that shifts images")
     for argument, number in (("threshold", threshold), ("num_images", num_images), ("batch_size", batch_size)):
         if number is not None and not number > 0:
             raise wrong_value(argument, number, "a positive number")

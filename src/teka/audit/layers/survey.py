@@ -50,7 +50,9 @@ class Trace(ExitStack):
         with ExitStack() as hooks:  # where a module takes none, none is left behind
             for name, module in modules.items():
                 hooks.callback(module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(partial(self._after, name)).remove)
+                # A part that raises is over too, if the model goes on without it.
+                after = module.register_forward_hook(partial(self._after, name), always_call=True)
+                hooks.callback(after.remove)
             self.push(hooks.pop_all())
 
     def run(self, batch: Tensor, what: str) -> None:
@@ -125,7 +127,7 @@ class Survey:
         self.stops: list[Stop] = []
         self.flattened: dict[str, None] = {}
         self._num_images, self.seen_size, self._recogniser = num_images, seen_size, Recogniser(seen_size)
-        self._seen: dict[int, tuple[weakref.ref, int, int | str]] = {}
+        self._seen: dict[int, tuple[weakref.ref, int | None, int | str]] = {}
         self._inputs: dict[tuple[str, int], tuple[int | None, tuple[int, ...]]] = {}
 
     @property
@@ -148,11 +150,13 @@ class Survey:
 
     def _find(self, visit: Visit, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:
         """The index of the tensor's slot, or why it has none; and whether the tensor is a new one."""
+        # What is made in inference mode has no version.
+        version = None if tensor.is_inference() else tensor._version
         handed_on = self._seen.get(id(tensor))
-        if handed_on is not None and handed_on[0]() is tensor and handed_on[1] == tensor._version:
+        if handed_on is not None and handed_on[0]() is tensor and handed_on[1] == version:
             return handed_on[2], False
         found = self._measure(visit, module, tensor)
-        self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, found)
+        self._seen[id(tensor)] = (weakref.ref(tensor), version, found)
         return found, isinstance(found, int)
 
     def _measure(self, visit: Visit, module: nn.Module, tensor: Tensor) -> int | str:

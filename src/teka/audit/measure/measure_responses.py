@@ -17,7 +17,7 @@ from teka.audit.measure.measurement import Device, Measurement
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.audit.shifts import SubpixelShifts
-from teka.checks import check_sizes
+from teka.checks import WHOLE, check_kind, check_sizes
 from teka.codec import encode
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
@@ -247,6 +247,7 @@ def search_worst(
     lower bound where time ran out. Arguments, errors and result are as of `measure_responses`; `progress` gets the
     seconds left if no further image failed, and `evaluated` is False where an image was not shown.
     """
+    check_kind("labels", labels, WHOLE)
     check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)
     measurement = Measurement(function, images, shifts, movement, labels, "logits", None, device)

@@ -165,7 +165,7 @@ def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Squares:
     exact = torch.promote_types(values.dtype, torch.float32)
     wide = values.to(exact) if subtracted is None else values.to(exact) - subtracted.to(exact)
     within = torch.linalg.vector_norm(wide.flatten(2), dim=2) if wide.ndim > 2 else wide
-    return within.square().sum(dim=1, dtype=sum_dtype(values.device))
+    return within.to(sum_dtype(values.device)).square().sum(dim=1)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

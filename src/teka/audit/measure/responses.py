@@ -48,9 +48,8 @@ class Responses:
     divergence: Float[Tensor, "shifts images"] | None = None  # KL(p_0 ‖ p_s) in nats
     # Mean intersection over union with the classes or boxes moved along; None of other outputs.
     overlap: Float[Tensor, "shifts images"] | None = None
-    cosine_distance: Float[Tensor, "shifts images"] | None = (
-        None  # 1 − cos(f(T_s x), f(x)); it and the next of features
-    )
+    # 1 − cos(f(T_s x), f(x)); it and the next are None but of features.
+    cosine_distance: Float[Tensor, "shifts images"] | None = None
     rank: Int[Tensor, "shifts images"] | None = None  # of f(x) among all images' by cosine to f(T_s x), from 1 on
     calls: int = 0  # of the model
     seconds: float = 0.0  # wall time of the measurement

@@ -15,7 +15,7 @@ from teka.audit.measure.measurement import Device, Measurement
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts
 from teka.audit.statistics.estimate import check_confidence, scipy_special
-from teka.checks import check_sizes
+from teka.checks import WHOLE, check_kind, check_sizes
 from teka.errors import wrong_value
 
 FIRST_IMAGES = 32  # of the first round; each further one doubles them
@@ -102,6 +102,7 @@ def find_worst_shift(
     Raises:
         ValueError: As `measure_responses`; a share or a confidence outside (0, 1).
     """
+    check_kind("labels", labels, WHOLE)
     check_sizes({"batch_size": batch_size})
     check_confidence(confidence)
     if not 0 < share <= 1:

@@ -11,12 +11,8 @@ from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Lead, Pair, find_leads
 
-DECISIVE = (
-    "worst_shift_accuracy",
-    "consistency",
-    "overlap",
-    "mean_error",
-)  # the first that is defined names the winner
+# The first that is defined names the winner.
+DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
 def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, list[tuple[str, str]]]:

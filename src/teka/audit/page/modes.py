@@ -133,12 +133,8 @@ def _legend(heat_map: HeatMap, scale: Scale, top: float) -> str:
     return "".join(parts)
 
 
-FIRST_CURVES = (
-    "accuracy",
-    "agreement",
-    "overlap",
-    "retrieval",
-)  # shown at once; the others are folded away, unless there is none of these
+# Shown at once; the others are folded away, unless there is none of these.
+FIRST_CURVES = ("accuracy", "agreement", "overlap", "retrieval")
 MAP_NUMBERS = (*FIRST_CURVES, "error")  # of these the first that is defined is drawn as a map
 MAP_KINDS = {"shifts": "At every shift: {}", "sensitivity": "Translation sensitivity", "phase": "By phase: {}"}
 """The maps, and what each is called; braces stand for the number."""

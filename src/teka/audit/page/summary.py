@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import winner
@@ -13,7 +12,6 @@ from teka.audit.page.tables import Table
 from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
-from teka.files import write_bytes
 
 SUMMARY_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency")
 SUMMARY_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "maximum_error")
@@ -45,18 +43,6 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
     lines = (f"- {names}: {SEVERITIES[one.severity]}, **{one.name}**. {one.message}" for one, names in caveats)
     parts.append("\n".join(lines))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def write_summary(reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[Pair] = ()) -> Path:
-    """Write the `summary_markdown`, whole or not at all."""
-    write_bytes(Path(path), summary_markdown(reports, pairs).encode("utf-8"))
-    return Path(path)
-
-
-def write_badge(report: AuditReport, path: str | Path) -> Path:
-    """Write the `badge_svg`, whole or not at all."""
-    write_bytes(Path(path), badge_svg(report).encode("utf-8"))
-    return Path(path)
 
 
 def badge_svg(report: AuditReport) -> str:

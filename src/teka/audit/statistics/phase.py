@@ -20,13 +20,8 @@ from teka.errors import wrong_value
 
 Strides = Sequence[int]
 Members = Float[Tensor, "phases shifts"]
-PHASE_VALUES = (
-    "error",
-    "accuracy",
-    "agreement",
-    "overlap",
-    "retrieval",
-)  # curves of which the values are told apart by phase
+# Curves of which the values are told apart by phase.
+PHASE_VALUES = ("error", "accuracy", "agreement", "overlap", "retrieval")
 _NEARLY = 0.9  # strides that explain nearly as much as the best are multiples of what is sought, or it
 
 
