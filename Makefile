@@ -90,8 +90,9 @@ docs-version: $(DOCS_READY)
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" mike set-default latest
 
 # What is released: this commit, with nothing else in the tree, whose changes are written down under its version.
-release: wheel
-	git diff --exit-code HEAD
+release:
+	test -z "$$(git status --porcelain)" || { git status --short; exit 1; }
+	$(MAKE) wheel
 	grep -q '^## \[$(VERSION)\] - ' CHANGELOG.md || { echo "CHANGELOG.md has no heading of version $(VERSION) with a date" >&2; exit 1; }
 	git tag --annotate v$(VERSION) --message 'teka $(VERSION)'
 

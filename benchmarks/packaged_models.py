@@ -25,7 +25,7 @@ HALVES = ((0.5, 0.0), (0.0, 0.5), (0.5, 0.5))
 MODES = {
     "circular": "circular, every whole shift",
     "zero": "zero-filled, one pixel",
-    "crop": "crops, one pixel apart",
+    "crop": "crops of {0} × {0}, one pixel apart",
     "fourier": "circular, half a pixel",
 }
 DATA = {
@@ -71,12 +71,12 @@ def measure(name: str, data_dir: str) -> tuple[list[str], Table]:
         f"{run['learning_rate']:g}, {run['schedule']} schedule with {run['warmup']:g} of it warm-up, label "
         f"smoothing {run['label_smoothing']:g}, {' and '.join(moves) or 'no augmentation'}, {run['precision']}; "
         f"seed {run['seed']}.",
-        f"Trained {training['date']} in {training['seconds']:,.0f} s: {training['hardware']}, "
+        f"Trained {training['date']} in {training['seconds']:,.0f} s by the clock: {training['hardware']}, "
         f"PyTorch {training['torch']}.",
     ]
     rows = [
         (
-            MODES[mode],
+            MODES[mode].format(window),
             f"{one.images:,}",
             f"{one.shifts:,}",
             f"{100 * one.consistency:.2f}",
