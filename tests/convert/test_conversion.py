@@ -276,11 +276,12 @@ def test_its_state_is_that_of_the_layer_and_its_border_is_printed():
     [
         (build(kernel="softmax"), (1, 1), (1.0, 1.0), "attention.kernel is .*, expected one that looks at no content"),
         (build(), (1, -1), (1.0, 1.0), r"border is \(1, -1\)"),
+        (build(), (1, 0.5), (1.0, 1.0), r"border is \(1, 0.5\)"),
         (build(), (1, 1), (1.0, 1.0, 1.0), "spacing is"),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    layer: Attention, border: tuple[int, ...], spacing: tuple[float, ...], message: str
+    layer: Attention, border: tuple[int, ...], spacing: tuple[float, ...], message: str, as_users_run_it: None
 ):
     with pytest.raises(ValueError, match=message):
         BorderedAttention(layer, border, spacing)
@@ -294,6 +295,7 @@ def test_what_does_not_fit_is_refused(
         (torch.ones(2, 35, 4).double(), Grid((5, 7), 2.0), r"expected a grid with edges and a spacing of \(1.0, 1.0\)"),
         (torch.ones(2, 35, 4).double(), Grid((5, 7), periodic=True), "expected a grid with edges"),
         (torch.ones(2, 35, 4).double(), Grid((5, 7, 1)), "expected a grid with edges"),
+        (torch.ones(2, 35, 4).double(), None, "grid is None, expected a grid with edges"),
     ],
 )
 def test_other_tokens_and_grids_are_refused(tokens: torch.Tensor, grid: Grid, message: str, as_users_run_it: None):
@@ -469,11 +471,12 @@ def test_back_on_a_grid_of_another_spacing_the_cells_are_counted():
         (build_by_position("quadratic", gate=True), {}, "attention.gate is True"),
         (build_by_position("quadratic", value_convolution=3), {}, "attention.value_convolution is True"),
         (build_by_position("quadratic"), {"least_share": 0.5}, "least_share is 0.5, expected above 0.5"),
-        (build_by_position("quadratic"), {"grid": Grid((2, 2, 2, 2))}, "expected one to three axes"),
+        (build_by_position("quadratic"), {"grid": None}, "grid is None, expected a teka.Grid of one to three axes"),
+        (build_by_position("quadratic"), {"grid": Grid((2, 2, 2, 2))}, "expected a teka.Grid of one to three axes"),
     ],
 )
 def test_what_is_no_convolution_is_refused_with_the_head_and_how_hard_it_is(
-    layer: Attention, options: dict[str, Any], message: str
+    layer: Attention, options: dict[str, Any], message: str, as_users_run_it: None
 ):
     with pytest.raises(ValueError, match=message):
         convolution_from_attention(layer, **{"grid": Grid((5, 6)), **options})

@@ -216,3 +216,20 @@ def test_a_tolerance_that_no_precision_or_any_keeps_is_refused(tolerance: float)
 def test_a_precision_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match=r"precision is -1.0, expected a positive number"):
         stray_weight(-1.0, (1.0,))
+
+
+@pytest.mark.parametrize("spacing", [1.0, (), (0.0, 1.0), (-1.0,)])
+def test_a_spacing_that_is_none_is_refused(spacing, as_users_run_it: None):
+    for function, number in ((precision_for_tolerance, 0.1), (stray_weight, 1.0)):
+        with pytest.raises(ValueError, match=r"spacing is .*, expected a positive finite number for each axis"):
+            function(number, spacing)
+
+
+@pytest.mark.parametrize("number", ["a", math.nan, -1.0])
+def test_a_number_that_is_none_is_refused(number, as_users_run_it: None):
+    for argument in ("precision", "largest_input"):
+        given = {"precision": 1.0, "largest_input": 1.0, argument: number}
+        with pytest.raises(ValueError, match=f"{argument} is"):
+            conversion_error_bound(draw_convolution(2, 3), **given)
+    with pytest.raises(ValueError, match=r"tolerance is .*, expected a number above 0"):
+        precision_for_tolerance(number, (1.0,))

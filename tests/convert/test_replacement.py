@@ -51,10 +51,34 @@ def test_a_decoder_keeps_the_attention_that_looks_at_other_tokens():
     assert report.left == {"decoder.layers.0.multihead_attn": "it attends to other tokens than its own"}
 
 
+def test_attention_pooling_and_cross_attention_by_name_are_left():
+    class PoolingHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2)
+
+    parts = {"head": PoolingHead(), "encoder_attn": nn.MultiheadAttention(16, 2), "own": nn.MultiheadAttention(16, 2)}
+    report = replace_attention(nn.ModuleDict(parts))
+    assert list(report.replaced) == ["own"]
+    assert list(report.left) == ["head.attention", "encoder_attn"]
+
+
+def test_a_layer_that_stands_at_two_places_is_replaced_at_both():
+    layer = nn.MultiheadAttention(16, 2)
+    model = nn.ModuleList([layer, layer])
+    replace_attention(model, num_prefix_tokens=1)
+    assert isinstance(model[0], MultiheadAttention)
+    assert model[0] is model[1]
+    heads = model.get_submodule("1.heads")
+    assert isinstance(heads, AttentionHeads)
+    assert heads.num_prefix_tokens == 1
+
+
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
         (nn.Linear(2, 2), {}, "model is 'Linear', expected a model with attention that can be replaced"),
+        (nn.MultiheadAttention(16, 2), {}, "; it is the model itself; teka.nn.MultiheadAttention takes its parameters"),
         (encoder(), {"kernel": "square"}, "kernel is 'square', expected one of"),
     ],
 )
@@ -74,8 +98,13 @@ def test_distillation_brings_weights_nearer_to_those_of_the_softmax_and_changes_
     batches = [
         torch.randn(8, 12, 16, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in range(30)
     ]
-    losses = distill_attention(model, batches)
+    dropouts = [model.get_submodule(f"layers.{number}.dropout") for number in (0, 1)]
+    dropouts[0].eval()
+    with torch.no_grad():
+        losses = distill_attention(model, batches)
     assert len(losses) == 30
+    assert [one.training for one in dropouts] == [False, True]
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert losses[-1] < losses[0]
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed

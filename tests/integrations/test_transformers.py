@@ -111,6 +111,13 @@ def test_a_state_does_not_grow_and_goes_on_with_several_words():
     assert state.total.total.shape == (2, 4, 8, 9)
 
 
+def test_a_state_is_not_for_a_model_of_other_attention():
+    model, cache = make("gpt2"), StateCache()
+    model(WORDS, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"attn_implementation is .*, expected 'teka' or a variant"):
+        model(WORDS[:, :1], past_key_values=cache)
+
+
 def test_an_image_of_another_size_needs_its_grid():
     model = make("deit", "teka")
     images = torch.zeros(1, 3, 32, 24, dtype=torch.float64)
@@ -149,6 +156,19 @@ def test_a_model_of_ours_is_saved_and_loaded_by_the_auto_classes(tmp_path: Path)
     picture = Image.new("L", (40, 40), 255)
     ImageDraw.Draw(picture).line((20, 5, 20, 35), fill=0, width=5)
     assert pipeline("image-classification", model=str(tmp_path))([picture])[0][0]["label"] == "1"
+
+
+def test_what_a_file_does_not_have_is_new_in_the_dtype_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    TekaForImageClassification.from_teka("digits").save_pretrained(tmp_path)
+    # Memory that nobody has written is often that of a former model, and so plausible.
+    monkeypatch.setattr(torch, "empty_like", lambda like, **options: torch.full_like(like, torch.nan, **options))
+    options = {"num_labels": 4, "ignore_mismatched_sizes": True, "dtype": torch.bfloat16}
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path, **options)
+    assert 0 < loaded.model.head.weight.abs().max() <= 32**-0.5
+    assert torch.equal(loaded.model.norm.weight, load("digits").get_parameter("norm.weight").bfloat16())
+    assert loaded(torch.rand(1, 1, 16, 16).bfloat16()).logits.dtype == torch.bfloat16
 
 
 class Pictures(torch.utils.data.Dataset):

@@ -134,6 +134,9 @@ def test_no_parameter_depends_on_the_size_of_the_image():
     assert small.image_size == (9, 4)
     small.resize(8)
     assert small(draw_images(8, 8)).shape == (4, 3)
+    with pytest.raises(ValueError, match=r"image_size is \(8,\), expected a number of pixels .* for each of 2 axes"):
+        small.resize((8,))
+    assert small.image_size == (8, 8)
 
 
 def test_a_vector_for_each_cell_is_for_one_size_of_images():

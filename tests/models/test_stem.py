@@ -20,6 +20,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "learned offsets and two stages": SMALL
     | {"dim": (8, 16), "depth": (1, 2), "patch_size": 2, "select": "learned", "pool": "attention"},
     "a dense head over two stages": SMALL | {"dim": (8, 16), "patch_size": 2, "pool": "class", "head": "dense"},
+    "attention between the grids of two stages and of a dense head": SMALL
+    | {"dim": (8, 16), "patch_size": 2, "pool": "class", "head": "dense", "resampling": "attention"},
     "stages of single pixels": SMALL
     | {"dim": (8, 16, 12), "stem": "patch", "patch_size": 1, "pool": "class", "head": "dense"},
 }
@@ -76,10 +78,10 @@ def test_ideal_low_passes_leave_little_that_half_a_pixel_could_change():
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_every_parameter_has_a_gradient(name: str):
+def test_every_parameter_that_learns_has_a_gradient(name: str):
     model = build((16, 8), **EXACT[name])
     model(torch.randn(3, 3, 16, 8)).square().sum().backward()
-    assert not [one for one, parameter in model.named_parameters() if parameter.grad is None]
+    assert not [one for one, learned in model.named_parameters() if learned.requires_grad and learned.grad is None]
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,7 @@ def test_an_oversampled_activation_keeps_whole_shifts_and_nearly_keeps_half_ones
         return ((activation(before) - after).norm() / after.norm()).item()
 
     assert error(oversampled) < error(nn.GELU()) / 3
+
+
+def test_a_batch_of_nothing_has_nothing_left():
+    assert PolyphaseDownsample(2, blur="ideal")(draw(0, 3, 8, 6)).shape == (0, 3, 4, 3)

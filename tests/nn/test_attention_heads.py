@@ -30,11 +30,32 @@ def test_heads_are_attention_with_their_kernels(kernel: str, relative: str | Non
 
 @pytest.mark.parametrize(("kernel", "relative"), KINDS)
 @pytest.mark.parametrize("last", [1, 4])
-def test_causal_queries_that_are_fewer_than_the_keys_are_the_last(kernel: str, relative: str | None, last: int):
-    heads, (query, key, value) = make_heads(kernel, relative), draw(11)
+@pytest.mark.parametrize("options", [{}, {"grid": Grid(9), "num_prefix_tokens": 2}, {"num_prefix_tokens": 2}])
+def test_causal_queries_that_are_fewer_than_the_keys_are_the_last(
+    kernel: str, relative: str | None, last: int, options: dict
+):
+    heads, (query, key, value) = make_heads(kernel, relative, **options), draw(11)
     whole = heads(query, key, value, is_causal=True)
     found = heads(query[:, :, -last:], key, value, is_causal=True)
     torch.testing.assert_close(found, whole[:, :, -last:], rtol=1e-10, atol=1e-10)
+
+
+def test_causal_queries_that_are_more_than_the_keys_are_an_error():
+    query, key, value = draw(11)
+    with pytest.raises(ValueError, match="expected 11 tokens, as many as the query's, with is_causal"):
+        make_heads("softmax", None)(query, key[:, :, :7], value[:, :, :7], is_causal=True)
+
+
+def test_a_number_of_first_tokens_is_heeded_on_every_grid_and_in_a_row():
+    for options, grid in (({}, Grid(9)), ({"grid": Grid((3, 3))}, Grid((3, 3)))):
+        heads, plain = make_heads("squared_relu", "rotary", **options), make_heads("squared_relu", "rotary", **options)
+        expected = heads(*draw(11), grid, num_prefix_tokens=2)
+        assert torch.equal(heads(*draw(11), num_prefix_tokens=2), expected)
+        plain.num_prefix_tokens = 2
+        assert torch.equal(plain(*draw(11)), expected)
+        query, key, value = draw(11)
+        with pytest.raises(ValueError, match="num_prefix_tokens is 2, expected 0 for heads that decode"):
+            plain.step(query, key, value)
 
 
 def test_a_call_comes_before_the_context_and_the_context_before_the_layers_own_grid():

@@ -4,23 +4,13 @@ from typing import Any
 import pytest
 import torch
 from tests.contracts.cases import relative_change
-from torch import Tensor
+from tests.nn.test_attention import build, draw_tokens
 
 from teka import Grid
 from teka.functional import SquaredRelu
-from teka.nn import Attention, Clipped, RandomFeatures, Rotation, TransformerBlock
+from teka.nn import Clipped, RandomFeatures, Rotation, TransformerBlock
 
 GRID = Grid((3, 5))
-
-
-def build(seed: int = 0, **options: Any) -> Attention:
-    torch.manual_seed(seed)
-    options = {"relative": None, **options}
-    return Attention(options.pop("dim", 8), options.pop("heads", 2), **options)
-
-
-def draw_tokens(num_tokens: int = 16, dim: int = 8) -> Tensor:
-    return torch.randn(2, num_tokens, dim, generator=torch.Generator().manual_seed(1))
 
 
 def test_dropout_acts_in_training_only():

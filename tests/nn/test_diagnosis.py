@@ -386,3 +386,14 @@ def test_a_layer_that_trains_and_what_is_no_layer_are_refused(as_users_run_it: N
         teka.diagnose(not_a_layer, draw_tokens(15))
     with pytest.raises(ValueError, match="expected 2 numbers each"):
         teka.diagnose(build(relative="quadratic"), draw_tokens(15), positions=torch.rand(15, 2), shifts=[1.0])
+
+
+def test_it_finds_the_grid_that_is_said_around_it():
+    layer, tokens, grid = build(relative="rotary"), draw_tokens(16), Grid((3, 5))
+    with teka.on(grid, 1):
+        assert teka.diagnose(layer, tokens) == teka.diagnose(layer, tokens, grid, num_prefix_tokens=1)
+
+
+def test_a_batch_of_nothing_is_an_error(as_users_run_it: None):
+    with pytest.raises(ValueError, match=r"tokens has shape \(0, 15, 8\), expected \(samples, tokens, 8\)"):
+        teka.diagnose(build(), draw_tokens(15)[:0])

@@ -135,3 +135,16 @@ def test_a_number_that_cannot_be_is_refused(as_users_run_it: None):
     for position_heads, relative, message in bad:
         with pytest.raises(ValueError, match=message):
             count_position_heads(position_heads, relative, 3)
+
+
+@pytest.mark.parametrize("change", ["hook", "forward"])
+def test_a_map_with_a_hook_or_a_forward_of_its_own_is_called(change: str, monkeypatch: pytest.MonkeyPatch):
+    layer, called = Attention(8, 2), []
+    assert layer.query is not None
+    if change == "hook":
+        layer.query.register_full_backward_hook(lambda *_: called.append(1))
+    else:
+        forward = layer.query.forward
+        monkeypatch.setattr(layer.query, "forward", lambda tokens: called.append(1) or forward(tokens))
+    layer(torch.randn(2, 15, 8), GRID).sum().backward()
+    assert called

@@ -41,6 +41,13 @@ def test_with_the_softmax_it_is_torchs_layer(options: dict):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+def test_it_gives_its_weights_under_autocast():
+    layer = MultiheadAttention(12, 3, batch_first=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, weights = layer(*[tokens().float()] * 3, need_weights=True)
+    assert weights.dtype == output.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_keys_and_values_may_be_of_others_in_other_sizes(batch_first: bool):
     theirs, ours = both(kdim=5, vdim=4, batch_first=batch_first, bias=False)

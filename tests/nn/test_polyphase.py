@@ -116,6 +116,18 @@ def test_a_model_of_convolutions_between_is_exact_end_to_end():
     assert (model(roll(inputs, (3, -1))) - roll(model(inputs), (3, -1))).abs().max() < 1e-12
 
 
+def test_transforms_of_functions_go_through_what_goes_down_and_up():
+    down, up, inputs = PolyphaseDownsample(2), PolyphaseUpsample(2), draw(3, 1, 2, 4, 6)
+
+    def energy(one: Tensor) -> Tensor:
+        return up(*down.sample(one)).pow(3).sum()
+
+    together = torch.func.vmap(torch.func.grad(energy))(inputs)
+    apart = [torch.autograd.functional.jacobian(energy, one) for one in inputs]
+    assert torch.equal(together, torch.stack(apart))
+    assert torch.func.jacrev(down)(inputs[0]).sum() == 2 * 2 * 3
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -132,6 +144,7 @@ def test_a_model_of_convolutions_between_is_exact_end_to_end():
         (lambda: PolyphasePatchEmbedding(3, 8, 2, select="fixed"), "select is 'fixed', expected one of"),
         (lambda: PolyphasePatchEmbedding(1, 8, 4)(draw(1, 1, 8, 6).float()), "multiples of stride = "),
         (lambda: PolyphaseUpsample(2)(draw(2, 1, 4, 4), torch.zeros(3).long()), "offset has shape"),
+        (lambda: PolyphaseUpsample(2)(draw(2, 1, 4, 4), torch.zeros(2)), "offset is torch.float32, expected"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("as_users_run_it")

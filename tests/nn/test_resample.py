@@ -85,6 +85,29 @@ def test_another_number_of_axes_is_refused(as_users_run_it: None):
 
 
 @pytest.mark.parametrize(
+    ("argument", "changed", "message"),
+    [
+        (0, torch.zeros(2, 5, 2), r"inputs has shape \(2, 5, 2\), expected \(batch, 4, side\)"),
+        (1, torch.tensor([0]), r"offset has shape \(1,\), expected \(2,\)"),
+        (1, torch.tensor([0.0, 1.0]), "offset is torch.float32, expected a dtype of whole numbers"),
+        (1, torch.tensor([0, 2]), "offset is 2, expected from 0 to 1"),
+        (2, torch.zeros(2, 3, 5), r"fine has shape \(2, 3, 5\), expected \(2, 3, 4\)"),
+    ],
+)
+def test_what_is_not_of_the_finer_grid_is_refused(argument: int, changed: Tensor, message: str, as_users_run_it: None):
+    given = [torch.zeros(2, 4, 2), torch.tensor([0, 1]), torch.zeros(2, 3, 4)]
+    given[argument] = changed
+    with pytest.raises(ValueError, match=message):
+        AttentionUpsample(4, 3, 1, stride=2, num_axes=1)(*given)
+
+
+def test_cells_of_other_channels_are_refused(as_users_run_it: None):
+    down = AttentionDownsample(3, 4, 2, sampling=PolyphaseDownsample(2, num_axes=1))
+    with pytest.raises(ValueError, match=r"cells has shape \(2, 4, 6\), expected \(batch, 3, side\)"):
+        down(torch.zeros(2, 4, 6))
+
+
+@pytest.mark.parametrize(
     "options", [None, AttentionOptions(kernel="softmax", relative="table")], ids=["the default", "softmax × table"]
 )
 def test_down_and_up_by_attention_follow_every_whole_shift(options: AttentionOptions | None):

@@ -33,6 +33,13 @@ def test_tokens_keep_their_values_under_the_sinusoids_and_their_dtype():
     assert position(tokens.bfloat16(), grid).dtype == torch.bfloat16
 
 
+def test_half_precision_rounds_no_position():
+    grid, position = Grid(600), AbsolutePosition(4, 1).bfloat16()
+    tokens = torch.zeros(1, 600, 4)
+    expected = position.float()(tokens, grid)
+    assert (position.bfloat16()(tokens.bfloat16(), grid) - expected).abs().max() <= 0.01
+
+
 def test_its_frequencies_learn():
     position = AbsolutePosition(8)
     position(torch.zeros(1, 15, 8), Grid((3, 5))).sum().backward()

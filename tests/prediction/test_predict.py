@@ -73,16 +73,26 @@ def test_a_folders_model_and_class_names_are_used(put, tmp_path: Path):
     assert set(one.class_names) == {"cat", "dog"}
 
 
-def test_bad_input_is_an_error_that_names_the_picture(put, digits):
+def test_bad_input_is_an_error_that_names_the_picture(put, digits, as_users_run_it: None):
     blank = put(np.zeros((9, 9), dtype=np.uint8))
     with pytest.raises(ValueError, match=f"{blank}: ink is 'none'"):
         predict([put(digits[0][0]), blank], "digits")
     with pytest.raises(ValueError, match="pictures is"):
         predict([], "digits")
+    for pictures in (blank, str(blank), iter([blank])):
+        with pytest.raises(ValueError, match=r"pictures is .*, expected a list of files"):
+            predict(pictures, "digits")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="batch_size is 0"):
         predict([blank], "digits", batch_size=0)
     with pytest.raises(ValueError, match="path is 'minst'"):
         predict([blank], "minst")
+
+
+def test_a_model_of_pixels_is_refused(put, tmp_path: Path):
+    options = {"dim": 8, "depth": 1, "heads": 2, "head": "dense"}
+    config = ModelConfig("performer", (8, 8), 1, 2, options)
+    with pytest.raises(ValueError, match="expected one of whole pictures: it says the class of every pixel"):
+        predict([put(np.zeros((9, 9), dtype=np.uint8))], save(config.make_model(), tmp_path / "model", config))
 
 
 def test_the_digits_box_is_that_of_the_data():

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka.checks import check_name, check_sizes, check_tensor
+from teka.checks import check_name, check_sizes, check_tensor, is_number, is_whole
 from teka.convert.convolutions import (
-    CONVOLUTIONS,
     PADDING_MODES,
     Convolution,
+    check_precision,
     check_same_convolution,
     factor_matrices,
     hard_precision,
@@ -27,6 +27,7 @@ from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
 from teka.nn import Attention, Quadratic
+from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.waves import inverse_softplus
 
 # Share of a cell by which a grid's spacing may differ from the one that the heads' centres were made for.
@@ -55,8 +56,8 @@ class BorderedAttention(nn.Module):
         check_name("padding_mode", padding_mode, PADDING_MODES)
         if attention.query is not None or attention.key is not None:
             raise wrong_value("attention.kernel", attention.kernel, "one that looks at no content, such as 'constant'")
-        if any(cells < 0 for cells in border):
-            raise wrong_value("border", border, "numbers of cells of at least 0")
+        if not all(is_whole(cells) and cells >= 0 for cells in border):
+            raise wrong_value("border", border, "whole numbers of cells of at least 0")
         self.attention = attention
         self.border = tuple(border)
         self.spacing = Grid((1,) * len(self.border), spacing).spacing
@@ -74,7 +75,8 @@ class BorderedAttention(nn.Module):
     def forward(self, tokens: Float[Tensor, "batch tokens context"], grid: Grid) -> Float[Tensor, "batch outputs dim"]:
         """Attend; a ValueError for tokens of another size or number, or a grid of other spacing or with other edges."""
         check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
-        fits = grid.num_axes == len(self.border) and all(
+        fits = isinstance(grid, Grid) and grid.num_axes == len(self.border)
+        fits = fits and all(
             abs(one - two) <= SPACING_TOLERANCE * two for one, two in zip(grid.spacing, self.spacing, strict=True)
         )
         circular = self.padding_mode == "circular"
@@ -141,8 +143,7 @@ def attention_from_convolution(
     if tolerance is not None:
         precision = precision_for_tolerance(tolerance, spacing)
     precision = math.inf if precision is None else precision
-    if not precision > 0:
-        raise wrong_value("precision", precision, "a positive number, or math.inf")
+    check_precision(precision)
     dim_head = min(num_in, num_out) if dim_head is None else dim_head
     check_sizes({"dim_head": dim_head})
     values, outputs = factor_matrices(offset_matrices(convolution), dim_head, epsilon=torch.finfo(weight.dtype).eps)
@@ -187,6 +188,8 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
 
     A ValueError for a layer that looks at content, or has not in every head a relative kernel that looks at no query.
     """
+    if not isinstance(grid, Grid):
+        raise wrong_value("grid", grid, "a teka.Grid")
     if attention.query is not None or attention.key is not None:
         came = f"{attention.content_heads} heads that look at content, or a relative kernel that does"
         raise wrong_value("attention", came, "attention by position alone, kernel='constant'")
@@ -238,10 +241,10 @@ def convolution_from_attention(
             hard or looks beyond the grid, with its number and share; a grid with some edges or of other axes.
     """
     layer = attention.attention if isinstance(attention, BorderedAttention) else attention
-    if not 0.5 < least_share <= 1:
+    if not is_number(least_share) or not 0.5 < least_share <= 1:
         raise wrong_value("least_share", least_share, "above 0.5 and at most 1")
-    if grid.num_axes not in CONVOLUTIONS:
-        raise wrong_value("grid", grid, "one to three axes")
+    if not isinstance(grid, Grid) or grid.num_axes not in CONVOLUTION_MODULES:
+        raise wrong_value("grid", grid, "a teka.Grid of one to three axes")
     if len(set(grid.periodic)) > 1:
         raise wrong_value("grid", grid, "edges along all axes or along none")
     for name in ("causal", "gate", "value_convolution"):
@@ -259,7 +262,7 @@ def convolution_from_attention(
     reach = tuple(max(map(abs, cells)) for cells in along)
     middle = tuple(cells // step for cells, step in zip(reach, dilation, strict=True))
     outputs = layer.output.weight.detach().double()
-    convolution = CONVOLUTIONS[grid.num_axes](
+    convolution = CONVOLUTION_MODULES[grid.num_axes](
         layer.context_dim,
         layer.dim,
         tuple(2 * cells + 1 for cells in middle),

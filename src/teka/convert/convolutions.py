@@ -2,19 +2,20 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from numbers import Real
 from operator import attrgetter
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import check_sizes
+from teka.checks import check_sizes, is_number, is_positive
 from teka.errors import wrong_value
 from teka.grid import Grid
+from teka.nn.additions import CONVOLUTION_MODULES
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-CONVOLUTIONS: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 # α s² from which on e^(−α s²) is 0, in float64 too, whose last number above 0 is e^−744.4: the limit α → ∞ is reached.
 HARD_PRECISION = 800.0
 # Roundings of an output beside those of the sum of products: of weights, their sum and the quotient.
@@ -26,7 +27,7 @@ HALVINGS = 100
 def check_same_convolution(convolution: nn.Module) -> Convolution:
     """The convolution, if every output cell sees a window of odd sides about it, of any stride, dilation and groups."""
     # isinstance would let a derived class in, whose weights may mean something else.
-    if type(convolution) not in CONVOLUTIONS.values():
+    if type(convolution) not in CONVOLUTION_MODULES.values():
         expected = "a torch.nn.Conv1d, Conv2d or Conv3d itself"
         raise wrong_value("convolution", type(convolution).__name__, expected)
     assert isinstance(convolution, nn.Conv1d | nn.Conv2d | nn.Conv3d)
@@ -105,8 +106,16 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     return result, (float(sizes[:, rank:].square().sum()) / total) ** 0.5 if total else 0.0
 
 
+def check_precision(precision: float) -> None:
+    """Check that a precision is a number above 0."""
+    if not isinstance(precision, Real) or not precision > 0:
+        raise wrong_value("precision", precision, "a positive number, or math.inf")
+
+
 def hard_precision(spacing: Sequence[float]) -> float:
     """The precision α at which every weight off a head's centre is 0 in floating point, for cells s apart."""
+    if not isinstance(spacing, Sequence) or not spacing or not all(map(is_positive, spacing)):
+        raise wrong_value("spacing", spacing, "a positive finite number for each axis")
     return HARD_PRECISION / min(spacing) ** 2
 
 
@@ -118,8 +127,8 @@ def stray_weight(precision: float, spacing: Sequence[float]) -> float:
 
     Source: derived in docs/attention_as_convolution.md; the limit is Cordonnier et al. 2020, Lemma 2.
     """
-    if not precision > 0:
-        raise wrong_value("precision", precision, "a positive number, or math.inf")
+    check_precision(precision)
+    hard_precision(spacing)  # checks it
     steepness = [precision * step * step for step in spacing]
     return -math.expm1(-sum(math.log1p(2 * math.exp(-one) / -math.expm1(-3 * one)) for one in steepness))
 
@@ -129,7 +138,7 @@ def precision_for_tolerance(tolerance: float, spacing: Sequence[float]) -> float
 
     Outputs are then within tolerance · max|x| · max_o Σ|W_o| of the convolution's: a share of the largest possible one.
     """
-    if not 0 < tolerance < 2:
+    if not is_number(tolerance) or not 0 < tolerance < 2:
         raise wrong_value("tolerance", tolerance, "a number above 0 and below 2")
     high = hard_precision(spacing)
     low = 1e-9 * high
@@ -155,7 +164,7 @@ def conversion_error_bound(
         spacing: Distance between neighbouring cells, one number or one for each axis.
     """
     convolution = check_same_convolution(convolution)
-    if not 0 <= largest_input < math.inf:
+    if not is_number(largest_input) or largest_input < 0:
         raise wrong_value("largest_input", largest_input, "a finite number of at least 0")
     weight = convolution.weight.detach()
     gain = float(weight.double().abs().flatten(1).sum(dim=1).max())

@@ -45,21 +45,24 @@ def distill_attention(model: nn.Module, batches: Iterable[Any], *, learning_rate
     optimizer = torch.optim.Adam(learned, lr=learning_rate)
     losses: list[Tensor] = []
     hooks = [layer.register_forward_hook(partial(_compare, losses=losses), with_kwargs=True) for layer in layers]
-    was_training, history = model.training, []
+    modes, history = [(module, module.training) for module in model.modules()], []
     model.eval()
     try:
         for batch in batches:
             losses.clear()
-            _call(model, batch)
-            loss = torch.stack(losses).mean()
-            optimizer.zero_grad()
-            loss.backward(inputs=learned)
+            with torch.enable_grad():
+                _call(model, batch)
+                loss = torch.stack(losses).mean()
+                optimizer.zero_grad()
+                loss.backward(inputs=learned)
             optimizer.step()
             history.append(float(loss.detach()))
     finally:
         for hook in hooks:
             hook.remove()
-        model.train(was_training)
+        optimizer.zero_grad()
+        for module, mode in modes:
+            module.training = mode
     return history
 
 

@@ -17,6 +17,7 @@ from teka.nn.multihead_attention import is_causal_mask
 from teka.nn.options import PlacedKeywords
 
 OTHER_TOKENS = "it attends to other tokens than its own"
+CROSS = frozenset({"encoder_attn", "crossattention", "cross_attn"})  # what transformers' models call such attention
 TIMM_ATTENTION = ("timm.layers.attention", "timm.models.vision_transformer")
 KNOWN = "torch.nn.MultiheadAttention, or the attention of timm's vision transformers or of transformers' models"
 
@@ -79,7 +80,7 @@ def replace_attention(
         model: The model.
         grid: The grid that its tokens are on, after the prefix. By default that of timm's and transformers' image
             models, and tokens in a row elsewhere; `teka.on` around a call comes first.
-        num_prefix_tokens: Number of first tokens without a position.
+        num_prefix_tokens: Number of first tokens without a position; timm's and transformers' image models say it.
         options: Keywords of `AttentionOptions`, as `AttentionHeads` takes them.
 
     Raises:
@@ -88,29 +89,32 @@ def replace_attention(
     found = {name: layer for name, module in model.named_modules() if (layer := _look_at(model, name, module))}
     able = {name: layer for name, layer in found.items() if layer.attend_by is not None}
     if not able:
-        raise wrong_value("model", type(model).__name__, f"a model with attention that can be replaced: {KNOWN}")
-    if grid is None:
-        # Those of transformers find their grid at every call.
-        sides = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-        grid, num_prefix_tokens = None if sides is None else Grid(tuple(sides)), getattr(model, "num_prefix_tokens", 0)
+        known = "; ".join(dict.fromkeys([KNOWN, *(layer.reason for layer in found.values())]))
+        raise wrong_value("model", type(model).__name__, f"a model with attention that can be replaced: {known}")
+    # Those of transformers find their grid at every call.
+    sides = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    if grid is None and sides is not None:
+        grid, num_prefix_tokens = Grid(tuple(sides)), getattr(model, "num_prefix_tokens", 0)
     like = next(model.parameters())
     num_kept = sum(one.numel() for one in model.parameters())
     made = {
         name: AttentionHeads(
             *(one.dim_head, one.num_heads),
             grid=grid,
-            num_prefix_tokens=num_prefix_tokens if grid is not None else 0,
+            num_prefix_tokens=num_prefix_tokens,
             **{"num_axes": one.num_axes if grid is None else grid.num_axes, **options},
         )
         for name, one in able.items()
     }
+    new: dict[nn.Module, nn.Module] = {}
     for name, heads in made.items():
-        attend_by = able[name].attend_by
+        attend_by, old = able[name].attend_by, model.get_submodule(name)
         assert attend_by is not None
         heads.to(like.device, like.dtype if like.is_floating_point() else None)
-        new = attend_by(heads).train(model.get_submodule(name).training)
-        if name:
-            model.set_submodule(name, new)
+        new[old] = attend_by(heads).train(old.training)
+    for name, old in list(model.named_modules(remove_duplicate=False)):  # one layer may stand at several places
+        if name and old in new:
+            model.set_submodule(name, new[old])
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # of which torch's own attention alone makes something
@@ -130,19 +134,27 @@ def _look_at(model: nn.Module, name: str, module: nn.Module) -> Found | None:
         heads, width = timms.num_heads, timms.qkv.out_features // 3
         return Found(f"{place}.Attention", width // heads, heads, lambda new: PackedAttention(module, new))
     if place.startswith("transformers.models.") and "attention_interface" in inspect.getsource(kind.forward):
-        return _transformers_attention(model, module)
+        return _transformers_attention(model, name, module)
     return None
+
+
+def _asks_others(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Whether attention is to other tokens than its own, or of a learned query, between which there are no offsets."""
+    holder = type(model.get_submodule(name.rpartition(".")[0]))
+    of_decoder = issubclass(holder, nn.TransformerDecoderLayer) and name.endswith("multihead_attn")
+    of_pooling = "Pooling" in holder.__name__
+    is_cross = getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__
+    return of_decoder or of_pooling or is_cross or not CROSS.isdisjoint(name.split("."))
 
 
 def _torch_attention(model: nn.Module, name: str, module: nn.MultiheadAttention) -> Found:
     was = "torch.nn.MultiheadAttention"
-    holder = model.get_submodule(name.rpartition(".")[0]) if name else None
-    if isinstance(holder, nn.TransformerDecoderLayer) and name.endswith("multihead_attn"):
+    if _asks_others(model, name, module):
         return Found(was, reason=OTHER_TOKENS)
     if module.bias_k is not None or module.add_zero_attn:
         return Found(was, reason="it has add_bias_kv or add_zero_attn")
     if not name:
-        return Found(was, reason="it is the model itself; teka.nn.MultiheadAttention takes its state_dict")
+        return Found(was, reason="it is the model itself; teka.nn.MultiheadAttention takes its parameters")
 
     def attend_by(heads: AttentionHeads) -> nn.Module:
         sizes = {"kdim": module.kdim, "vdim": module.vdim, "batch_first": module.batch_first}
@@ -156,15 +168,15 @@ def _torch_attention(model: nn.Module, name: str, module: nn.MultiheadAttention)
     return Found(was, module.head_dim, module.num_heads, attend_by)
 
 
-def _transformers_attention(model: nn.Module, module: nn.Module) -> Found:
+def _transformers_attention(model: nn.Module, name: str, module: nn.Module) -> Found:
     from teka.integrations.transformers.attention import OWN, OWN_HEADS, patch_grid, register_attention
 
     was = f"{type(module).__module__}.{type(module).__name__}"
-    if getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__:
+    if _asks_others(model, name, module):
         return Found(was, reason=OTHER_TOKENS)
     config = getattr(module, "config", None) or getattr(model, "config", None)
-    places, names = (module, config), ("num_attention_heads", "num_heads", "n_heads")
-    heads = next(size for place in places for one in names if (size := getattr(place, one, None)))
+    places, counts = (module, config), ("num_attention_heads", "num_heads", "n_heads")
+    heads = next(size for place in places for one in counts if (size := getattr(place, one, None)))
     dims = (getattr(module, one, None) for one in ("attention_head_size", "head_dim"))
     dim_head = next((size for size in dims if size), None) or getattr(config, "hidden_size", 0) // heads
 

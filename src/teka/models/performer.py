@@ -142,6 +142,7 @@ class Performer(nn.Module):
             check_name("stem", stem, STEMS)
         self.patch_size, self.periodic, self.num_stages = patch_size, periodic, len(stages)
         self.only_size: tuple[int, ...] | None = None  # that it takes, if it has a vector for each cell
+        self.image_size: tuple[int, ...] = ()  # the number of its axes is not known yet
         self.resize(image_size)
         self.only_size = self.image_size if position == "absolute_table" else None
         self.in_channels, self.position = in_channels, position
@@ -223,9 +224,12 @@ class Performer(nn.Module):
 
         A model with "absolute_table" has a vector for each cell, and takes no other.
         """
-        sides = tuple(image_size) if isinstance(image_size, Sequence) else (image_size,) * 2
-        if not 1 <= len(sides) <= 3 or not all(is_whole(side) and side >= 1 for side in sides):
-            raise wrong_value("image_size", image_size, "a number of pixels of at least 1 for each of 1 to 3 axes")
+        axes = len(self.image_size)
+        sides = tuple(image_size) if isinstance(image_size, Sequence) else (image_size,) * (axes or 2)
+        fits = len(sides) in ((axes,) if axes else (1, 2, 3))
+        if not fits or not all(is_whole(side) and side >= 1 for side in sides):
+            expected = f"a number of pixels of at least 1 for each of {axes or '1 to 3'} axes"
+            raise wrong_value("image_size", image_size, expected)
         if math.prod(sides) > LARGEST_IMAGE:
             raise wrong_value("image_size", image_size, f"at most {LARGEST_IMAGE:,} pixels")
         if not self.takes(sides):

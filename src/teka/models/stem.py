@@ -49,7 +49,7 @@ class Sampling:
         """What makes fine cells of coarse ones, of the number of the coset that these are, and of what was there."""
         if self.attention is None:
             return Widen(coarse_dim, dim, self)
-        return AttentionUpsample(
+        upsample = AttentionUpsample(
             coarse_dim,
             dim,
             max(1, dim // dim_head),
@@ -58,6 +58,8 @@ class Sampling:
             periodic=self.periodic,
             options=replace(self.attention, dim_head=min(dim, dim_head)),
         )
+        upsample.query.requires_grad_(False)  # what was there asks in its place
+        return upsample
 
     def patches(self, in_channels: int, dim: int, patch_size: int) -> PolyphasePatchEmbedding:
         """Tokens of patches from an offset that the content chooses."""

@@ -1,5 +1,7 @@
 """Multi-head attention with a content kernel and a relative kernel."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -23,6 +25,16 @@ from teka.nn.tokens import AllKeys, AllQueries, AllValues, Context, Tokens, chec
 
 Token = Float[Tensor, "batch dim"]
 States = tuple[DecodingState, ...]
+
+
+@dataclass(frozen=True)
+class TokenGroup:
+    """The processes that tokens are divided over: a copy of a layer has the same ones, which cannot be copied."""
+
+    group: ProcessGroup
+
+    def __deepcopy__(self, memo: object) -> "TokenGroup":
+        return self
 
 
 class Attention(nn.Module):
@@ -65,7 +77,7 @@ class Attention(nn.Module):
         self.dim_value = self.dim_head if chosen.values == "projected" else self.context_dim
         self.causal, self.backend = chosen.causal, chosen.backend
         self.warns_of_large_output = True  # until it has
-        self.token_group: ProcessGroup | None = None  # over which tokens are divided; see `divide_tokens`
+        self.token_group: TokenGroup | None = None  # over which tokens are divided; see `divide_tokens`
         self.position_heads = count_position_heads(chosen.position_heads, chosen.relative, heads)
         self.content_heads = heads - self.position_heads
         self.kernel, self.relative = make_kernels(chosen, heads, self.dim_head, self.position_heads)
@@ -181,17 +193,15 @@ class Attention(nn.Module):
             context_positions: Instead of a grid, positions of the context.
         """
         self._check(num_queries, positions, context, cu_seqlens)
-        needs_places = self.relative is not None or self.value_convolution is not None
-        if needs_places and grid is None and positions is None:
-            grid, more = present_grid()
-            num_prefix_tokens = num_prefix_tokens or more
+        if positions is None:
+            grid, num_prefix_tokens = self.present_places(grid, num_prefix_tokens)
         where = (positions, lengths, context, context_grid, context_positions)
         scene = make_scene(
             *(tokens, grid, key_mask, num_prefix_tokens, num_queries, *where),
             dims=(self.dim, self.context_dim),
             first=self.output,
             needs_places=self.relative is not None,
-            group=self.token_group,
+            group=None if self.token_group is None else self.token_group.group,
             cu_seqlens=cu_seqlens,
         )
         by_halves = self._rotary_by_halves(scene.tokens)
@@ -216,6 +226,13 @@ class Attention(nn.Module):
             joined = joined + self.value_convolution(value, grid, num_prefix_tokens, scene.key_mask)
         output = self._join(joined, scene.tokens)
         return output if scene.query_mask is None else output.masked_fill(~scene.query_mask[..., None], 0.0)
+
+    def present_places(self, grid: Grid | None, num_prefix_tokens: int) -> tuple[Grid | None, int]:
+        """The grid of a call and its prefix: what it says, or where the layer needs one that of `teka.on`."""
+        if grid is not None or (self.relative is None and self.value_convolution is None):
+            return grid, num_prefix_tokens
+        present, prefix = present_grid()
+        return present, num_prefix_tokens or prefix
 
     def _rotary_by_halves(self, tokens: Tokens) -> Relative | None:
         """Rotary as a compiler of a CPU is to see it, or None: what lies two and two it reads one by one."""

@@ -34,7 +34,7 @@ class AttentionHeads(nn.Module):
         heads: Number of heads.
         grid: The grid that tokens are on where a call says nothing else and no `teka.on` is around it. With None they
             stand in a row, one unit apart, if the kernel has one axis.
-        num_prefix_tokens: Number of first tokens without a position, such as a class token, of that grid.
+        num_prefix_tokens: Number of first tokens without a position, such as a class token, of that grid or row.
         options: Keywords of `AttentionOptions`: kernel, relative, num_features, projection, backend, num_axes (by
             default the grid's, or 1), num_waves and rotary_normalizer.
     """
@@ -87,18 +87,19 @@ class AttentionHeads(nn.Module):
         kernel, relative = self.present()
         num_queries, num_keys = query.shape[2], key.shape[2]
         earlier = num_keys - num_queries if is_causal else 0
-        if earlier and num_queries > 1:  # outputs of the earlier tokens are not used
-            query = pad(query, (0, 0, earlier, 0))
         places: dict[str, Any] = {}
         if relative is not None:
-            grid, prefix = self._grid(grid, num_prefix_tokens, num_keys)
-            places = {"grid": grid, "num_prefix_tokens": prefix}
-            if earlier and num_queries == 1:
-                row = grid.positions(dtype=torch.float64, device=query.device)
+            places["grid"], places["num_prefix_tokens"] = self._grid(grid, num_prefix_tokens, num_keys)
+        if earlier > 0 and (num_queries > 1 or places.get("num_prefix_tokens")):
+            query = pad(query, (0, 0, earlier, 0))  # outputs of the earlier tokens are not used
+        if relative is not None and query.shape[2] != num_keys:
+            key_grid = places["grid"]
+            if earlier > 0:
+                row = key_grid.positions(dtype=torch.float64, device=query.device)
                 places = {"positions": row[-1:], "key_positions": row}
-            elif query.shape[2] != num_keys:
-                places = {"grid": self._grid(None, 0, num_queries)[0], "key_grid": grid}
-        options = {"is_causal": is_causal and query.shape[2] == num_keys, "scale": scale, "backend": self.backend}
+            else:
+                places = {"grid": self._grid(None, 0, num_queries)[0], "key_grid": key_grid}
+        options = {"is_causal": is_causal and query.shape[2] >= num_keys, "scale": scale, "backend": self.backend}
         kernels = {"kernel": kernel, "relative": relative}
         attended = attention(query, key, value, key_mask=key_mask, **kernels, **places, **options)
         return attended[:, :, -num_queries:]
@@ -115,16 +116,19 @@ class AttentionHeads(nn.Module):
     ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
         """Attend causally from the next tokens in a row to those so far, and what they leave; see `decode`."""
         kernel, relative = self.present()
+        if relative is not None and self.num_prefix_tokens:
+            raise wrong_value("num_prefix_tokens", self.num_prefix_tokens, "0 for heads that decode step by step")
         return decode(query, key, value, state, kernel=kernel, relative=relative, key_mask=key_mask, scale=scale)
 
     def _grid(self, grid: Grid | None, num_prefix_tokens: int, num_tokens: int) -> tuple[Grid, int]:
         """The grid that was given, or that of `teka.on`, or the layer's own, or a row; with its prefix."""
-        for one, prefix in ((grid, num_prefix_tokens), present_grid(), (self.grid, self.num_prefix_tokens)):
+        for one, prefix in ((grid, 0), present_grid(), (self.grid, self.num_prefix_tokens)):
             if one is not None:
-                return one, prefix
+                return one, num_prefix_tokens or prefix
         if self.num_axes > 1:
             raise wrong_value("grid", None, f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on")
-        return Grid(num_tokens), 0
+        prefix = num_prefix_tokens or self.num_prefix_tokens
+        return Grid(num_tokens - prefix), prefix
 
     def extra_repr(self) -> str:
         kernel, relative = self.present()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from teka import functional
 from teka.audit.function import check_evaluation_mode
+from teka.checks import check_tensor
 from teka.errors import wrong_value
 from teka.functional import Clipped, ClippedFeatures, FeatureKernel, Fourier, Kernel, Relative, Rotary
 from teka.functional.attention import EstimatorReport
@@ -60,6 +61,9 @@ def diagnose(
         raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
     if layer.dropout.p > 0:  # without it a layer computes the same in training
         check_evaluation_mode("layer", layer)
+    check_tensor("tokens", tokens, "samples", "tokens", layer.dim)
+    if positions is None:
+        grid, num_prefix_tokens = layer.present_places(grid, num_prefix_tokens)
     with torch.no_grad():
         twin = copy.deepcopy(layer)
         twin.warns_of_large_output = False  # what a warning would say is found here anyway

@@ -7,7 +7,7 @@ from torch import nn
 from teka._compat import ProcessGroup
 from teka.errors import wrong_type, wrong_value
 from teka.functional import FeatureKernel
-from teka.nn.attention import Attention
+from teka.nn.attention import Attention, TokenGroup
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -57,7 +57,7 @@ def divide_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
         if reason:
             raise ValueError(f"attention {name or 'itself'} is {reason}, expected one whose sums processes can add")
     for layer in layers.values():
-        layer.token_group = group
+        layer.token_group = None if group is None else TokenGroup(group)
     return model
 
 

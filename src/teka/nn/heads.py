@@ -24,6 +24,8 @@ from teka.nn.relative import ClippedFeatures, make_relative_module, relative_cla
 from teka.nn.tokens import AllKeys, AllQueries, AllValues, Scene, Tokens
 from teka.nn.waves import RelativeModule
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of torch's modules
+
 
 @dataclass(frozen=True)
 class HeadGroup:
@@ -218,8 +220,10 @@ def _by_halves(rows: Tensor | None, dim_head: int) -> Tensor | None:
 
 
 def is_plain(linear: nn.Module | None) -> bool:
-    """Whether a map is its weight and bias and nothing else."""
-    return type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
+    """Whether a map is its weight and bias and nothing else: no forward of its own, and no hooks."""
+    if type(linear) is not nn.Linear or "forward" in vars(linear):
+        return False
+    return not any(getattr(linear, hooks) for hooks in HOOKS)
 
 
 def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:

@@ -19,11 +19,12 @@ Asking = Float[Tensor, "*query_tokens embed_dim"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` that attends by teka's kernels: the same arguments, parameters and state_dict.
+    """`torch.nn.MultiheadAttention` that attends by teka's kernels: the same arguments, and its parameters.
 
     It stands where torch's stands, as in `nn.TransformerEncoderLayer`, and has its linear maps; `heads`, an
-    `AttentionHeads`, is what differs. The defaults, squared relu × rotary, cost O(L). Tokens stand in a row, or are the
-    cells of a `grid`, the layer's or that of `teka.on`.
+    `AttentionHeads`, is what differs. Where its kernels learn, as rotary does, torch's state_dict lacks their numbers:
+    `load_state_dict(…, strict=False)`. The defaults, squared relu × rotary, cost O(L). Tokens stand in a row, or are
+    the cells of a `grid`, the layer's or that of `teka.on`.
 
     Dropout acts on the output, for there is no matrix of weights. An `attn_mask` is kept if it is causal. Weights are
     given if they are asked for, which `need_weights` is not by default, and cost O(L²).
@@ -127,7 +128,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         output = nn.functional.dropout(output, self.dropout, self.training)
         weights = None
         if need_weights:
-            each = torch.eye(key.shape[1], dtype=query.dtype, device=query.device).expand(*vectors[1].shape[:3], -1)
+            each = torch.eye(key.shape[1], dtype=vectors[2].dtype, device=query.device)
+            each = each.expand(*vectors[1].shape[:3], -1)
             weights = self.heads(*vectors[:2], each, **options)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not is_batch:

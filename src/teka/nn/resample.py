@@ -1,7 +1,7 @@
 """Layers that give a grid other cells: coarser and finer ones by attention, and cells moved by a fraction of one."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from teka._compat import without_autocast
-from teka.checks import check_tensor
+from teka.checks import WHOLE, check_tensor
+from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn.alias_free import finer, map_axis
 from teka.nn.attention import Attention
@@ -58,7 +59,8 @@ class AttentionDownsample(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch coarse_dim *coarse"], Int[Tensor, "batch"]]:
-        """The coarse cells, and the number of the offset at which they are."""
+        """The coarse cells, and the number of the offset at which they are; a ValueError for others' shapes."""
+        check_tensor("cells", cells, "batch", self.query.in_features, *(("side",) * len(self.sampling.stride)))
         taken, offset = self.sampling.sample(cells)
         asking = self.query(taken.movedim(1, -1)).movedim(-1, 1)
         return self.attend(asking, cells, offset), offset
@@ -105,11 +107,17 @@ class AttentionUpsample(nn.Module):
         offset: Int[Tensor, "batch"],
         fine: Float[Tensor, "batch fine_dim *sides"] | None = None,
     ) -> Float[Tensor, "batch fine_dim *sides"]:
-        """The fine cells, from those that went into the halving, f, or from a learned vector in place of each."""
+        """The fine cells, from those that went into the halving, f, or from a learned vector in place of each.
+
+        A ValueError for shapes that do not fit, or an offset that is not below the product of the strides.
+        """
+        check_tensor("inputs", inputs, "batch", self.attend.attention.context_dim, *(("side",) * len(self.stride)))
+        check_tensor("offset", offset, len(inputs), dtypes=WHOLE)
+        sides = [side * step for side, step in zip(inputs.shape[2:], self.stride, strict=True)]
         if fine is None:
-            sides = [side * step for side, step in zip(inputs.shape[2:], self.stride, strict=True)]
             query = self.query.to(inputs.dtype).view(1, -1, *(1,) * len(sides))
             fine = query.expand(len(inputs), -1, *sides)
+        check_tensor("fine", fine, len(inputs), len(self.query), *sides)
         return self.attend(fine, inputs, offset)
 
 
@@ -128,9 +136,7 @@ class _Between(nn.Module):
         super().__init__()
         self.stride, self.periodic = stride, periodic
         self.norm, self.context_norm = nn.LayerNorm(dim), nn.LayerNorm(context_dim)
-        given: dict[str, Any] = (
-            {} if options is None else {one.name: getattr(options, one.name) for one in fields(options)}
-        )
+        given: dict[str, Any] = {} if options is None else dict(vars(options))
         given.update(context_dim=context_dim, num_axes=len(stride))
         self.attention = Attention(dim, heads, **given)
 
@@ -143,6 +149,8 @@ class _Between(nn.Module):
         query, context = (one.flatten(2).mT for one in (asking, asked))
         query, context, outputs = self.norm(query), self.context_norm(context), torch.zeros_like(query)
         for number in offset.unique().tolist():
+            if not 0 <= number < math.prod(self.stride):
+                raise wrong_value("offset", number, f"from 0 to {math.prod(self.stride) - 1}")
             samples = (offset == number).nonzero().flatten()
             place = [float(one) for one in torch.unravel_index(torch.tensor(number), self.stride)]
             grids = [

@@ -156,7 +156,8 @@ class AbsolutePosition(nn.Module):
             raise wrong_value("grid", grid, "a teka.Grid")
         if grid.num_axes != self.num_axes or tokens.shape[1] != grid.num_tokens:
             raise wrong_value("grid", grid.shape, f"{self.num_axes} axes and {tokens.shape[1]} tokens")
-        phase = grid.positions(dtype=self.frequency.dtype, device=tokens.device)[..., None] * self.frequency
+        dtype = torch.promote_types(self.frequency.dtype, torch.float32)  # a side of 300 cells has more than 8 bits
+        phase = grid.positions(dtype=dtype, device=tokens.device)[..., None] * self.frequency
         waves = torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1).flatten(-2)
         return tokens + waves.to(tokens.dtype)
 

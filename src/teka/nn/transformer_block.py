@@ -119,6 +119,7 @@ class TransformerBlock(nn.Module):
         normed = self.attention_norm(tokens)
         attended = self.attention(normed, grid, key_mask, num_prefix_tokens, num_queries, **places)
         if self.window_attention is not None:
-            attended = attended + self.window_attention(normed, grid, key_mask, num_prefix_tokens, **places)
+            near = self.window_attention(normed, grid, key_mask, num_prefix_tokens, **places)
+            attended = attended + near[:, :num_queries]
         tokens = tokens[:, :num_queries] + attended
         return tokens + self.mlp(self.mlp_norm(tokens))

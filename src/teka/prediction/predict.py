@@ -54,9 +54,12 @@ def predict(
 
     Raises:
         ImportError: Pillow or safetensors is not installed.
-        ValueError: A file that is no picture, a picture without ink, or a model file that cannot be read.
+        ValueError: A file that is no picture, a picture without ink, or a model file that cannot be read or gives no
+            classes of a whole picture.
     """
     check_sizes({"batch_size": batch_size})
+    if isinstance(pictures, str) or not isinstance(pictures, Sequence):
+        raise wrong_value("pictures", pictures, "a list of files")
     if not pictures:
         raise wrong_value("pictures", list(pictures), "at least one")
     config = read_config(model)
@@ -68,7 +71,10 @@ def predict(
         batch = pictures[start : start + batch_size]
         with torch.inference_mode():
             images = read_images(batch, config.pictures, **sizes, ground=ground)
-            probabilities = loaded(images).softmax(dim=1)
+            logits = loaded(images)
+        if logits.ndim != 2:
+            raise wrong_value("model", str(model), "one of whole pictures: it says the class of every pixel")
+        probabilities = logits.softmax(dim=1)
         for picture, highest, classes in zip(batch, *probabilities.sort(descending=True, stable=True), strict=True):
             ranked = tuple(names[label] for label in classes.tolist())
             predictions.append(Prediction(str(picture), ranked, tuple(highest.tolist())))

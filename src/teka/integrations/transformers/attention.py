@@ -75,7 +75,7 @@ def attend(
     if not isinstance(heads, AttentionHeads):
         heads = _heads_of(module, query, grid, pair or ("softmax", None))
     elif heads.grid is not None:
-        grid = None
+        grid, prefix = None, 0
     key_mask = None if attention_mask is None else _key_mask(attention_mask, query.shape[2], key.shape[2], causal)
     if isinstance(state_layer, StateLayer):
         output, state_layer.state = heads.step(query, key, value, state_layer.state, key_mask, scale=scaling)

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from teka.errors import wrong_value
 from teka.functional import DecodingState
 
 T = TypeVar("T")
@@ -28,7 +29,10 @@ class StateLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Heads, value_states: Heads, *_: object, **__: object) -> tuple[Heads, Heads]:
-        """Count new tokens, and hand their keys and values on."""
+        """Count new tokens, and hand their keys and values on; a ValueError if those before have left no state."""
+        if self.num_tokens and self.state is None:
+            expected = "'teka' or a variant with a StateCache"
+            raise wrong_value("the model's attn_implementation", "another's", expected)
         self.lazy_initialization(key_states, value_states)
         self.num_tokens += key_states.shape[2]
         key_states = key_states.view_as(key_states)

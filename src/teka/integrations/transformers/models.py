@@ -92,11 +92,14 @@ class TekaForImageClassification(PreTrainedModel):
     config_class = TekaConfig
     main_input_name = "pixel_values"
     base_model_prefix = "model"
+    is_made = False
 
     def __init__(self, config: TekaConfig) -> None:
         super().__init__(config)
-        self.model = config.model_config.make_model()
+        # While it makes a model, `from_pretrained(dtype=...)` has this as the default.
+        self.model = config.model_config.make_model().to(torch.get_default_dtype())
         self.post_init()
+        self.is_made = True
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "TekaForImageClassification":
@@ -117,8 +120,17 @@ class TekaForImageClassification(PreTrainedModel):
         output = ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
         return output if return_dict else output.to_tuple()
 
-    def _init_weights(self, module: torch.nn.Module) -> None:
-        """Nothing: a model of teka's is made with its first weights."""
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Where a file had no numbers, those of a new model; one that is being made has them already."""
+        if not self.is_made:
+            return
+        state = self.model.state_dict(keep_vars=True)
+        missing = {name: one for name, one in state.items() if not getattr(one, "_is_hf_initialized", False)}
+        if missing:
+            new = self.config.model_config.make_model().state_dict()
+            for name, one in missing.items():
+                one.copy_(new[name])
 
 
 class TekaImageProcessor(BaseImageProcessor):
