@@ -9,7 +9,7 @@ from teka.data import Dataset, Fetcher, download, load, resize_bilinear
 from teka.data.catalogue import PUBLISHED_DATASETS
 from teka.data.load import class_names
 
-FETCHER = Fetcher(timeout=0.25, attempts=1)
+FETCHER = Fetcher(timeout=20.0, attempts=1)
 
 
 @pytest.fixture

@@ -83,8 +83,8 @@ class AttentionOptions:
         backend: "auto", "dense", "linear", "toeplitz", "rings", "fft" or "windows".
         num_axes: Number of axes of the grids to come, for relative kernels given by name and a value convolution.
         position_heads: Number of last heads that attend by position alone, while the others attend by content alone;
-            with 0 both kernels act in every head. By default half of the heads of `clipped` and `clipped_features`, and 0
-            of the others'.
+            with 0 both kernels act in every head. By default half of those of `clipped` and `clipped_features`, 0 of
+            others'.
         num_waves: Number of waves F of relative="fourier".
         rotary_normalizer: What the denominator of relative="rotary" is made of, "mixed" by default; see
             `teka.functional.Rotary` for the others and their bounds. Not for the softmax kernel, which has its own.

@@ -55,7 +55,7 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
             id="nothing left",
         ),
         pytest.param(
-            {"measure": {"shifts": [[1]]}}, "measure.shifts\\[1\\] is \\[1\\], expected a list of 2", id="half a shift"
+            {"measure": {"shifts": [[1]]}}, "measure.shifts\\[0\\] is \\[1\\], expected a list of 2", id="half a shift"
         ),
         pytest.param({"measure": {"mode": "canvas"}}, "measure.mode is 'canvas'", id="a mode that asks for a canvas"),
         pytest.param({"measure": {"images": 0}}, "measure.images is 0", id="no images"),
