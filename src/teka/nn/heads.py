@@ -221,7 +221,7 @@ def _by_halves(rows: Tensor | None, dim_head: int) -> Tensor | None:
 
 def is_plain(linear: nn.Module | None) -> bool:
     """Whether a map is its weight and bias and nothing else: no forward of its own, and no hooks."""
-    if type(linear) is not nn.Linear or "forward" in vars(linear):
+    if type(linear) is not nn.Linear or "forward" in linear.__dict__:
         return False
     return not any(getattr(linear, hooks) for hooks in HOOKS)
 
