@@ -158,8 +158,8 @@ def make_case(
     """
     check_name("shift", shift, RESIZING)
     # The size of digits is that of their canvas: there is no resize before which they could be shifted.
-    is_loaded_at = shift == "after" or data == "digits"
-    if image_size is None and subject.loads_at_input_size and is_loaded_at and not data.endswith(".npz"):
+    is_sized_first = shift == "after" or data == "digits"
+    if image_size is None and subject.loads_at_input_size and is_sized_first and not data.endswith(".npz"):
         image_size = subject.input_size
     if before := shift == "before":
         transform, audited = Preprocessing(subject.transform.in_channels), subject.taking_unplaced_images()

@@ -166,11 +166,13 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
         if mine != first:
             raise wrong_value(f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}")
     for second, first in itertools.combinations(reversed(runs), 2):
-        if second.name == first.name and second.run.seed == first.run.seed:
+        if second.name != first.name:
+            continue
+        if second.run.seed == first.run.seed:
             expected = f"one for each model, but {first.folder} is {first.name!r} with this seed too"
             raise wrong_value(f"seed of {second.folder}", second.run.seed, expected)
         sizes = [sum(map(torch.numel, run.model.parameters())) for run in (second, first)]
-        if second.name == first.name and sizes[0] != sizes[1]:
+        if sizes[0] != sizes[1]:
             expected = f"{sizes[1]} as in {first.folder}, which is {first.name!r} too"
             raise wrong_value(f"parameters of {second.folder}", sizes[0], expected)
 
