@@ -111,7 +111,7 @@ def in_given_dtypes(backward: Callable[..., T]) -> Callable[..., T]:
 
 def has_numbers(tensor: Tensor) -> bool:
     """Whether there are numbers to look at, and not only a computation that is recorded or rehearsed."""
-    if not is_plain_eager(tensor) or type(tensor) not in (Tensor, Parameter) or tensor.numel() == 0:
+    if tensor.is_meta or not is_plain_eager(tensor) or type(tensor) not in (Tensor, Parameter) or tensor.numel() == 0:
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 

@@ -385,6 +385,17 @@ def explicit_attention(
     return torch.where(total == 0, 0.0, above @ value / total)
 
 
+def flex_formula(
+    query: Tensor, key: Tensor, value: Tensor, *, score_mod: Callable[..., Tensor], block_mask: Any, scale: float
+) -> Tensor:
+    """What FlexAttention computes of its arguments, without compiling them."""
+    products = scale * query @ key.transpose(-2, -1)
+    places = [torch.arange(side, device=query.device) for side in products.shape]
+    scores = score_mod(products, *torch.meshgrid(*places, indexing="ij"))
+    assert block_mask is None or block_mask.kv_indices.device == query.device
+    return scores.softmax(dim=-1) @ value
+
+
 def draw_mask(batch: int, num_tokens: int, seed: int = 0) -> Tensor:
     """A mask that keeps at least one key of every sample."""
     generator = torch.Generator().manual_seed(seed + 101)

@@ -1,8 +1,7 @@
 """What the library makes is where its input is: on tensors without numbers, which cannot be on a CPU and elsewhere.
 
-The device is "meta", which torch differentiates on without a GPU; under `FakeTensorMode` an operation on tensors of two
-devices is refused, as a GPU refuses it. What only a GPU does, FlexAttention, is done here as there, with a stand-in for
-the compiled kernel.
+The device is "meta", which torch differentiates on without a GPU; an operation on tensors of two devices is refused, as
+a GPU refuses it. What only a GPU does, FlexAttention, is done here as there, with its formula for the compiled kernel.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,13 +24,15 @@ from tests.contracts.cases import (
     draw_inputs,
     draw_mask,
     each,
+    flex_formula,
     together,
     with_leaves,
 )
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from teka import Grid
-from teka._compat import fake_tensors
 from teka.functional import KERNELS, RELATIVES, RotationJoint, attention
 from teka.functional.kernel.base import Kernel
 from teka.functional.relative.base import Relative
@@ -50,41 +51,36 @@ APART = [
     or case.relative in (None, "rotary", "rotation_joint", "clipped")
 ]
 EVERY_PAIR = [case for case in CAUSAL if case.kernel == "softmax"]
-fake_tensor = fake_tensors()
 flex = import_module("teka.functional.backend.flex")
 
 
-class Rehearsal(fake_tensor.FakeTensorMode):
-    """Tensors without numbers, of which every truth is true, every number 1, and one row is unresolved."""
+class Rehearsal(TorchDispatchMode):
+    """Tensors of one device only, without numbers: every truth is true, every number 1, and one row is unresolved."""
 
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)  # an index of Python's numbers
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        if func is aten._local_scalar_dense.default:
             return args[0].dtype == torch.bool or 1
-        if func is torch.ops.aten.nonzero.default:
+        if func is aten.nonzero.default:
             return args[0].new_zeros(1, args[0].ndim, dtype=torch.long)
-        return super().dispatch(func, types, args, kwargs or {})
-
-
-def every_pair(
-    query: Tensor, key: Tensor, value: Tensor, *, score_mod: Callable[..., Tensor], block_mask: Any, scale: float
-) -> Tensor:
-    """FlexAttention's formula, with a score from the indices of each pair."""
-    products = scale * query @ key.transpose(-2, -1)
-    places = [torch.arange(side, device=query.device) for side in products.shape]
-    scores = score_mod(products, *torch.meshgrid(*places, indexing="ij"))
-    assert block_mask is None or block_mask.kv_indices.device == query.device
-    return scores.softmax(dim=-1) @ value
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.ndim]
+        # A copy may come from elsewhere, and indices from the CPU.
+        may_differ = (aten.copy_.default, aten.index.Tensor, aten.index_put_.default)
+        if func not in may_differ and len({one.device for one in given}) > 1:
+            raise RuntimeError(f"{func}: tensors of two devices")
+        if func is aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
+            return args[0].reshape(-1, *args[0].shape[args[1][0].ndim :])
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cases, "DEVICE", AWAY)
     # As on a GPU.
-    monkeypatch.setattr(fake_tensor.FakeTensor, "is_cuda", property(lambda self: self.device.type == AWAY))
-    monkeypatch.setattr(flex, "_compiled", lambda: every_pair)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: self.device.type == AWAY))
+    monkeypatch.setattr(torch.Tensor, "is_meta", property(lambda self: False))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_formula)
     monkeypatch.setattr(flex, "LEAST_PAIRS", 0)
     with Rehearsal():
         yield

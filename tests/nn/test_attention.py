@@ -180,3 +180,13 @@ def test_by_default_it_costs_o_of_l_and_sees_where_tokens_are_relative_to_each_o
     assert relative_change(moved, grid.flatten(grid.roll(grid.unflatten(layer(tokens, grid)), (2, -3)))) < 1e-12
     shuffle = torch.randperm(35, generator=torch.Generator().manual_seed(2))
     assert relative_change(layer(tokens[:, shuffle], grid), layer(tokens, grid)[:, shuffle]) > 1e-2
+
+
+@together(PAIRS)
+def test_on_the_device_without_numbers_it_has_shapes_and_gradients(pair: Case):
+    with torch.device("meta"):
+        layer, tokens = build(kernel=pair.kernel, relative=pair.relative), draw_tokens().to("meta")
+    output = layer(tokens, GRID, None, 1)
+    output.sum().backward()
+    assert output.shape == tokens.shape
+    assert all(one.grad is not None for one in layer.parameters())

@@ -37,6 +37,10 @@ def test_a_model_of_ours_does_what_timm_asks_of_models(name: str):
     assert torch.equal(model.forward_head(model.forward_features(IMAGES)), model(IMAGES))
     model.reset_classifier(0)
     assert model(IMAGES).shape == (2, model.num_features) == (2, 192)
+    model.reset_classifier(5, "")
+    assert model(IMAGES).shape == (2, 16, 5) == make(name, num_classes=5, global_pool="")(IMAGES).shape
+    with pytest.raises(ValueError, match="global_pool is 'token', expected 'avg', '' or None"):
+        model.reset_classifier(5, "token")
     assert resolve_model_data_config(model)["mean"] == (0.485, 0.456, 0.406)
     features = make(name, features_only=True, in_chans=1, out_indices=(0, 1))
     assert [one.shape for one in features(IMAGES[:, :1])] == [(2, 192, 4, 4)] * 2

@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.errors import require
+from teka.errors import require, wrong_value
 from teka.models import Performer
 
 require("timm", "teka.integrations.timm needs", "teka[timm]")
@@ -43,6 +43,7 @@ class TimmPerformer(nn.Module):
         in_chans: Channels of the images.
         num_classes: Number of logits; 0 for pooled features.
         drop_rate: Probability of dropping a number in attention and MLPs in training.
+        global_pool: What the head reads: the mean of the tokens, "avg", or each of them, "".
         options: Keywords of `Performer`: dim, depth, heads and others.
     """
 
@@ -52,6 +53,7 @@ class TimmPerformer(nn.Module):
         in_chans: int = 3,
         num_classes: int = 1000,
         drop_rate: float = 0.0,
+        global_pool: str = "avg",
         **options: Any,
     ) -> None:
         super().__init__()
@@ -60,15 +62,18 @@ class TimmPerformer(nn.Module):
         self.num_features = self.head_hidden_size = self.model.norm.normalized_shape[0]
         info = {"num_chs": self.num_features, "reduction": self.model.patch_size}
         self.feature_info = [info | {"module": f"model.blocks.{place}"} for place in range(len(self.model.blocks))]
-        self.reset_classifier(num_classes)
+        self.reset_classifier(num_classes, global_pool)
 
     def get_classifier(self) -> nn.Module:
         """The head."""
         return self.model.head
 
-    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
-        """A new head of so many classes, or none for 0."""
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head of so many classes, or none for 0, of the tokens' mean, "avg", or of each token, ""."""
+        if global_pool not in (None, "avg", ""):
+            raise wrong_value("global_pool", global_pool, "'avg', '' or None")
         self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else global_pool
         head = nn.Identity() if num_classes == 0 else nn.Linear(self.num_features, num_classes)
         self.model.head = head.to(self.model.norm.weight)
 
@@ -78,12 +83,12 @@ class TimmPerformer(nn.Module):
 
     def forward_head(
         self, x: Float[Tensor, "batch tokens dim"], pre_logits: bool = False
-    ) -> Float[Tensor, "batch outputs"]:
-        """Their mean, and its logits."""
-        pooled = x.mean(dim=1)
+    ) -> Float[Tensor, "batch *tokens_outputs"]:
+        """Their mean, or themselves, and its logits."""
+        pooled = x.mean(dim=1) if self.global_pool else x
         return pooled if pre_logits else self.model.head(pooled)
 
-    def forward(self, x: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch outputs"]:
+    def forward(self, x: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch *tokens_outputs"]:
         return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(

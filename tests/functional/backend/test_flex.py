@@ -1,4 +1,5 @@
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     draw_mask,
+    flex_formula,
     relative_change,
     with_leaves,
 )
@@ -84,7 +86,10 @@ def compare(
 
 
 @pytest.mark.parametrize("relative", FACTORS)
-def test_softmax_with_every_factor_equals_dense(relative: str):
+def test_softmax_with_every_factor_equals_dense(relative: str, monkeypatch: pytest.MonkeyPatch):
+    # One place as FlexAttention computes it, which compiles its arguments each time, and all by its formula.
+    compare("softmax", relative, list(PLACES.values())[FACTORS.index(relative) % 5])
+    monkeypatch.setattr(import_module("teka.functional.backend.flex"), "flex_attention", flex_formula)
     for name, place in PLACES.items():
         if (relative, name) != ("table", "two to three"):  # a table counts cells, which those grids do not share
             compare("softmax", relative, place)

@@ -161,7 +161,9 @@ class Sums:
 
 
 def rows_of(unresolved: Tensor) -> Rows:
-    """Queries that are unresolved in any sample and head, of (batch, heads, queries)."""
+    """Queries that are unresolved in any sample and head, of (batch, heads, queries); on "meta" none."""
+    if unresolved.is_meta:
+        return unresolved.new_zeros(0, dtype=torch.long)
     return unresolved.flatten(0, 1).any(dim=0).nonzero().flatten()
 
 

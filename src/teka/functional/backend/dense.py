@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -14,7 +14,7 @@ from teka._compat import is_plain_eager, records_graph
 from teka.functional.backend import BYTES, Cost, Sums, checkpointed, transposed, with_ones
 from teka.functional.backend.by_hand import MAPS
 from teka.functional.backend.toeplitz import AxisForm, plain_axis_sums, runs_by_hand
-from teka.functional.kernel.base import Pairwise, apply_log_factor
+from teka.functional.kernel.base import Pairwise, apply_log_factor, without_keys
 from teka.functional.shapes import Gradients, KeyFeatures, Matrices, Outputs, Queries, QueryFeatures, Values
 from teka.grid import Grid
 
@@ -87,12 +87,6 @@ def fused_softmax(pairs: Pairwise) -> Outputs:
     with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
         output = scaled_dot_product_attention(query, key, value, **options)
     return output[..., :size] if empty is None else output[..., :size].masked_fill(empty, 0.0)
-
-
-def without_keys(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "batch 1 queries 1"]:
-    """The queries that keep no key."""
-    # A sum: for `any` Inductor of PyTorch 2.6 writes C++ that does not compile.
-    return keep.sum(dim=-1, keepdim=True) == 0
 
 
 def products_with_prefix(left: Tensor, right: Tensor, placed: Tensor, first: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka._compat import has_tangent, replace
@@ -101,11 +101,16 @@ class Kernel(ABC):
         key_mask: Kept = None,
         is_causal: bool = False,
     ) -> Pairs:
-        """Weights κ(q_i, k_j) · c_ij of every pair, up to one factor a row: the dense truth."""
+        """Weights κ(q_i, k_j) · c_ij of every pair, up to a factor a row; 0 in one without keys: the dense truth."""
         pairs = Pairwise(query, key, key, self, scale, key_mask, is_causal)
         left, right, log_scale = pairs.vectors()
         products = left @ right.transpose(-2, -1)
-        return self.dense_weights(products, log_relative=log_relative, log_scale=log_scale, keep=pairs.keep())
+        keep, empty = pairs.keep(), None
+        if keep is not None:
+            empty = without_keys(keep)
+            keep = keep | empty  # a softmax of nothing would be NaN
+        weights = self.dense_weights(products, log_relative=log_relative, log_scale=log_scale, keep=keep)
+        return weights if empty is None else weights.masked_fill(empty, 0.0)
 
     @abstractmethod
     def dense_size(self, dim: int) -> int:
@@ -149,6 +154,12 @@ class Pairwise:
     def between(self, query: Queries, key: Keys) -> "Pairwise":
         """The same of other vectors, whose inner products are those that count."""
         return replace(self, query=query, key=key, scale=1.0)
+
+
+def without_keys(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "batch 1 queries 1"]:
+    """The queries that keep no key."""
+    # A sum: for `any` Inductor of PyTorch 2.6 writes C++ that does not compile.
+    return keep.sum(dim=-1, keepdim=True) == 0
 
 
 class FeatureKernel(Kernel):
