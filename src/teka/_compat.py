@@ -98,13 +98,23 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
     return torch.autocast(device_type, enabled=False) if is_enabled else nullcontext()
 
 
-def in_given_dtypes(backward: Callable[..., T]) -> Callable[..., T]:
-    """A backward pass by hand that computes in the dtypes it is given, also where it is asked for under autocast."""
+def by_hand(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """A backward pass of one gradient, by hand: in the dtypes it is given, under autocast too, and of many in turn."""
+    known: Any = torch  # of what follows its types tell nothing
 
     @wraps(backward)
-    def plain(ctx: Any, *gradients: Tensor) -> T:
-        with without_autocast(gradients[0].device.type):
-            return backward(ctx, *gradients)
+    def plain(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        with without_autocast(gradient.device.type):
+            if records_graph() or not known._C._functorch.is_legacy_batchedtensor(gradient):
+                return backward(ctx, gradient)
+            # Of `is_grads_batched` and `vectorize`, by a transform that knows few operations and none in place.
+            level = known._C._vmapmode_increment_nesting() - 1
+            known._C._vmapmode_decrement_nesting()
+            found = [backward(ctx, one) for one in known._remove_batch_dim(gradient, level, 1, 0)]
+        return tuple(
+            None if each[0] is None else known._add_batch_dim(torch.stack(each), 0, level)
+            for each in zip(*found, strict=True)
+        )
 
     return plain
 

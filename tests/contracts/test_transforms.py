@@ -6,6 +6,7 @@ Where torch has no rule for an operation, its error is held here, so that a chan
 import dataclasses
 import math
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,10 +23,12 @@ from tests.contracts.cases import (
     with_leaves,
 )
 from torch import Tensor
+from torch.autograd.functional import jacobian
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
 from teka import Grid
 from teka.functional import attention
+from teka.functional.plan import LEAST_IN_BLOCKS
 from teka.nn import Attention
 
 GRIDS = {False: Grid((2, 3)), True: Grid(5)}
@@ -210,3 +213,16 @@ def test_layers_of_many_parameters_at_once_are_a_loop(pair: Case):
     of_samples = vmap(grad(lambda one: call(parameters[0], one).square().sum()))(tokens)
     expected = torch.func.grad(lambda both: sum(call(parameters[0], one).square().sum() for one in both))(tokens)
     assert relative_change(of_samples, expected) <= BAND
+
+
+@together(PAIRS)
+def test_many_gradients_at_once_are_one_after_another(pair: Case):
+    torch.manual_seed(0)
+    grid = GRIDS[False]
+    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative).double().eval()
+    tokens = torch.randn(1, grid.num_tokens, 8, dtype=torch.float64)
+    with patch.dict(LEAST_IN_BLOCKS, dict.fromkeys(LEAST_IN_BLOCKS, (0, 0))):
+        once, each = (
+            jacobian(lambda one: layer(one, grid).sum(dim=(0, 1)), tokens, vectorize=one) for one in (True, False)
+        )
+    assert relative_change(once, each) <= BAND

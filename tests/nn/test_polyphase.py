@@ -92,7 +92,7 @@ def test_gradients_and_theirs_are_right():
     coarse, offset = down.sample(inputs)
     cells = coarse.detach().requires_grad_()
     for function, argument in ((down, inputs), (lambda cells: up(cells, offset), cells)):
-        assert torch.autograd.gradcheck(function, (argument,))
+        assert torch.autograd.gradcheck(function, (argument,), check_forward_ad=True, check_batched_grad=True)
         assert torch.autograd.gradgradcheck(lambda one, of=function: of(one) ** 2, (argument,))
 
 

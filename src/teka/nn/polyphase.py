@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import gumbel_softmax, pad
 
+from teka._compat import by_hand, records_graph
 from teka.checks import WHOLE, check_flags, check_name, check_sizes, check_stride, check_tensor, is_whole
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
@@ -154,7 +155,7 @@ class PolyphaseUpsample(nn.Module):
         """The cells of the coset of each sample's number; a ValueError for another number of axes or of samples."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         check_tensor("offset", offset, len(inputs), dtypes=WHOLE)
-        cells = cast(Tensor, _Coset.apply(inputs, offset, self.stride, True))
+        cells = take_coset(inputs, offset, self.stride, transposed=True)
         if self.blur is None:
             return cells
         return math.prod(self.stride) * blurred(cells, self.blur, self.stride, self.periodic)
@@ -249,13 +250,30 @@ class _Coset(Function):
         ctx.save_for_backward(offset)
 
     @staticmethod
+    @by_hand
     def backward(ctx, *grad_outputs):
-        return _Coset.apply(*grad_outputs, *ctx.saved_tensors, ctx.stride, not ctx.transposed), None, None, None
+        (offset,) = ctx.saved_tensors
+        return take_coset(grad_outputs[0], offset, ctx.stride, not ctx.transposed), None, None, None
 
 
-def take_coset(inputs: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """x_c of each sample's own number c."""
-    return cast(Tensor, _Coset.apply(inputs, offset, stride, False))
+class _DualCoset(_Coset):
+    """The same with a forward derivative, which torch.compile does not take."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Coset.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def jvp(ctx, *grad_inputs):
+        (offset,) = ctx.saved_tensors
+        return take_coset(grad_inputs[0], offset, ctx.stride, ctx.transposed)
+
+
+def take_coset(inputs: Tensor, offset: Tensor, stride: tuple[int, ...], transposed: bool = False) -> Tensor:
+    """x_c of each sample's own number c; transposed, the cells of x_c put back among zeros."""
+    kind = _Coset if records_graph() else _DualCoset
+    return cast(Tensor, kind.apply(inputs, offset, stride, transposed))
 
 
 def _by_coset(inputs: Tensor, stride: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import ProcessGroup, in_given_dtypes, is_plain_eager, is_traced, records_graph, replace
+from teka._compat import ProcessGroup, by_hand, is_plain_eager, is_traced, records_graph, replace
 from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
@@ -241,7 +241,7 @@ class _Form(Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @in_given_dtypes
+    @by_hand
     def backward(ctx, *grad_outputs):
         return None, *ctx.form.gradients(grad_outputs[0], ctx.saved_tensors, ctx.needs_input_grad[1:])
 

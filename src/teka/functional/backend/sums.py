@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd import Function
 
-from teka._compat import ProcessGroup
+from teka._compat import ProcessGroup, by_hand
 from teka.functional.backend import LOWEST_LOG_SCALE, Featured, Sums, with_ones
 from teka.functional.backend.linear import LinearState, causal_linear, linear, product_features
 from teka.functional.kernel.base import FeatureKernel
@@ -85,5 +85,6 @@ class _SumOverProcesses(Function):
         return total
 
     @staticmethod
+    @by_hand
     def backward(ctx, *grad_outputs):
         return _SumOverProcesses.apply(grad_outputs[0], ctx.group), None

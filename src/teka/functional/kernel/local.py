@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import Function
 
-from teka._compat import has_numbers, in_given_dtypes, is_plain_eager, is_rehearsed
+from teka._compat import by_hand, has_numbers, is_plain_eager, is_rehearsed
 from teka.checks import POSITIVE, is_positive
 from teka.errors import wrong_value
 from teka.functional.kernel.base import FeatureKernel, FusedKernel, Pullback, mask_features
@@ -146,7 +146,7 @@ class _Map(Function):
         return kernel.feature_map(vectors, scale=scale)
 
     @staticmethod
-    @in_given_dtypes
+    @by_hand
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
         (vectors,) = ctx.saved_tensors

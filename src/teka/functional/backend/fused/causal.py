@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from teka._compat import in_given_dtypes
+from teka._compat import by_hand
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, Factors, PositionMap, of_block
 from teka.functional.backend.fused.two_sided import differentiable_gradients, masked, product
 from teka.functional.kernel.local import LocalKernel
@@ -73,7 +73,7 @@ class _FusedCausal(Function):
         return output
 
     @staticmethod
-    @in_given_dtypes
+    @by_hand
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
         nothing = (None,) * 4

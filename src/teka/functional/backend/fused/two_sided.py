@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from teka._compat import in_given_dtypes, replace
+from teka._compat import by_hand, replace
 from teka.functional.backend.by_hand import ByHand, in_order_of
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, PositionMap, of_block
 from teka.functional.backend.sums import featured
@@ -157,7 +157,7 @@ class _FusedLinear(Function):
         return output
 
     @staticmethod
-    @in_given_dtypes
+    @by_hand
     def backward(ctx, *grad_outputs):
         (gradient,) = grad_outputs
         nothing = (None,) * 2
