@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.autograd import forward_ad
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.nn import Parameter
@@ -54,7 +55,9 @@ def without_tensors(kind: type[T], write: Callable[[T], object], read: Callable[
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """Whether a transform of torch.func or forward-mode differentiation is at work."""
+    """Whether a transform of torch.func or forward-mode differentiation is at work; what is compiled is not asked."""
+    if torch.compiler.is_compiling():
+        return False
     return torch._C._are_functorch_transforms_active() or any(map(has_tangent, tensors))
 
 
@@ -64,8 +67,9 @@ def has_tangent(tensor: Tensor) -> bool:
 
 
 def records_graph() -> bool:
-    """Whether torch.compile, torch.export or torch.jit.trace records operations, for inputs of other numbers."""
-    return torch.compiler.is_compiling() or is_traced()
+    """Whether torch.compile, torch.export, torch.jit.trace or make_fx records operations, for other numbers."""
+    # The last is at work in torch.func.linearize too.
+    return torch.compiler.is_compiling() or is_traced() or _get_dispatch_mode(_TorchDispatchModeKey.PROXY) is not None
 
 
 def is_traced() -> bool:

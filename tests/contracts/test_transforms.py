@@ -24,7 +24,8 @@ from tests.contracts.cases import (
 )
 from torch import Tensor
 from torch.autograd.functional import jacobian
-from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.func import functional_call, grad, jacrev, jvp, linearize, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from teka import Grid
 from teka.functional import attention
@@ -42,6 +43,9 @@ TWICE = [case for case in NAMED if case not in ONCE]
 # Which rows are computed again is read from the numbers, which vmap has no rule for.
 UNMAPPED = [case for case in NAMED if case.backend == "fft"]
 MAPPED = [case for case in NAMED if case not in UNMAPPED]
+# One of each path, as recording takes seconds.
+RECORDED = [Case("softmax", None, "dense"), Case("positive", "rotation", "toeplitz")]
+RECORDED += [Case("squared_relu", *one) for one in (("rotary", "linear"), ("clipped", "rings"))]
 Attend = Callable[..., Tensor]
 # vmap has no rule for torch's fused softmax, and goes through it one by one.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -226,3 +230,15 @@ def test_many_gradients_at_once_are_one_after_another(pair: Case):
             jacobian(lambda one: layer(one, grid).sum(dim=(0, 1)), tokens, vectorize=one) for one in (True, False)
         )
     assert relative_change(once, each) <= BAND
+
+
+@together(RECORDED)
+def test_what_is_recorded_is_the_same_for_other_numbers(case: Case):
+    by, point, direction = build(case)
+    attend, total = by(case.backend), weighted(by(case.backend))
+    for function in (attend, grad(total)) if case in TWICE else (attend,):
+        recorded = make_fx(function)(*direction)
+        assert relative_change(recorded(*point), function(*point)) <= BAND
+    output, derivative = linearize(attend, *point)
+    forwards = jvp(attend, tuple(point), tuple(direction))
+    assert largest_change([output, derivative(*direction)], list(forwards)) <= BAND

@@ -190,7 +190,7 @@ class Plan:
         num_features = kernel.num_features(query.shape[-1])
         if not triton_fits(query, value, num_features):
             return None
-        if not records_graph() and is_transformed(query, key, value):
+        if is_transformed(query, key, value):
             return None
         if self.relative is None:
             return PositionMap()
@@ -200,7 +200,7 @@ class Plan:
         placed = self.relative.position_map(self.positions, like, num_features)
         if placed is None or placed.num_parts > LARGEST_SIZE:
             return None
-        return None if not records_graph() and is_transformed(*placed.tensors) else placed
+        return None if is_transformed(*placed.tensors) else placed
 
 
 def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import ProcessGroup, by_hand, is_plain_eager, is_traced, records_graph, replace
+from teka._compat import ProcessGroup, by_hand, is_plain_eager, is_traced, is_transformed, replace
 from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
@@ -268,7 +268,7 @@ def checkpointed(function: Callable[..., Tensor], *arguments: object) -> Tensor:
 
     Nothing random may be in it: the state of the generators is not kept.
     """
-    if not torch.is_grad_enabled() or not (records_graph() or is_plain_eager()):
+    if not torch.is_grad_enabled() or is_transformed():
         return function(*arguments)
     output = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     assert isinstance(output, Tensor)

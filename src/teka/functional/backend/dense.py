@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from teka._compat import is_plain_eager, records_graph
+from teka._compat import is_transformed
 from teka.functional.backend import BYTES, Cost, Sums, checkpointed, transposed, with_ones
 from teka.functional.backend.by_hand import MAPS
 from teka.functional.backend.toeplitz import AxisForm, plain_axis_sums, runs_by_hand
@@ -82,7 +82,7 @@ def fused_softmax(pairs: Pairwise) -> Outputs:
         assert keep is not None
         empty = without_keys(keep)
         mask = keep | empty
-    is_fused = records_graph() or is_plain_eager(query, key, value)
+    is_fused = not is_transformed(query, key, value)
     options = {"attn_mask": mask, "is_causal": pairs.is_causal and mask is None, "scale": pairs.scale}
     with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
         output = scaled_dot_product_attention(query, key, value, **options)
