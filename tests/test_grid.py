@@ -1,5 +1,6 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import teka
 from teka import Grid
 from teka.grid import present_grid
+from teka.nn import Attention
 
 SIZES = [(11,), (5, 7), (3, 5, 2), (2, 3, 1, 4)]
 SPACING = (0.5, 2.0, 1.25, 3.0)
@@ -179,6 +182,15 @@ def test_each_thread_is_on_its_own_grid():
     with teka.on(Grid(3)), ThreadPoolExecutor(1) as other:
         assert other.submit(present_grid).result() == (None, 0)
         assert present_grid() == (Grid(3), 0)
+
+
+def test_a_layer_called_again_in_the_backward_pass_is_on_it_if_that_is_said():
+    torch.manual_seed(0)
+    layer, grid, tokens = Attention(8, 2), Grid((2, 3)), torch.randn(1, 6, 8, requires_grad=True)
+    (expected,) = torch.autograd.grad(layer(tokens, grid).square().sum(), tokens)
+    with teka.on(grid):
+        output = checkpoint(layer, tokens, use_reentrant=False, context_fn=lambda: (nullcontext(), teka.on(grid)))
+    assert torch.equal(torch.autograd.grad(output.square().sum(), tokens)[0], expected)
 
 
 @pytest.mark.parametrize("options", [{"grid": (3, 4)}, {"grid": Grid(3), "num_prefix_tokens": -1}])
