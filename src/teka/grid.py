@@ -196,8 +196,8 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
 
     A model then needs no argument for the grid, so that layers stand in `nn.Sequential` and in models of others. What a
     layer is given itself comes first, and each thread has its own. A grid that is none, or a number of tokens that does
-    not fit it, is a ValueError. `torch.utils.checkpoint` calls layers again in the backward pass, where this is over: its
-    argument `context_fn=lambda: (contextlib.nullcontext(), teka.on(grid))` enters it again.
+    not fit it, is a ValueError. `torch.utils.checkpoint` calls layers again in the backward pass, where this is over:
+    its argument `context_fn=lambda: (contextlib.nullcontext(), teka.on(grid))` enters it again.
 
     >>> import torch, teka
     >>> layers = torch.nn.Sequential(teka.nn.TransformerBlock(16, 2), teka.nn.TransformerBlock(16, 2))
