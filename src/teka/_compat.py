@@ -1,5 +1,6 @@
 """What teka uses of torch and Lightning beyond their documented interfaces: where they change it, this file does."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -142,6 +143,12 @@ def is_recorded(tensor: Tensor) -> bool:
     if records_graph() or torch._C._are_functorch_transforms_active():
         return True
     return bool(torch._C._len_torch_dispatch_stack()) or type(tensor) not in (Tensor, Parameter)
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """A block in which what torch.compile made runs as it is written, with the hooks that modules have by then."""
+    # Without the module, which is slow to import, nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def keeps_tensors(device: torch.device) -> bool:

@@ -3,7 +3,9 @@ import torch
 from tests.raising import raises_for
 from torch import nn
 
+from teka.audit.audit import audit
 from teka.audit.function import ModelError, call_model, check_evaluation_mode, evaluating, tensor_hash, weights_hash
+from teka.audit.settings import AuditSettings
 
 BATCH = torch.arange(2 * 1 * 5 * 7, dtype=torch.float64).reshape(2, 1, 5, 7)
 
@@ -121,3 +123,13 @@ def test_the_hash_of_weights_is_that_of_the_module_or_of_its_method():
     assert weights_hash(model) == weights_hash(model.forward) == weights_hash(network())
     assert weights_hash(model) != weights_hash(network(1))
     assert weights_hash(torch.sin) == "unknown"
+
+
+def test_a_compiled_model_is_audited_as_the_one_it_was_made_from():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).eval()
+    settings, images = AuditSettings(shifts=[(0, 1)]), torch.rand(3, 1, 8, 8)
+    plain, compiled = (audit(one, images, settings=settings) for one in (model, torch.compile(model, backend="eager")))
+    assert compiled.name == "Sequential"
+    assert compiled.model["weights_sha256"] == plain.model["weights_sha256"]
+    assert compiled.layers == plain.layers

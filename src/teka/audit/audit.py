@@ -96,7 +96,7 @@ def audit(
     results = work.results
     responses, metrics = zip(*results["mode"], strict=True)
     facts = {
-        "kind": type(model).__name__,
+        "kind": type(module or model).__name__,
         "parameters": None if module is None else sum(map(torch.numel, module.parameters())),
         "weights_sha256": weights_hash(model),
         **(model_facts or {}),

@@ -30,8 +30,9 @@ class ModelError(ValueError):
 
 
 def module_of(function: object) -> nn.Module | None:
-    """The module that a function is, or is a method of; None if it is none."""
+    """The module that a function is, is a method of, or was compiled from; None if it is none."""
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    module = getattr(module, "_orig_mod", module)
     return module if isinstance(module, nn.Module) else None
 
 

@@ -215,12 +215,13 @@ def is_precise(responses: Responses, settings: AuditSettings) -> bool:
 
 
 def _layers(work: Work, _one: str) -> Iterator[LayerFindings]:
-    if not isinstance(work.model, torch.nn.Module):
-        raise wrong_value("model", type(work.model).__name__, "a torch.nn.Module, to look into its layers")
+    model = getattr(work.model, "_orig_mod", work.model)  # of a compiled one, what it was made from
+    if not isinstance(model, torch.nn.Module):
+        raise wrong_value("model", type(model).__name__, "a torch.nn.Module, to look into its layers")
     # Along one axis at a time is enough to see a layer break, and every layer is compared at every shift.
     along = [shift for shift in work.shifts if shift.count(0) == 1]
     movement = work.movement(work.settings.modes[0])
-    yield blame_layers(work.model, work.few, along or work.shifts, movement, layers=work.settings.layers)
+    yield blame_layers(model, work.few, along or work.shifts, movement, layers=work.settings.layers)
 
 
 def _phases(work: Work, _one: str) -> Iterator[tuple[str, PhaseTable]]:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka._compat import uncompiled
 from teka.audit.function import Model, ModelError
 from teka.audit.images import RealImages
 from teka.audit.layers.recogniser import Layout, Recogniser, pads_edge
@@ -61,7 +62,8 @@ class Trace(ExitStack):
         self._calls = dict.fromkeys(self._modules, 0)
         self._running: list[tuple[str, int]] = []
         try:
-            self._model(batch)
+            with uncompiled():
+                self._model(batch)
         except FOREIGN as error:
             raise ModelError(f"the model raised {type(error).__name__} for {what}: {error}") from error
 
