@@ -26,6 +26,7 @@ else:  # a build of torch for one process has none
 
 
 T = TypeVar("T")
+WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 
 
 def replace(one: T, **changes: object) -> T:
@@ -159,6 +160,16 @@ def keeps_tensors(device: torch.device) -> bool:
     if torch.is_inference_mode_enabled() or not all(getattr(mode, "only_looks", False) for mode in modes):
         return False
     return not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The floating dtype of most digits that a device has."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU where its device has none."""
+    return (tensor if widest(tensor.device) == torch.float64 else tensor.cpu()).double()
 
 
 def fake_tensors() -> ModuleType:

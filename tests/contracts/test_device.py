@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from teka import Grid
+from teka import Grid, _compat
 from teka.functional import KERNELS, RELATIVES, RotationJoint, attention
 from teka.functional.kernel.base import Kernel
 from teka.functional.relative.base import Relative
@@ -57,7 +57,16 @@ flex = import_module("teka.functional.backend.flex")
 class Rehearsal(TorchDispatchMode):
     """Tensors of one device only, without numbers: every truth is true, every number 1, and one row is unresolved."""
 
+    has_float64 = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = self.call(func, args, kwargs or {})
+        for one in () if self.has_float64 else tree_leaves(found):
+            if isinstance(one, Tensor) and one.device.type == AWAY and one.dtype in (torch.float64, torch.complex128):
+                raise TypeError(f"{func}: a tensor of {one.dtype}")
+        return found
+
+    def call(self, func: Any, args: tuple, kwargs: dict) -> Any:
         aten = torch.ops.aten
         if func is aten._local_scalar_dense.default:
             return args[0].dtype == torch.bool or 1
@@ -70,11 +79,16 @@ class Rehearsal(TorchDispatchMode):
             raise RuntimeError(f"{func}: tensors of two devices")
         if func is aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
             return args[0].reshape(-1, *args[0].shape[args[1][0].ndim :])
-        return func(*args, **(kwargs or {}))
+        device = kwargs.get("device")
+        if func is aten._to_copy.default and args[0].device.type == AWAY and device == torch.device("cpu"):
+            return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        if kwargs.get("generator") is not None and kwargs["generator"].device != device:
+            raise RuntimeError(f"{func}: a generator of another device")
+        return func(*args, **kwargs)
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
     monkeypatch.setattr(cases, "DEVICE", AWAY)
     # As on a GPU.
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: self.device.type == AWAY))
@@ -82,8 +96,15 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(flex, "_compiled", lambda: flex_formula)
     monkeypatch.setattr(flex, "LEAST_PAIRS", 0)
-    with Rehearsal():
-        yield
+    with Rehearsal() as mode:
+        yield mode
+
+
+@pytest.fixture
+def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: Rehearsal) -> None:
+    """As on Apple's GPUs."""
+    monkeypatch.setattr(_compat, "WITHOUT_FLOAT64", {AWAY})
+    elsewhere.has_float64 = False
 
 
 def check_gradients(output: Tensor, leaves: dict[str, Tensor]) -> None:
@@ -132,12 +153,21 @@ def check_module(make: Callable[[], nn.Module], call: Callable[[nn.Module], Tens
     check_gradients(call(module), dict(module.named_parameters()))
 
 
-@each({name: {"relative": name} for name in RELATIVES} | {name: {"kernel": name, "relative": None} for name in KERNELS})
-def test_a_layer_stays_on_its_device(options: dict[str, Any]):
+LAYERS = {name: {"relative": name} for name in RELATIVES} | {
+    name: {"kernel": name, "relative": None} for name in KERNELS
+}
+
+
+def check_layer(options: dict[str, Any]) -> None:
     if options["relative"] == "rotation_joint":
         options = {**options, "kernel": "positive"}
     tokens = torch.randn(2, 15, 8, device=AWAY)
     check_module(lambda: Attention(8, 2, **options), lambda layer: layer(tokens, Grid((3, 5)), draw_mask(2, 15)))
+
+
+@each(LAYERS)
+def test_a_layer_stays_on_its_device(options: dict[str, Any]):
+    check_layer(options)
 
 
 @each(
@@ -147,6 +177,21 @@ def test_a_layer_stays_on_its_device(options: dict[str, Any]):
 def test_a_performer_stays_on_its_device(options: dict[str, Any]):
     images = torch.randn(2, 2, 6, 4, device=AWAY)
     make = partial(Performer, (6, 4), 2, 3, dim=8, depth=1, heads=2, **options)
+    check_module(make, lambda model: model(images))
+
+
+@pytest.mark.usefixtures("without_float64")
+@each(LAYERS)
+def test_a_layer_needs_no_float64(options: dict[str, Any]):
+    check_layer(options)
+
+
+@pytest.mark.usefixtures("without_float64")
+def test_a_model_with_polyphase_sampling_needs_no_float64():
+    images = torch.randn(2, 2, 8, 8, device=AWAY)
+    make = partial(
+        Performer, 8, 2, 3, dim=8, depth=1, heads=2, pool="mean", stem="polyphase", periodic=True, patch_size=4
+    )
     check_module(make, lambda model: model(images))
 
 

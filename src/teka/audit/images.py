@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from teka._compat import widest
 from teka.errors import wrong_shape, wrong_type, wrong_value
 
 Images = Shaped[Tensor, "batch channels *sizes"]
@@ -121,7 +122,7 @@ def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> 
         if not isinstance(step, Tensor) and step == rolled:
             continue
         side, wide = images.shape[axis], moved.to(torch.promote_types(images.dtype, torch.float32))
-        frequencies = torch.arange(side // 2 + 1, dtype=torch.float64, device=images.device)
+        frequencies = torch.arange(side // 2 + 1, dtype=widest(images.device), device=images.device)
         angle = (-2 * math.pi / side) * frequencies * step
         # sin(π s) at S / 2 is left out: the mean of the two halves is real.
         sine = torch.where(frequencies * 2 == side, torch.zeros_like(angle), angle.sin())

@@ -215,12 +215,12 @@ def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
 
 def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
     """An image's levels (H, W, C) in base64, of C other than 1 or 3 the mean; beyond [0, 1] spread over their range."""
-    shown = image if image.shape[0] in (1, 3) else image.mean(dim=0, keepdim=True)
+    shown = (image if image.shape[0] in (1, 3) else image.mean(dim=0, keepdim=True)).cpu()
     low, high = (bound.item() for bound in torch.aminmax(shown.double()))
     if low < 0 or high > 1:
         shown = (shown - low) / max(high - low, 1e-12)
     levels = (shown.double() * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
-    return base64.b64encode(levels.cpu().numpy().tobytes()).decode("ascii")
+    return base64.b64encode(levels.numpy().tobytes()).decode("ascii")
 
 
 def make_examples(

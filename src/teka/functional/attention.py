@@ -10,7 +10,7 @@ from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
 from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.plan import Plan, check_inputs
-from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
+from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths, precise
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Queries, Values
 from teka.grid import Grid
@@ -133,8 +133,11 @@ def estimator_report(
     relative: Relative | None = None,
     positions: Float[Tensor, "placed axes"] | None = None,
 ) -> EstimatorReport:
-    """Compare attention by features that estimate softmax with softmax attention on the same tensors, in float64."""
-    query, key, value = (tensor.detach().double() for tensor in (query, key, value))
+    """Compare attention by features that estimate softmax with softmax attention on the same tensors, in float64.
+
+    In float32 on a device without float64.
+    """
+    query, key, value = (precise(tensor.detach()) for tensor in (query, key, value))
     with torch.no_grad():
         exact = attention(query, key, value, kernel="softmax", relative=relative, positions=positions)
         estimate = attention(query, key, value, kernel=kernel, relative=relative, positions=positions)

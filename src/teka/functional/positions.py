@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import keeps_tensors, records_graph
+from teka._compat import keeps_tensors, records_graph, widest
 from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.shapes import Angles, Offsets, Places
@@ -203,11 +203,6 @@ def make_positions(argument: str, grid: Grid | None, points: Tensor | None) -> P
     if points is not None:
         check_kind(f"{argument}positions", points)
     return Positions(grid, points)
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """The floating dtype of most digits that a device has."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def precise(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -35,7 +35,7 @@ class OversampledGELU(nn.Module):
 
 def finer(side: int, factor: int) -> Float[Tensor, "fine side"]:
     """Trigonometric interpolation of what lies below Nyquist to a finer grid; its transpose / factor leads back."""
-    spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64), dim=0)[: (side + 1) // 2]
+    spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64, device="cpu"), dim=0)[: (side + 1) // 2]
     return factor * torch.fft.irfft(spectrum, n=factor * side, dim=0)
 
 

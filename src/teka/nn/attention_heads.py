@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from typing_extensions import Unpack
 
+from teka._compat import widest
 from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
 from teka.functional import DecodingState, Kernel, attention, decode
@@ -95,7 +95,7 @@ class AttentionHeads(nn.Module):
         if relative is not None and query.shape[2] != num_keys:
             key_grid = places["grid"]
             if earlier > 0:
-                row = key_grid.positions(dtype=torch.float64, device=query.device)
+                row = key_grid.positions(dtype=widest(query.device), device=query.device)
                 places = {"positions": row[-1:], "key_positions": row}
             else:
                 places = {"grid": self._grid(None, 0, num_queries)[0], "key_grid": key_grid}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from teka import functional
+from teka._compat import widest
 from teka.audit.function import check_evaluation_mode
 from teka.checks import check_tensor
 from teka.errors import wrong_value
@@ -66,6 +67,9 @@ def diagnose(
         grid, num_prefix_tokens = layer.present_places(grid, num_prefix_tokens)
     with torch.no_grad():
         twin = copy.deepcopy(layer)
+        if widest(tokens.device) != torch.float64:
+            twin, tokens = twin.cpu(), tokens.cpu()
+            key_mask, positions = (None if one is None else one.cpu() for one in (key_mask, positions))
         twin.warns_of_large_output = False  # what a warning would say is found here anyway
         for module in twin.modules():
             if isinstance(module, RandomFeatures):

@@ -61,7 +61,9 @@ class RandomFeatures(nn.Module):
         self.projection_name = projection
         self.is_fresh = True  # until a layer has compared this draw with the truth
         self.register_buffer("projection", torch.empty(self.num_features, dim))
-        self.register_buffer("seed", torch.randint(2**31, (), generator=generator))
+        device = None if generator is None else generator.device
+        seed = torch.randint(2**31, (), generator=generator, device=device)
+        self.register_buffer("seed", seed.to(self.projection.device))
         self.register_buffer("num_draws", torch.zeros((), dtype=torch.long))
         self.register_load_state_dict_post_hook(_mark_fresh)
         self.redraw()

@@ -66,7 +66,7 @@ def warn_of_collapse(
         first = key.shape[2] - (positions.num_placed or 0)
         query, key, value = (tensor[:, :, first:] for tensor in (query, key, value))
         key_mask = None if key_mask is None else key_mask[:, first:]
-        places = positions.places(query.device).double()
+        places = positions.places(query.device)
         placed = places if places.ndim == 2 else places[0]
     kept = torch.arange(key.shape[2], device=key.device) if key_mask is None else key_mask[0].nonzero().flatten()
     kept = kept[:CHECKED_TOKENS]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import gumbel_softmax, pad
 
-from teka._compat import by_hand, records_graph
+from teka._compat import by_hand, records_graph, widest
 from teka.checks import WHOLE, check_flags, check_name, check_sizes, check_stride, check_tensor, is_whole
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
@@ -291,8 +291,8 @@ def _coset(offset: Tensor, stride: Sequence[int]) -> tuple[Tensor, ...]:
 
 def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
     """Number of the coset with the largest norm of each sample, the same whatever the order of cosets and cells."""
-    energy = at_least_float32(inputs).square().sum(1).double()
-    most = energy.flatten(1).amax(1).clamp_min(torch.finfo(torch.float64).tiny)
+    energy = at_least_float32(inputs).square().sum(1).to(widest(inputs.device))
+    most = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
     energy = energy / most.view(-1, *(1,) * len(stride))
     # Σ_t w_t e[n + t] over all cells of the torus, by lags of 1, 2, 4 …: no two weights are the same.
     around, share = energy, 0.5

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from teka._compat import widest
 from teka.audit.function import Model, check_evaluation_mode, evaluate_model, logits_of
 from teka.audit.images import ImageSet, check_images, fourier_shift
 from teka.checks import check_kind, check_sizes
@@ -114,7 +115,7 @@ def _measure(
         value, change = derivative(answer, batch.clone(), velocity)
         if is_dense:
             change = change + _velocity(value, axis, -value.shape[axis + 2] / batch.shape[axis + 2])
-        norm, speed = (tensor.detach().double().flatten(1).norm(dim=1).cpu() for tensor in (value, change))
+        norm, speed = (tensor.detach().cpu().double().flatten(1).norm(dim=1) for tensor in (value, change))
         if not (norm.isfinite() & speed.isfinite()).all():
             raise ValueError("the output of function or its derivative holds NaN or infinity, expected finite values")
         if ((norm == 0) & (speed > 0)).any():
@@ -131,5 +132,5 @@ def _velocity(tensor: Float[Tensor, "batch channels *sizes"], axis: int, speed: 
         shift[axis] = time * speed
         return fourier_shift(tensor, shift)
 
-    start = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    start = torch.zeros((), dtype=widest(tensor.device), device=tensor.device)
     return torch.func.jvp(moved, (start,), (torch.ones_like(start),))[1]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import replace
+from teka._compat import in_float64, replace
 from teka.functional.backend import BYTES, Cost, Featured, Sums, checkpointed, rows_of, with_ones
 from teka.functional.shapes import RowTerm
 from teka.grid import Grid
@@ -38,9 +38,9 @@ def fft(tokens: Featured, grids: tuple[Grid, Grid], log_at: Callable[[Tensor], T
     A transform errs by a share of the largest sum, and not of each: rows far from where c is large are found by their
     denominators and made again from every pair, for which `log_rows` gives log c in float64.
     """
-    dtype = tokens.value.dtype
+    like = tokens.value
     parts = ("query_features", "key_features", "value")
-    tokens = replace(tokens, **{name: getattr(tokens, name).double() for name in parts})
+    tokens = replace(tokens, **{name: in_float64(getattr(tokens, name)) for name in parts})
     query_features, key_features, channels = tokens.query_features, tokens.key_features, with_ones(tokens.value)
     log_table, sizes = _offset_table(log_at, *grids, channels)
     log_peak = log_table.flatten(1).amax(dim=-1).detach()
@@ -62,10 +62,10 @@ def fft(tokens: Featured, grids: tuple[Grid, Grid], log_at: Callable[[Tensor], T
         epsilon = torch.finfo(table.dtype).eps * max(1.0, math.log2(table[0].numel()))
         norms = key_features.norm(dim=2) * table.flatten(1).norm(dim=-1)[:, None]
         noise = epsilon * (query_features.abs() @ norms[..., None])[..., 0]
-        rows = rows_of(noise > TOLERANCE[dtype] * sums.denominator.abs())
+        rows = rows_of(noise > TOLERANCE[like.dtype] * sums.denominator.abs())
     sums = sums.with_rows_again(rows, log_rows, tokens)
     assert sums.log_peak is not None
-    return Sums(sums.numerator.to(dtype), sums.denominator.to(dtype), sums.log_peak.to(dtype))
+    return Sums(sums.numerator.to(like), sums.denominator.to(like), sums.log_peak.to(like))
 
 
 def _offset_table(

@@ -13,7 +13,7 @@ from teka.functional.shapes import Draws
 
 def independent_projection(num_features: int, dim: int, generator: Generator) -> Draws:
     """Independent draws w_r ~ N(0, I)."""
-    return torch.randn(num_features, dim, dtype=torch.float64, generator=generator)
+    return torch.randn(num_features, dim, dtype=torch.float64, generator=generator, device=generator.device)
 
 
 def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> Draws:

@@ -16,7 +16,7 @@ from teka.functional.backend import Cost, Featured, Sums
 from teka.functional.backend.linear import DecodingState, Sizes
 from teka.functional.backend.scans import causal_decay, decay_cost, decay_step, grid_decay, line_decay
 from teka.functional.kernel.base import Kernel
-from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
+from teka.functional.positions import Positions, check_heads_and_axes, precise, whole_steps
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs
 
@@ -245,7 +245,7 @@ class T5(SeparableRelative):
         """The bucket of every offset, query minus key: the first half for those of at least 0."""
         half = self.tables.shape[-1] // 2
         exact = half // 2
-        steps = whole_steps(offsets.double().abs(), self.unit)
+        steps = whole_steps(precise(offsets).abs(), self.unit)
         ratio = torch.log(steps.clamp_min(exact) / exact) / math.log(self.farthest / exact)
         far = exact + torch.floor(ratio * (half - exact) + 1e-9)
         place = torch.where(steps < exact, steps, far.clamp_max(half - 1))

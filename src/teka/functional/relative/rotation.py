@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
+from teka._compat import widest
 from teka.checks import check_tensor, is_number
 from teka.errors import wrong_value
 from teka.functional.kernel.base import Kernel
@@ -21,7 +22,7 @@ NUM_FREQUENCIES = 4  # Horn et al. 2021, appendix A.2
 
 def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
     """ω_s = 8^(−s/2) radians per unit of length: 1, .354, .125, .0442 for four (Horn et al. 2021, authors' code)."""
-    return 8.0 ** (-torch.arange(num_frequencies, dtype=torch.float64) / 2)
+    return 8.0 ** (-torch.arange(num_frequencies, dtype=widest(torch.get_default_device())) / 2)
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:

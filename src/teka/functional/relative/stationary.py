@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import records_graph
+from teka._compat import in_float64, records_graph, widest
 from teka.functional.backend import Cost, Featured, Sums, add_prefix
 from teka.functional.backend.dense import TileForm, tiles_fit
 from teka.functional.backend.fft import fft, fft_cost, fft_fits
@@ -17,7 +17,7 @@ from teka.functional.backend.flex import offset_numbers
 from teka.functional.backend.linear import Sizes
 from teka.functional.backend.toeplitz import toeplitz, toeplitz_cost
 from teka.functional.kernel.base import FeatureKernel, Pairwise
-from teka.functional.positions import Positions, widest
+from teka.functional.positions import Positions
 from teka.functional.relative.base import FactorRelative
 from teka.functional.shapes import (
     AnyOffsets,
@@ -64,7 +64,7 @@ class StationaryRelative(FactorRelative):
 
     def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
         assert positions.grids is not None
-        wide = tokens.value.new_empty(0, dtype=torch.float64)
+        wide = in_float64(tokens.value.new_empty(0))
         return fft(tokens, positions.grids, self.log_at, lambda rows: self.log_at(positions.offsets_like(wide, rows)))
 
 
