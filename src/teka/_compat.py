@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.autograd import forward_ad
+from torch.func import functionalize
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.nn import Parameter
 from torch.serialization import add_safe_globals
@@ -70,8 +71,17 @@ def has_tangent(tensor: Tensor) -> bool:
 
 def records_graph() -> bool:
     """Whether torch.compile, torch.export, torch.jit.trace or make_fx records operations, for other numbers."""
-    # The last is at work in torch.func.linearize too.
-    return torch.compiler.is_compiling() or is_traced() or _get_dispatch_mode(_TorchDispatchModeKey.PROXY) is not None
+    return torch.compiler.is_compiling() or is_traced() or is_made_fx()
+
+
+def is_made_fx() -> bool:
+    """Whether make_fx records operations, by itself or in torch.func.linearize."""
+    return _get_dispatch_mode(_TorchDispatchModeKey.PROXY) is not None
+
+
+def as_recorded(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, without operations in place for torch.func.linearize, which takes a new tensor for a constant."""
+    return function if torch.compiler.is_compiling() or not is_made_fx() else functionalize(function)
 
 
 def is_traced() -> bool:

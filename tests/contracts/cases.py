@@ -382,7 +382,7 @@ def explicit_attention(
     if keep is not None:
         above, below = (part.masked_fill(~keep[:, None], 0.0) for part in (above, below))
     total = below.sum(dim=-1, keepdim=True)
-    return torch.where(total == 0, 0.0, above @ value / total)
+    return above @ value / total.masked_fill(total == 0, 1.0)
 
 
 def flex_formula(
@@ -406,9 +406,9 @@ def draw_mask(batch: int, num_tokens: int, seed: int = 0) -> Tensor:
 
 
 def relative_change(changed: Tensor, reference: Tensor) -> float:
-    """Largest difference over the largest number of the reference, the latter at least 1."""
+    """Largest difference over the largest number of the reference, the latter at least 1; of NaN infinite."""
     change = (changed - reference).abs().max() / reference.abs().max().clamp_min(1.0)
-    return float(change.detach())
+    return float(change.detach().nan_to_num(torch.inf))  # `max` of Python passes NaN over
 
 
 def roll_tokens(grid: Grid, tokens: Tensor, shift: tuple[int, ...]) -> Tensor:

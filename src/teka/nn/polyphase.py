@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import gumbel_softmax, pad
 
-from teka._compat import by_hand, records_graph, widest
+from teka._compat import as_recorded, by_hand, widest
 from teka.checks import WHOLE, check_flags, check_name, check_sizes, check_stride, check_tensor, is_whole
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
@@ -238,11 +238,9 @@ class _Coset(Function):
 
     @staticmethod
     def forward(cells, offset, stride, transposed):
-        if not transposed:
-            return _by_coset(cells, stride)[_coset(offset, stride)].contiguous()
-        result = cells.new_zeros(*cells.shape[:2], *(s * step for s, step in zip(cells.shape[2:], stride, strict=True)))
-        _by_coset(result, stride)[_coset(offset, stride)] = cells
-        return result
+        if transposed:
+            return as_recorded(_among_zeros)(cells, offset, stride)
+        return _by_coset(cells, stride)[_coset(offset, stride)].contiguous()
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -272,8 +270,14 @@ class _DualCoset(_Coset):
 
 def take_coset(inputs: Tensor, offset: Tensor, stride: tuple[int, ...], transposed: bool = False) -> Tensor:
     """x_c of each sample's own number c; transposed, the cells of x_c put back among zeros."""
-    kind = _Coset if records_graph() else _DualCoset
+    kind = _Coset if torch.compiler.is_compiling() else _DualCoset
     return cast(Tensor, kind.apply(inputs, offset, stride, transposed))
+
+
+def _among_zeros(cells: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tensor:
+    result = cells.new_zeros(*cells.shape[:2], *(s * step for s, step in zip(cells.shape[2:], stride, strict=True)))
+    _by_coset(result, stride)[_coset(offset, stride)] = cells
+    return result
 
 
 def _by_coset(inputs: Tensor, stride: Sequence[int]) -> Tensor:

@@ -1,4 +1,3 @@
-import importlib
 import json
 import multiprocessing
 import shutil
@@ -8,7 +7,6 @@ import threading
 import time
 
 import pytest
-from dask import config
 from joblib.externals.loky import get_reusable_executor
 from tests.campaign.kills import is_running
 
@@ -165,9 +163,7 @@ def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_
 
 
 def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
-    importlib.import_module("distributed")  # it adds its own to the configuration
-    with config.set({"distributed.worker.multiprocessing-method": "fork"}):
-        out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF)
+    out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF)
     assert decided(out) == half(finished)
 
 

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import ProcessGroup, by_hand, is_plain_eager, is_traced, is_transformed, replace
+from teka._compat import ProcessGroup, as_recorded, by_hand, is_plain_eager, is_traced, is_transformed, replace
 from teka.functional.shapes import Kept, KeyFeatures, LogScale, Outputs, Queries, QueryFeatures, Rows, RowTerm, Values
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
@@ -233,7 +233,7 @@ def stack_all(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor
 class _Form(Function):
     @staticmethod
     def forward(form, *tensors):
-        return form.value(*tensors)
+        return as_recorded(form.value)(*tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
