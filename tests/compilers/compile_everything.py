@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, pair_exists
+from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, pair_exists, relative_change
 from torch import Tensor, nn
 
 from teka import Grid
@@ -155,9 +155,8 @@ def outputs(function: Callable[..., Tensor], model: nn.Module, tokens: Tensor) -
 
 
 def change(ours: list[Tensor], others: list[Tensor]) -> float:
-    """Largest difference over the largest number, the latter at least 1."""
-    pairs = zip(ours, others, strict=True)
-    return max(float((one - other).abs().max() / one.abs().max().clamp_min(1)) for one, other in pairs)
+    """Largest difference over the largest number, the latter at least 1; of NaN infinite."""
+    return max(relative_change(other, one) for one, other in zip(ours, others, strict=True))
 
 
 def compiled_change(model: nn.Module, tokens: Tensor, backend: str) -> float:
