@@ -177,6 +177,11 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
+def precise(tensor: Tensor) -> Tensor:
+    """The tensor in float64, or in float32 on a device that has none."""
+    return tensor.to(widest(tensor.device))
+
+
 def in_float64(tensor: Tensor) -> Tensor:
     """The tensor in float64, on the CPU where its device has none."""
     return (tensor if widest(tensor.device) == torch.float64 else tensor.cpu()).double()

@@ -153,9 +153,8 @@ def check_module(make: Callable[[], nn.Module], call: Callable[[nn.Module], Tens
     check_gradients(call(module), dict(module.named_parameters()))
 
 
-LAYERS = {name: {"relative": name} for name in RELATIVES} | {
-    name: {"kernel": name, "relative": None} for name in KERNELS
-}
+LAYERS: dict[str, dict[str, Any]] = {name: {"relative": name} for name in RELATIVES}
+LAYERS |= {name: {"kernel": name, "relative": None} for name in KERNELS}
 
 
 def check_layer(options: dict[str, Any]) -> None:

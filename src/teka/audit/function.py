@@ -29,10 +29,15 @@ class ModelError(ValueError):
     responses: Any = None
 
 
+def as_written(function: object) -> object:
+    """What torch.compile made a function from; else itself."""
+    return getattr(function, "_orig_mod", function)
+
+
 def module_of(function: object) -> nn.Module | None:
     """The module that a function is, is a method of, or was compiled from; None if it is none."""
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-    module = getattr(module, "_orig_mod", module)
+    module = as_written(module)
     return module if isinstance(module, nn.Module) else None
 
 

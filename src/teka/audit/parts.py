@@ -13,7 +13,7 @@ from torch import Tensor
 
 from teka.audit import caveats
 from teka.audit.changes import CHANGES
-from teka.audit.function import ModelError, module_of
+from teka.audit.function import ModelError, as_written, module_of
 from teka.audit.layers.blame import LayerFindings, blame_layers
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
@@ -215,7 +215,7 @@ def is_precise(responses: Responses, settings: AuditSettings) -> bool:
 
 
 def _layers(work: Work, _one: str) -> Iterator[LayerFindings]:
-    model = getattr(work.model, "_orig_mod", work.model)  # of a compiled one, what it was made from
+    model = as_written(work.model)
     if not isinstance(model, torch.nn.Module):
         raise wrong_value("model", type(model).__name__, "a torch.nn.Module, to look into its layers")
     # Along one axis at a time is enough to see a layer break, and every layer is compared at every shift.

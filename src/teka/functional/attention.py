@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from teka._compat import precise
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
 from teka.functional.kernel.base import FeatureKernel, Kernel
 from teka.functional.plan import Plan, check_inputs
-from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths, precise
+from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Queries, Values
 from teka.grid import Grid

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import keeps_tensors, records_graph, widest
+from teka._compat import keeps_tensors, precise, records_graph, widest
 from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.shapes import Angles, Offsets, Places
@@ -203,11 +203,6 @@ def make_positions(argument: str, grid: Grid | None, points: Tensor | None) -> P
     if points is not None:
         check_kind(f"{argument}positions", points)
     return Positions(grid, points)
-
-
-def precise(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The tensor in float64, or as it is on a device that has none."""
-    return tensor.to(widest(tensor.device))
 
 
 def phases(frequency: Float[Tensor, "heads waves axes"], positions: Places, dtype: torch.dtype) -> Angles:

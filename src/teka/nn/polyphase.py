@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import gumbel_softmax, pad
 
-from teka._compat import as_recorded, by_hand, widest
+from teka._compat import as_recorded, by_hand, precise
 from teka.checks import WHOLE, check_flags, check_name, check_sizes, check_stride, check_tensor, is_whole
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
@@ -155,7 +155,7 @@ class PolyphaseUpsample(nn.Module):
         """The cells of the coset of each sample's number; a ValueError for another number of axes or of samples."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         check_tensor("offset", offset, len(inputs), dtypes=WHOLE)
-        cells = take_coset(inputs, offset, self.stride, transposed=True)
+        cells = put_coset(inputs, offset, self.stride)
         if self.blur is None:
             return cells
         return math.prod(self.stride) * blurred(cells, self.blur, self.stride, self.periodic)
@@ -251,7 +251,7 @@ class _Coset(Function):
     @by_hand
     def backward(ctx, *grad_outputs):
         (offset,) = ctx.saved_tensors
-        return take_coset(grad_outputs[0], offset, ctx.stride, not ctx.transposed), None, None, None
+        return _map_coset(grad_outputs[0], offset, ctx.stride, not ctx.transposed), None, None, None
 
 
 class _DualCoset(_Coset):
@@ -265,11 +265,20 @@ class _DualCoset(_Coset):
     @staticmethod
     def jvp(ctx, *grad_inputs):
         (offset,) = ctx.saved_tensors
-        return take_coset(grad_inputs[0], offset, ctx.stride, ctx.transposed)
+        return _map_coset(grad_inputs[0], offset, ctx.stride, ctx.transposed)
 
 
-def take_coset(inputs: Tensor, offset: Tensor, stride: tuple[int, ...], transposed: bool = False) -> Tensor:
-    """x_c of each sample's own number c; transposed, the cells of x_c put back among zeros."""
+def take_coset(inputs: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """x_c of each sample's own number c."""
+    return _map_coset(inputs, offset, stride, False)
+
+
+def put_coset(cells: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """The cells of x_c back among zeros: the transpose of `take_coset`."""
+    return _map_coset(cells, offset, stride, True)
+
+
+def _map_coset(inputs: Tensor, offset: Tensor, stride: tuple[int, ...], transposed: bool) -> Tensor:
     kind = _Coset if torch.compiler.is_compiling() else _DualCoset
     return cast(Tensor, kind.apply(inputs, offset, stride, transposed))
 
@@ -295,7 +304,7 @@ def _coset(offset: Tensor, stride: Sequence[int]) -> tuple[Tensor, ...]:
 
 def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
     """Number of the coset with the largest norm of each sample, the same whatever the order of cosets and cells."""
-    energy = at_least_float32(inputs).square().sum(1).to(widest(inputs.device))
+    energy = precise(at_least_float32(inputs).square().sum(1))
     most = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
     energy = energy / most.view(-1, *(1,) * len(stride))
     # Σ_t w_t e[n + t] over all cells of the torus, by lags of 1, 2, 4 …: no two weights are the same.

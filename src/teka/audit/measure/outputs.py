@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from teka._compat import widest
+from teka._compat import precise
 from teka.audit.changes import compared_after
 from teka.audit.images import Size
 from teka.audit.measure.boxes import box_overlap
@@ -116,7 +116,7 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[
     each = count(starts + first) + count(starts + second)
     shared = count((starts + first)[first == second])
     seen, union = each > 0, each - shared
-    shares = torch.where(seen, shared / union.clamp(min=1), 0.0).to(widest(first.device))
+    shares = precise(torch.where(seen, shared / union.clamp(min=1), 0.0))
     return shares.sum(dim=1) / seen.sum(dim=1)
 
 
@@ -130,7 +130,7 @@ def feature_distances(
     output: Float[Tensor, "batch features"], unshifted: Float[Tensor, "images features"], own: Int[Tensor, " batch"]
 ) -> Tables:
     """1 − cosine to the image's own features unshifted, and their rank among those of all images, 1 the nearest."""
-    found, every = (torch.nn.functional.normalize(each.to(widest(each.device))) for each in (output, unshifted))
+    found, every = (torch.nn.functional.normalize(precise(each)) for each in (output, unshifted))
     cosines = found @ every.T
     # What is nearer by rounding alone, as a copy of the image may be, is not nearer.
     nearer = (cosines > cosines.gather(1, own[:, None]) + 1e-6).sum(dim=1)
@@ -143,7 +143,7 @@ def vector_errors(output: Answers, reference: Answers, labels: Labels, is_logits
     noted = squares(output, reference)
     if not is_logits:
         return noted
-    log_moved, log_unshifted = torch.stack([output, reference]).to(widest(output.device)).log_softmax(dim=2)
+    log_moved, log_unshifted = precise(torch.stack([output, reference])).log_softmax(dim=2)
     probability, top = log_unshifted.exp(), reference.argmax(dim=1, keepdim=True)
     noted["predictions"] = output.argmax(dim=1)
     noted["probability_change"] = (log_moved.gather(1, top).exp() - probability.gather(1, top)).abs()[:, 0]
@@ -166,7 +166,7 @@ def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Squares:
     exact = torch.promote_types(values.dtype, torch.float32)
     wide = values.to(exact) if subtracted is None else values.to(exact) - subtracted.to(exact)
     within = torch.linalg.vector_norm(wide.flatten(2), dim=2) if wide.ndim > 2 else wide
-    return within.to(widest(values.device)).square().sum(dim=1)
+    return precise(within).square().sum(dim=1)
 
 
 def not_finite(output: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from teka._compat import replace
+from teka._compat import precise, replace
 from teka.checks import POSITIVE, check_name, check_nonnegative, check_sizes, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backend import Cost, Featured, Sums
 from teka.functional.backend.linear import DecodingState, Sizes
 from teka.functional.backend.scans import causal_decay, decay_cost, decay_step, grid_decay, line_decay
 from teka.functional.kernel.base import Kernel
-from teka.functional.positions import Positions, check_heads_and_axes, precise, whole_steps
+from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs
 
