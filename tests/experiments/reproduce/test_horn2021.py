@@ -123,6 +123,19 @@ def test_the_figure_of_all_classes_has_the_mean_of_the_seeds_and_no_curve_of_the
     assert drawn[MODELS[0]] == pytest.approx([81, 91, 71])
 
 
+def test_of_strategy_2_only_the_papers_distance_is_drawn_where_there_are_others(study_of, study_cell):
+    names = ["Performer (strategy 2 with k = 2)", "Performer (strategy 2 exact with k = 6)", "Performer (strategy 2)"]
+    study = study_of(*(reproduction_cell(study_cell, name) for name in names))
+    assert set(lines(draw_figure1(study, of_class=None).axes[0])) == set(names[1:])
+    assert "only k = 6 is drawn" in figure1_note(study)
+
+
+def test_of_strategy_2_another_distance_is_drawn_where_it_is_alone(study_of, study_cell):
+    study = study_of(reproduction_cell(study_cell, name := "Performer (strategy 2 with k = 2)"))
+    assert set(lines(draw_figure1(study, of_class=None).axes[0])) == {name}
+    assert "is drawn" not in figure1_note(study)
+
+
 def test_at_a_glance_there_are_five_lines_at_most_the_baseline_among_them(study_of, study_cell):
     names = ["Linformer", "Performer (strategy 1 exact)", *AT_A_GLANCE]
     cells = [reproduction_cell(study_cell, name, seed=seed) for name in names for seed in (0, 1)]
