@@ -153,9 +153,9 @@ class _Map(Function):
         if torch.is_grad_enabled():  # the gradient is itself to be differentiated
             features = ctx.kernel.feature_map(vectors, scale=ctx.scale)
             return *torch.autograd.grad(features, vectors, gradient, create_graph=True), None, None
-        _, pull = ctx.kernel.feature_map_pullback(vectors, scale=ctx.scale)
+        features, pull = ctx.kernel.feature_map_pullback(vectors, scale=ctx.scale)
         of_vectors = torch.empty_like(vectors)
-        pull(gradient.clone(), of_vectors)
+        pull(torch.empty_like(features).copy_(gradient), of_vectors)  # in the order that vectors have in memory
         return of_vectors, None, None
 
 

@@ -17,7 +17,8 @@ from teka.functional.positions import Positions, phases
 QUERIES, KEYS = 0, 1
 Block = tuple[slice, slice, slice]  # samples, heads, tokens
 Factors = tuple[Tensor | None, Tensor]  # whose product is meant, None being 1
-# The features' gradient, added to what there is, from that of a part and those of what its denominator sums.
+# The features' gradient, added to what there is, from that of a part and those of what its denominator sums. What a
+# part is made of may be overwritten: it comes last.
 Pull = Callable[[Tensor, Sequence[Factors], Tensor | None], Tensor]
 # The number of a group of parts of the numerator, these side by side and what their denominators sum, (samples · heads,
 # tokens, parts · size), the way back.
@@ -203,12 +204,8 @@ class RotationMap(PositionMap):
             of_first, of_second = of_part[..., 0::2], of_part[..., 1::2]
             if self.tensors[0].requires_grad:
                 of_angle = torch.mul(turned[0], of_second).addcmul_(turned[1], of_first, value=-1)
-                of_heads = gradients[0][block[1]]
-                for axis, offsets in enumerate(self._offsets(side, block)):
-                    of_frequency = (of_angle.mT @ offsets).view(-1, *of_heads.shape[:2])
-                    of_heads[..., axis].add_(of_frequency.sum(dim=0))
-            of_features = torch.empty_like(features)
-            back = of_features[..., 0::2], of_features[..., 1::2]
+                self._add_of_frequency(of_angle.mT, side, block, gradients[0])
+            of_features, back = rotated, turned
             torch.mul(of_first, cosine, out=back[0]).addcmul_(of_second, sine)
             torch.mul(of_second, cosine, out=back[1]).addcmul_(of_first, sine, value=-1)
             if share < 1:
@@ -227,7 +224,7 @@ class RotationMap(PositionMap):
     def _phasor(self, side: int, block: Block) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles of a block, (#samples · heads, tokens, pairs), tokens last in memory."""
         samples, heads, tokens = block
-        key = (side if self.positions.key is not None else QUERIES, heads.start, heads.stop)
+        key = (self._distinct(side), heads.start, heads.stop)
         if key not in self._phasors:  # of some heads at a time, whose blocks come one after another
             self._phasors.clear()
             self._phasors[key] = self._phasor_of_heads(key[0], heads)
@@ -240,37 +237,68 @@ class RotationMap(PositionMap):
 
     def _phasor_of_heads(self, side: int, heads: slice) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all angles, (#batch, heads, pairs, tokens); on a grid from those of every axis."""
-        frequency = self.tensors[0].detach()[heads]
         positions = self.positions.of_keys if side else self.positions
+        frequency = self.tensors[0].detach()
         if positions.grid is None:
-            angle = phases(frequency, positions.places(frequency.device), self.dtype).mT
-            angle = angle if angle.ndim == 4 else angle[None]
-            return torch.cos(angle), torch.sin(angle)
-        angle = phases(frequency, positions.axis_places(frequency.device), self.dtype).mT[None]
+            return _cosines_and_sines(phases(frequency[heads], positions.places(frequency.device), self.dtype))
+        if side not in self._axes:
+            self._axes[side] = _cosines_and_sines(
+                phases(frequency, positions.axis_places(frequency.device), self.dtype)
+            )
         (cosine, *cosines), (sine, *sines) = (
-            of_rows.split(positions.grid.shape, dim=-1) for of_rows in (torch.cos(angle), torch.sin(angle))
+            of_rows[:, heads].split(positions.grid.shape, dim=-1) for of_rows in self._axes[side]
         )
         for along, across in zip(cosines, sines, strict=True):
             # e^{i(a + b)} = e^{ia} e^{ib}, of every cell so far with every row.
             along, across = along[..., None, :], across[..., None, :]
             cosine, sine = cosine[..., None], sine[..., None]
-            products = cosine * along - sine * across, sine * along + cosine * across
+            products = (cosine * along).addcmul_(sine, across, value=-1), (sine * along).addcmul_(cosine, across)
             cosine, sine = (one.flatten(-2) for one in products)
         return cosine, sine
 
-    def _offsets(self, side: int, block: Block) -> list[Tensor]:
-        """Along every axis the places of a block less the first query's: what all have turns nothing.
+    @cached_property
+    def _axes(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Cosines and sines of every row of every axis of a side, of all heads."""
+        return {}
 
-        They are vectors of tokens, or (samples · heads, tokens, 1) where every sample has its own.
-        """
+    def _add_of_frequency(self, of_angle: Tensor, side: int, block: Block, of_frequency: Tensor) -> None:
+        """Add what the angles of a block, (samples · heads, pairs, tokens), ask of ω."""
         samples, heads, tokens = block
-        query, key = (one.places(torch.device("cpu")) for one in (self.positions, self.positions.of_keys))
-        offsets = ((key if side else query)[..., tokens, :] - query.flatten(0, -2)[0]).to(self.dtype)
-        if offsets.ndim == 3:
-            sizes = samples.stop - samples.start, heads.stop - heads.start
+        of_heads = of_frequency[heads]
+        offsets = self._offsets[self._distinct(side)][..., tokens]
+        if offsets.ndim == 2:
+            found = [torch.mv(of_angle.reshape(-1, of_angle.shape[-1]), one) for one in offsets]
+        else:
             of_samples = offsets[samples] if len(offsets) > 1 else offsets
-            offsets = of_samples[:, None, :, None].expand(*sizes, -1, -1, -1).flatten(0, 1)
-        return [*offsets.unbind(dim=-1)]
+            sizes = samples.stop - samples.start, heads.stop - heads.start
+            each = of_samples[:, None].expand(*sizes, -1, -1).flatten(0, 1)
+            found = torch.bmm(of_angle, each.mT).unbind(dim=-1)
+        for axis, one in enumerate(found):
+            of_heads[..., axis].add_(one.view(-1, *of_heads.shape[:2]).sum(dim=0))
+
+    @cached_property
+    def _offsets(self) -> list[Tensor]:
+        """The places of queries, and of keys that have others, less the first query's, (…, axes, tokens).
+
+        What all have turns nothing.
+        """
+        sides = (self.positions, self.positions.of_keys)[: self._distinct(KEYS) + 1]
+        query, *key = (one.places(torch.device("cpu")) for one in sides)
+        return [(one - query.flatten(0, -2)[0]).to(self.dtype).mT.contiguous() for one in (query, *key)]
+
+    def _distinct(self, side: int) -> int:
+        """The side that has the places: keys may be where queries are."""
+        return side if self.positions.key is not None else QUERIES
+
+
+def _cosines_and_sines(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Of angles (…, heads, tokens, pairs), as (#batch, heads, pairs, tokens).
+
+    Tokens are last in memory, as those of features: of two orders products take four times as long.
+    """
+    angles = angles.mT.contiguous()
+    angles = angles if angles.ndim == 4 else angles[None]
+    return torch.cos(angles), torch.sin(angles)
 
 
 @dataclass(frozen=True)

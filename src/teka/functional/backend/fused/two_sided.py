@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ from teka.functional.shapes import Gradients, Kept, Keys, Outputs, Queries, Valu
 # and take longer all the same, by the calls that there are for each.
 BLOCK_TOKENS = 8192
 BLOCK_FEATURES = 2**19
+# As many numbers of float32 as a line of the cache holds: matrix products of rows of other lengths take a fifth longer.
+ALIGNED_TOKENS = 16
 # The calls for a block cost as much as copying this many tokens, which several heads of several samples need to be one.
 BLOCK_COST = 2048
 # Queries, keys, values, which keys are kept, and what a kernel takes of all of them.
@@ -81,27 +84,29 @@ class WeightedMeans:
         inverse = value.new_empty(batch, heads, num_queries, 1)
         is_alike = query.shape[-1] == value.shape[-1]
         output = torch.empty_like(query) if is_alike else value.new_empty(batch, heads, value.shape[-1], num_queries).mT
-        for block in self.key_blocks:
-            features, _ = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
-            features = masked(features, key_mask, block)
-            values = of_block(value, block)
+        tiny = torch.finfo(value.dtype).tiny
+
+        def add_keys(block: Block) -> None:
+            features = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)[0]
+            features, values = masked(features, key_mask, block), of_block(value, block)
             for number, part, summed, _ in positions.parts(features, KEYS, block, []):
                 of_block(states[number], block[:2]).baddbmm_(part.transpose(1, 2), values)
-                for total, one in _there(totals, summed):
-                    of_block(total[number], block[:2]).add_(one.sum(dim=1)[..., None])
-        _weigh(totals, weights)
-        tiny = torch.finfo(value.dtype).tiny
-        for block in self.query_blocks:
-            features, _ = kernel.query_block(of_block(query, block), scale=scale)
+                for total, one, weight in _there(totals, summed, weights):
+                    of_block(total[number], block[:2]).add_(one.sum(dim=1)[..., None], alpha=weight[number])
+
+        def ask(block: Block) -> None:
+            features = kernel.query_block(of_block(query, block), scale=scale)[0]
             above, below = None, None
             for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
                 above = product(part, of_block(states[number], block[:2]), above)
-                for total, one in _there(totals, summed):
+                for total, one, _ in _there(totals, summed, weights):
                     below = product(one, of_block(total[number], block[:2]), below)
             assert above is not None
             assert below is not None
             torch.reciprocal(below.clamp_min_(tiny), out=of_block(inverse, block))
             torch.mul(above, of_block(inverse, block), out=of_block(output, block))
+
+        _visit(self.key_blocks, add_keys, self.query_blocks, ask)
         return output, inverse, [states, *totals]
 
     def gradients(
@@ -111,28 +116,29 @@ class WeightedMeans:
         query, key, value, key_mask, key_range = given
         kernel, positions, scale = self.kernel, self.positions, self.scale
         states, *totals = sums
-        noted, size = positions.new_gradients(query.shape[0]), kernel.num_features(query.shape[-1])
+        noted, weights = positions.new_gradients(query.shape[0]), positions.sums(kernel.num_features(query.shape[-1]))
         of_query, of_key, of_value = (torch.empty_like(one) for one in (query, key, value))
         of_states, *of_totals = [[torch.zeros_like(one) for one in group] for group in sums]
-        for block in self.query_blocks:
+
+        def pull_queries(block: Block) -> None:
             features, pull = kernel.query_block(of_block(query, block), scale=scale)
             of_above = of_block(gradient, block) * of_block(inverse, block)
             of_below = -(of_above * of_block(output, block)).sum(dim=-1, keepdim=True)
             of_features = None
             for number, part, summed, back in positions.parts(features, QUERIES, block, noted):
                 of_block(of_states[number], block[:2]).baddbmm_(part.transpose(1, 2), of_above)
-                for of_total, one in _there(of_totals, summed):
-                    of_block(of_total[number], block[:2]).baddbmm_(one.transpose(1, 2), of_below)
+                for of_total, one, weight in _there(of_totals, summed, weights):
+                    of_sum = of_block(of_total[number], block[:2])
+                    of_sum.baddbmm_(one.transpose(1, 2), of_below, alpha=weight[number])
                 of_part = product(of_above, of_block(states[number], block[:2]).mT, None)
                 of_summed = [(of_below, of_block(total[number], block[:2]).mT) for total in totals]
                 of_features = back(of_part, of_summed, of_features)
             assert of_features is not None
             pull(of_features, of_block(of_query, block))
-        _weigh(of_totals, positions.sums(size))
-        for block in self.key_blocks:
-            values = of_block(value, block)
+
+        def pull_keys(block: Block) -> None:
             features, pull = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
-            features = masked(features, key_mask, block)
+            features, values = masked(features, key_mask, block), of_block(value, block)
             of_features, of_values = None, of_block(of_value, block).mT
             for at, (number, part, _, back) in enumerate(positions.parts(features, KEYS, block, noted)):
                 of_values.baddbmm_(of_block(of_states[number], block[:2]).mT, part.mT, beta=min(at, 1))
@@ -140,8 +146,9 @@ class WeightedMeans:
                 of_summed = [(None, of_block(total[number], block[:2]).mT) for total in of_totals]
                 of_features = back(of_part, of_summed, of_features)
             assert of_features is not None
-            of_features = masked(of_features, key_mask, block)
-            pull(of_features, of_block(of_key, block))
+            pull(masked(of_features, key_mask, block), of_block(of_key, block))
+
+        _visit(self.query_blocks, pull_queries, self.key_blocks, pull_keys)
         return of_query, of_key, of_value, positions.gradients(noted)
 
 
@@ -236,14 +243,14 @@ def _blocks(tokens: Tensor, positions: PositionMap, num_features: int) -> list[B
         return num_blocks * BLOCK_COST + times_copied * batch * heads * num_tokens
 
     most_heads, most_samples = min(ways, key=cost)
-    of_tokens = [*([slice(0, first)] if first else []), *_slices(first, num_tokens, most)]
+    of_tokens = [*([slice(0, first)] if first else []), *_slices(first, num_tokens, most, ALIGNED_TOKENS)]
     blocks = itertools.product(_slices(0, heads, most_heads), of_tokens, _slices(0, batch, most_samples))
     return [(of_samples, of_heads, part) for of_heads, part, of_samples in blocks]
 
 
-def _slices(start: int, stop: int, most: int) -> list[slice]:
-    """From start to stop in as few parts as can be, of about one length."""
-    step = math.ceil((stop - start) / math.ceil((stop - start) / most))
+def _slices(start: int, stop: int, most: int, unit: int = 1) -> list[slice]:
+    """From start to stop in as few parts as can be, of about one length, a multiple of a unit but for the last."""
+    step = math.ceil((stop - start) / math.ceil((stop - start) / most) / unit) * unit
     return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
 
 
@@ -253,17 +260,30 @@ def _laid_out(tokens: Tensor, blocks: Sequence[Block]) -> Tensor:
     return tokens if 1 in (samples.stop, heads.stop) else tokens.mT.contiguous().mT
 
 
-def _there(totals: Sequence[list[Tensor]], summed: Sequence[Tensor | None]) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """Each total, by groups, with what is summed in it, where that is something."""
+def _visit(
+    blocks: Sequence[Block],
+    visit: Callable[[Block], None],
+    others: Sequence[Block],
+    visit_other: Callable[[Block], None],
+) -> None:
+    """Visit all blocks, and each of the others once those of its heads have been.
+
+    What a visit makes is freed at its end, so that the next one finds memory that is still in the cache.
+    """
+    left = deque(blocks)
+    for other in others:
+        while left and left[0][1].start < other[1].stop:
+            visit(left.popleft())
+        visit_other(other)
+
+
+def _there(
+    totals: Sequence[list[Tensor]], summed: Sequence[Tensor | None], weights: Mapping[int, list[float]]
+) -> Iterator[tuple[list[Tensor], Tensor, list[float]]]:
+    """Each total, by groups, what is summed in it and its weights, where something is."""
     # A plain part sums features alone, which are the first.
-    return ((total, one) for total, one in zip(totals, summed, strict=False) if one is not None)
-
-
-def _weigh(totals: Sequence[list[Tensor]], weights: Mapping[int, list[float]]) -> None:
-    """Give the sums of every group their weights in its denominator."""
-    for total, of_groups in zip(totals, weights.values(), strict=True):
-        for one, weight in zip(total, of_groups, strict=True):
-            one.mul_(weight)
+    found = zip(totals, summed, weights.values(), strict=False)
+    return ((total, one, weight) for total, one, weight in found if one is not None)
 
 
 def product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
