@@ -122,8 +122,9 @@ def times(vectors: Vectors, unit: Float[Tensor, "*#batch 1"] | None) -> Vectors:
 
 def _unit(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     """A power of 2⁸ that brings the largest entry to between 1/16 and 16; None where all are there already."""
-    # Torch's norm of this order takes twenty times as long.
-    peak = vectors.detach().abs().amax(dim=dims, keepdim=True)
+    # Torch's norm of this order takes twenty times as long, and absolute values are another map in memory.
+    vectors = vectors.detach()
+    peak = torch.maximum(vectors.amax(dim=dims, keepdim=True), -vectors.amin(dim=dims, keepdim=True))
     if is_rehearsed(peak) or (peak.is_cpu and has_numbers(peak) and _all_in_range(peak)):
         return None
     # In coarse steps, so that vectors of about one size share one factor, and no digit is lost between them.
