@@ -1,7 +1,8 @@
 """Layers of two checkouts of teka, timed in turns: python benchmarks/checkouts.py BEFORE AFTER --out FILE.
 
 Each checkout has a process of its own, one thread, and the same inputs; of a case the two take turns, several rounds,
-and the least seconds count. A ratio above 1 is a layer that has become slower.
+and the least seconds count. A ratio above 1 is a layer that has become slower. `--kernels`, `--relatives`, `--sides`,
+`--dim` and `--heads` say which layers, of all at two small sizes by default.
 """
 
 import argparse
@@ -21,16 +22,22 @@ from teka.provenance import provenance
 CROSSED = ("softmax", "squared_relu", "taylor2", "positive")
 OTHERS = ("relu", "elu", "focused", "trigonometric")
 RELATIVES = (None, "rotary", "rotation", "fourier", "clipped")
-SIDES = (7, 28)
 SECONDS = 0.12  # of one turn
 
 
-def cases() -> list[dict[str, object]]:
+def cases(options: argparse.Namespace) -> list[dict[str, object]]:
     """Kernels × relative kernels × sides × forward or both ways, and a causal layer."""
     pairs = [*itertools.product(CROSSED, RELATIVES), *itertools.product(OTHERS, (None, "rotary"))]
     layers = [{"kernel": kernel, "relative": relative, "causal": False} for kernel, relative in pairs]
     layers += [{"kernel": "squared_relu", "relative": relative, "causal": True} for relative in (None, "rotary")]
-    return [layer | {"side": side, "learns": learns} for layer in layers for side in SIDES for learns in (False, True)]
+    chosen = [one for one in layers if one["kernel"] in options.kernels and str(one["relative"]) in options.relatives]
+    widths = {"dim": options.dim, "heads": options.heads}
+    return [
+        layer | widths | {"side": side, "learns": learns}
+        for layer in chosen
+        for side in options.sides
+        for learns in (False, True)
+    ]
 
 
 def serve() -> None:
@@ -39,13 +46,13 @@ def serve() -> None:
 
     torch.set_num_threads(1)
 
-    def step_of(kernel: str, relative: str | None, causal: bool, side: int, learns: bool):
+    def step_of(kernel: str, relative: str | None, causal: bool, dim: int, heads: int, side: int, learns: bool):
         torch.manual_seed(0)
         layer, grid = (
-            teka.nn.Attention(128, 4, kernel=kernel, relative=relative, causal=causal),
+            teka.nn.Attention(dim, heads, kernel=kernel, relative=relative, causal=causal),
             teka.Grid((side, side)),
         )
-        tokens = torch.randn(2, side * side, 128, requires_grad=learns)
+        tokens = torch.randn(2, side * side, dim, requires_grad=learns)
 
         def step() -> None:
             with torch.set_grad_enabled(learns):
@@ -75,6 +82,11 @@ def main() -> None:
     parser.add_argument("checkouts", nargs=2, type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--kernels", nargs="+", default=[*CROSSED, *OTHERS])
+    parser.add_argument("--relatives", nargs="+", default=[str(one) for one in RELATIVES])
+    parser.add_argument("--sides", nargs="+", type=int, default=[7, 28])
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
     options = parser.parse_args()
     # Memory is kept between steps, as `make` has it: to get pages anew for large tensors takes longer at random.
     kept = {f"MALLOC_{name}_THRESHOLD_": str(2**32) for name in ("MMAP", "TRIM")}
@@ -96,7 +108,7 @@ def main() -> None:
         return float(server.stdout.readline())
 
     rows = []
-    for case in cases():
+    for case in cases(options):
         turns = [[ask(server, case) for server in servers] for _ in range(options.rounds)]
         before, after = (1e3 * min(one) for one in zip(*turns, strict=True))
         rows.append(
