@@ -1,6 +1,5 @@
 """Blocks of tokens are multiplied in the order that they have in memory: two orders take up to twenty times as long."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,12 +42,6 @@ def _last(tensor: Tensor) -> int:
     return min(pair for pair in strides if pair[0] and tensor.shape[pair[1]] > 1)[1] - tensor.ndim
 
 
-def _orders(step: Callable[[], object]) -> _Orders:
-    with _Orders() as found:
-        step()
-    return found
-
-
 @pytest.mark.parametrize(
     ("relative", "is_causal"),
     [(None, False), ("rotary", False), ("fourier", False), (None, True), ("rotary", True)],
@@ -64,11 +57,8 @@ def test_no_operation_mixes_two_orders_of_memory(relative: str | None, is_causal
         made = make_relative(relative, heads=2, dim=8, num_axes=grid.num_axes, kernel="squared_relu")
         inputs += [one.requires_grad_() for one in vars(made).values() if isinstance(one, Tensor)]
         options |= {"relative": made, "grid": grid}
-
-    def step() -> None:
+    with _Orders() as found:
         output = attention(*inputs[:3], **options)
         torch.autograd.grad(output, inputs, output.detach())
-
-    found = _orders(step)
     assert {"addcmul", "maximum"} <= found.seen
     assert not found.mixed

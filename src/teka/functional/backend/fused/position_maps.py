@@ -242,9 +242,8 @@ class RotationMap(PositionMap):
         if positions.grid is None:
             return _cosines_and_sines(phases(frequency[heads], positions.places(frequency.device), self.dtype))
         if side not in self._axes:
-            self._axes[side] = _cosines_and_sines(
-                phases(frequency, positions.axis_places(frequency.device), self.dtype)
-            )
+            rows = positions.axis_places(frequency.device)
+            self._axes[side] = _cosines_and_sines(phases(frequency, rows, self.dtype))
         (cosine, *cosines), (sine, *sines) = (
             of_rows[:, heads].split(positions.grid.shape, dim=-1) for of_rows in self._axes[side]
         )
