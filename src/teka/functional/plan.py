@@ -198,7 +198,7 @@ class Plan:
             return None
         like = query.new_empty((), dtype=torch.float32)
         placed = self.relative.position_map(self.positions, like, num_features)
-        if placed is None or placed.num_parts > LARGEST_SIZE:
+        if placed is None or placed.num_waves > LARGEST_SIZE:
             return None
         return None if is_transformed(*placed.tensors) else placed
 
@@ -291,7 +291,7 @@ def _position_map(
         return None
     # Nothing that decides how the past is computed may be of the future.
     if plan.is_causal and not (
-        isinstance(kernel, LocalKernel) and placed.num_parts == 1 and kernel.starts_in_range(key, key_mask)
+        isinstance(kernel, LocalKernel) and not placed.num_waves and kernel.starts_in_range(key, key_mask)
     ):
         return None
     return PrefixMap(placed.tensors, placed=placed, first=first) if first else placed

@@ -209,8 +209,8 @@ class FlooredRelu(LocalKernel):
         def pull(gradient: Tensor, out: Tensor) -> None:
             gradient = self.gradient_of(rectified, gradient)
             total = gradient.sum(dim=-1, keepdim=True)
-            # As numbers and not as truth values, by which torch selects thirty times as slowly.
-            above = torch.ge(vectors, floor, out=torch.empty_like(vectors))
+            # As numbers and not as truth values, by which torch selects thirty times as slowly; r is not needed again.
+            above = torch.ge(vectors, floor, out=rectified)
             is_above_least = torch.gt(floor, self._least_floor, out=torch.empty_like(floor))
             gradient = gradient.mul_(above)
             below = total.sub_(gradient.sum(dim=-1, keepdim=True)).mul_(is_above_least)

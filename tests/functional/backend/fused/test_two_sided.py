@@ -11,7 +11,7 @@ from torch.autograd import grad
 from teka import Grid
 from teka.functional import Elu, FeatureKernel, Hyperbolic, Positive, Rotary, Taylor2, attention
 from teka.functional import plan as plans
-from teka.functional.backend.fused import position_maps, two_sided
+from teka.functional.backend.fused import parts, position_maps, two_sided
 from teka.functional.backend.fused.two_sided import fused_linear
 from teka.functional.kernel import make_kernel
 
@@ -30,8 +30,9 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True, params=[16, 240, 1000], ids=["parts of a head", "heads of a sample", "all at once"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of few tokens and of many, with three heads and two samples of 77, however few there are in all."""
+    """Blocks of few tokens and of many, with three heads and two samples of 77, and pieces of them, of half as many."""
     monkeypatch.setattr(two_sided, "BLOCK_TOKENS", request.param)
+    monkeypatch.setattr(parts, "PIECE_FEATURES", request.param * 27)  # six features, each with nine waves
     monkeypatch.setattr(plans, "LEAST_IN_BLOCKS", dict.fromkeys(plans.LEAST_IN_BLOCKS, (0, 0)))
 
 
@@ -41,8 +42,8 @@ def test_rotated_in_blocks_values_and_every_gradient_are_those_of_every_pair(
     placement: dict[str, Any], normalizer: str, monkeypatch: pytest.MonkeyPatch
 ):
     calls = []
-    parts = position_maps.RotationMap.parts
-    monkeypatch.setattr(position_maps.RotationMap, "parts", lambda *given: calls.append(given) or parts(*given))
+    rotated = position_maps.RotationMap.parts
+    monkeypatch.setattr(position_maps.RotationMap, "parts", lambda *given: calls.append(given) or rotated(*given))
     query, key, value = draw_inputs(77, heads=3, dim=6)
     num_keys = placement["key_grid"].num_tokens if "key_grid" in placement else 77
     axes = placement["grid"].num_axes if "grid" in placement else 2

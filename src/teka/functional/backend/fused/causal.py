@@ -1,15 +1,16 @@
 """Causal attention by blocks of tokens: every pair within a chunk, sums of the chunks before, features not kept."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from teka._compat import by_hand
-from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, Factors, PositionMap, of_block
-from teka.functional.backend.fused.two_sided import BLOCK_TOKENS, differentiable_gradients, masked, product
+from teka.functional.backend.fused.parts import Factors, Group, Part, WavedPart, of_group, of_tokens, product
+from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Parts, PositionMap
+from teka.functional.backend.fused.two_sided import BLOCK_TOKENS, differentiable_gradients
 from teka.functional.kernel.local import LocalKernel
 from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
 
@@ -43,32 +44,32 @@ def fused_causal(
 class _FusedCausal(Function):
     @staticmethod
     def forward(ctx, query, key, value, kernel, positions, scale, key_mask, *tensors):
-        weights = _weights(positions, kernel, query)
         inverse = value.new_empty(*query.shape[:3], 1)
         shape = (*query.shape[:3], value.shape[-1])
         output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
 
-        def weigh(block: Block, sums: _Sums) -> None:
-            query_features = kernel.query_block(of_block(query, block), scale=scale)[0]
-            key_features = masked(kernel.feature_map(of_block(key, block), scale=scale), key_mask, block)
+        def weigh(group: Group, tokens: slice, parts: Parts, sums: _Sums) -> None:
+            queries, keys, values, over, out = _of((query, key, value, inverse, output), group, tokens)
+            query_features = kernel.query_block(queries, scale=scale)[0]
+            key_features = _masked(kernel.feature_map(keys, scale=scale), key_mask, group, tokens)
             num_rows = len(key_features)
-            _, left, asked, _ = next(positions.parts(query_features, QUERIES, block, []))
-            _, right, given, _ = next(positions.parts(key_features, KEYS, block, []))
-            left, right, values = _chunks(left), _chunks(right), _chunks(of_block(value, block))
+            asking, asked = (_only(parts(*one, tokens)) for one in ((query_features, QUERIES), (key_features, KEYS)))
+            left, right, values = _chunks(asking.rows), _chunks(asked.rows), _chunks(values)
             before = sums.hand_on(right.mT @ values, num_rows)
             above = product(torch.bmm(left, right.mT).tril_(), values, product(left, before, None))
-            below = of_block(inverse, block).zero_()
-            for place, weight in weights.items():
-                below.add_(sums.run_on(place, given[place]).mul_(asked[place]).sum(dim=-1, keepdim=True), alpha=weight)
+            below = over.zero_()
+            for place, ((weight, one), (_, other)) in enumerate(zip(asking.summed, asked.summed, strict=True)):
+                below.add_(sums.run_on(place, other).mul_(one).sum(dim=-1, keepdim=True), alpha=weight)
             below.clamp_min_(torch.finfo(value.dtype).tiny).reciprocal_()
-            torch.mul(_tokens(above, num_rows), below, out=of_block(output, block))
+            torch.mul(_tokens(above, num_rows), below, out=out)
 
         sums, kept = _Sums(), []
-        ctx.blocks = list(_blocks(query))
-        for block in ctx.blocks:
-            sums = _Sums() if block[2].start == 0 else sums.copy()
-            kept.append(sums.copy())
-            weigh(block, sums)
+        ctx.groups, ctx.spans = _groups_and_spans(query)
+        for group in ctx.groups:
+            sums, parts = _Sums(), positions.parts(group, [])
+            for tokens in ctx.spans:
+                kept.append(sums.copy())
+                weigh(group, tokens, parts, sums)
         ctx.save_for_backward(query, key, value, key_mask, inverse, output, *tensors)
         ctx.kernel, ctx.positions, ctx.scale = kernel, positions.with_tensors(()), scale
         ctx.num_tensors, ctx.is_causal, ctx.sums = len(tensors), True, kept
@@ -84,40 +85,41 @@ class _FusedCausal(Function):
             return first, *others[:2], *nothing, *others[2:]
         query, key, value, key_mask, inverse, output, *tensors = ctx.saved_tensors
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
-        weights = _weights(positions, kernel, query)
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-        noted = positions.new_gradients(query.shape[0])
+        noted = [torch.zeros_like(one) for one in tensors]
 
-        def pull(block: Block, sums: _Sums, later: _Sums) -> None:
-            query_features, pull_query = kernel.query_block(of_block(query, block), scale=scale)
-            key_features, pull_key = kernel.feature_map_pullback(of_block(key, block), scale=scale)
-            key_features, num_rows = masked(key_features, key_mask, block), len(key_features)
-            of_above = of_block(gradient, block) * of_block(inverse, block)
-            of_below = -(of_above * of_block(output, block)).sum(dim=-1, keepdim=True)
-            _, left, asked, pull_left = next(positions.parts(query_features, QUERIES, block, noted))
-            _, right, given, pull_right = next(positions.parts(key_features, KEYS, block, noted))
-            left, right, asking, values = (_chunks(one) for one in (left, right, of_above, of_block(value, block)))
+        def pull(group: Group, tokens: slice, parts: Parts, sums: _Sums, later: _Sums) -> None:
+            given_here = _of((query, key, value, inverse, output, gradient), group, tokens)
+            queries, keys, values, over, out, of_out = given_here
+            of_queries, of_keys, of_values = _of((of_query, of_key, of_value), group, tokens)
+            query_features, pull_query = kernel.query_block(queries, scale=scale)
+            key_features, pull_key = kernel.feature_map_pullback(keys, scale=scale)
+            key_features, num_rows = _masked(key_features, key_mask, group, tokens), len(key_features)
+            of_above = of_out * over
+            of_below = -(of_above * out).sum(dim=-1, keepdim=True)
+            asking, asked = (_only(parts(*one, tokens)) for one in ((query_features, QUERIES), (key_features, KEYS)))
+            left, right, of_above, values = (_chunks(one) for one in (asking.rows, asked.rows, of_above, values))
             before = sums.hand_on(right.mT @ values, num_rows)
-            after = later.hand_on(left.mT @ asking, num_rows, back=True)
-            pairs, of_pairs = torch.bmm(left, right.mT).tril_(), torch.bmm(asking, values.mT).tril_()
-            of_values = _tokens(product(pairs.mT, asking, product(right, after, None)), num_rows)
-            of_block(of_value, block).copy_(of_values)
-            of_left = _tokens(product(of_pairs, right, product(asking, before.mT, None)), num_rows)
+            after = later.hand_on(left.mT @ of_above, num_rows, back=True)
+            pairs, of_pairs = torch.bmm(left, right.mT).tril_(), torch.bmm(of_above, values.mT).tril_()
+            of_values.copy_(_tokens(product(pairs.mT, of_above, product(right, after, None)), num_rows))
+            of_left = _tokens(product(of_pairs, right, product(of_above, before.mT, None)), num_rows)
             of_right = _tokens(product(of_pairs.mT, left, product(values, after.mT, None)), num_rows)
-            of_asked: list[Factors] = [(None, of_below)] * len(asked)
-            of_given = list(of_asked)
-            for place, weight in weights.items():
+            of_asking: list[Factors] = []
+            of_asked: list[Factors] = []
+            for place, ((weight, one), (_, other)) in enumerate(zip(asking.summed, asked.summed, strict=True)):
                 of_sum = of_below * weight
-                of_asked[place] = of_sum, sums.run_on(place, given[place])
-                of_given[place] = None, later.run_on(place, asked[place] * of_sum, back=True)
-            pull_query(pull_left(of_left, of_asked, None), of_block(of_query, block))
-            pull_key(masked(pull_right(of_right, of_given, None), key_mask, block), of_block(of_key, block))
+                of_asking.append((of_sum, sums.run_on(place, other)))
+                of_asked.append((None, later.run_on(place, one * of_sum, back=True)))
+            pull_query(asking.pull(of_left, of_asking, None), of_queries)
+            pull_key(_masked(asked.pull(of_right, of_asked, None), key_mask, group, tokens), of_keys)
 
-        later = _Sums()
-        for block, before_block in zip(reversed(ctx.blocks), reversed(ctx.sums), strict=True):
-            later = _Sums() if block[2].stop == query.shape[2] else later
-            pull(block, before_block.copy(), later)  # a graph may be gone through twice
-        return of_query, of_key, of_value, *nothing, *positions.gradients(noted)
+        kept = iter(reversed(ctx.sums))
+        for group in reversed(ctx.groups):
+            later, parts = _Sums(), positions.parts(group, noted)
+            for tokens in reversed(ctx.spans):
+                pull(group, tokens, parts, next(kept).copy(), later)  # a graph may be gone through twice
+        return of_query, of_key, of_value, *nothing, *noted
 
 
 class _Sums:
@@ -151,21 +153,30 @@ class _Sums:
         return (sums.flip(2) if back else sums).mT
 
 
-def _weights(positions: PositionMap, kernel: LocalKernel, query: Tensor) -> dict[int, float]:
-    """What has a weight in the denominator, by its place."""
-    weights = positions.sums(kernel.num_features(query.shape[-1])).values()
-    return {place: weight for place, (weight,) in enumerate(weights) if weight}
-
-
-def _blocks(tokens: Tensor) -> Iterator[Block]:
-    """The tokens head by head in whole chunks, then what is left; all samples of some tokens before the next ones."""
+def _groups_and_spans(tokens: Tensor) -> tuple[list[Group], list[slice]]:
+    """Some samples of one head at a time; and their tokens, in whole chunks, then what is left."""
     batch, heads, num_tokens, _ = tokens.shape
     most = BLOCK_TOKENS * torch.get_num_threads()
     samples, whole = max(1, most // num_tokens), num_tokens // CHUNK_TOKENS * CHUNK_TOKENS
     bounds = sorted({0, *range(0, whole, most), whole, num_tokens})
-    for head, first in itertools.product(range(heads), range(0, batch, samples)):
-        for start, stop in itertools.pairwise(bounds):
-            yield slice(first, min(first + samples, batch)), slice(head, head + 1), slice(start, stop)
+    starts = itertools.product(range(heads), range(0, batch, samples))
+    groups = [(slice(first, min(first + samples, batch)), slice(head, head + 1)) for head, first in starts]
+    return groups, list(itertools.starmap(slice, itertools.pairwise(bounds)))
+
+
+def _of(tensors: Sequence[Tensor], group: Group, tokens: slice) -> Iterator[Tensor]:
+    """Some tokens of a group of each, (rows, tokens, size)."""
+    return (of_tokens(of_group(one, group), tokens) for one in tensors)
+
+
+def _only(parts: Iterator[Part | WavedPart]) -> Part:
+    (part,) = parts
+    assert isinstance(part, Part)
+    return part
+
+
+def _masked(features: Tensor, key_mask: Kept, group: Group, tokens: slice) -> Tensor:
+    return features if key_mask is None else features.masked_fill(~key_mask[group[0], tokens, None], 0.0)
 
 
 def _chunks(tokens: Tensor) -> Tensor:

@@ -10,49 +10,14 @@ from torch import Tensor
 
 from teka._compat import replace
 from teka.functional.backend import Featured, Sums, add_prefix
+from teka.functional.backend.fused.parts import Factors, Group, Part, WavedPart, add_product, of_group, of_tokens
 from teka.functional.backend.linear import linear
 from teka.functional.backend.sums import plain_sums
 from teka.functional.positions import Positions, phases
 
 QUERIES, KEYS = 0, 1
-Block = tuple[slice, slice, slice]  # samples, heads, tokens
-Factors = tuple[Tensor | None, Tensor]  # whose product is meant, None being 1
-# The features' gradient, added to what there is, from that of a part and those of what its denominator sums. What a
-# part is made of may be overwritten: it comes last.
-Pull = Callable[[Tensor, Sequence[Factors], Tensor | None], Tensor]
-# The number of a group of parts of the numerator, these side by side and what their denominators sum, (samples · heads,
-# tokens, parts · size), the way back.
-Part = tuple[int, Tensor, Sequence[Tensor | None], Pull]
-
-
-def of_block(tensor: Tensor, block: tuple[slice, ...]) -> Tensor:
-    """What (#batch, heads, rows, columns) has of a block, (samples · heads, rows, columns), #samples of one head.
-
-    It is a view where there is one head, one sample, or in memory one after the other all heads of every sample.
-    """
-    samples, *others = block
-    found = tensor[(samples if tensor.shape[0] > 1 else slice(None), *others)]
-    if found.shape[1] > 1 and found.shape[0] < samples.stop - samples.start:
-        found = found.expand(samples.stop - samples.start, -1, -1, -1)
-    if 1 in found.shape[:2] or found.stride(0) == found.shape[1] * found.stride(1):
-        return found.flatten(0, 1)
-    return found.mT.flatten(0, 1).mT  # the copy has the last rows last in memory
-
-
-def add_product(to: Tensor, factors: Factors) -> Tensor:
-    """A tensor with a product added in place."""
-    first, second = factors
-    return to.add_(second) if first is None else to.addcmul_(first, second)
-
-
-def plain_part(number: int, features: Tensor) -> Part:
-    """Features as they are."""
-
-    def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
-        of_part = add_product(of_part, of_summed[0])
-        return of_part if so_far is None else so_far.add_(of_part)
-
-    return number, features, (features,), pull
+# The parts of the features of some tokens: of queries, side 0, or of keys, side 1.
+Parts = Callable[[Tensor, int, slice], Iterator[Part | WavedPart]]
 
 
 @dataclass(frozen=True)
@@ -69,18 +34,13 @@ class PositionMap:
     first: ClassVar[int] = 0  # how many tokens go before those that are somewhere
 
     @property
-    def groups(self) -> tuple[int, ...]:
-        """How many parts of features are side by side in every group of them."""
-        return (1,)
+    def num_waves(self) -> int:
+        """How many products there are of every feature with a wave; 0 where there are none."""
+        return 0
 
-    @property
-    def num_parts(self) -> int:
-        """How many parts there are of features."""
-        return sum(self.groups)
-
-    def sums(self, num_features: int) -> dict[int, list[float]]:
-        """The sizes of what denominators sum, features first, with the weight in that of every group."""
-        return {num_features: [1.0] * len(self.groups)}
+    def sums(self, num_features: int, num_channels: int) -> list[list[tuple[int, int]]]:
+        """The shapes of what is summed of every part, for the numerator, then for the denominator."""
+        return [[(num_features, num_channels), (num_features, 1)]]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PositionMap":
         """The same with other tensors."""
@@ -90,17 +50,9 @@ class PositionMap:
         """What kernels of a GPU read for every query and key, (#batch, heads, tokens, angles or waves)."""
         return None, None
 
-    def new_gradients(self, batch: int) -> list[Tensor]:
-        """Zeros, to which pulling back adds the gradients of the tensors."""
-        return []
-
-    def gradients(self, summed: list[Tensor]) -> list[Tensor]:
-        """The gradients of the tensors from what was added up."""
-        return summed
-
-    def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
-        """The parts of a block of features of queries, side 0, or of keys, side 1."""
-        yield plain_part(0, features)
+    def parts(self, group: Group, gradients: list[Tensor]) -> Parts:
+        """What makes parts of the features of a group; their pullbacks add to the gradients of the tensors."""
+        return lambda features, side, tokens: iter([Part(0, features, [(1.0, features)])])
 
     def plain_sums(self, tokens: Featured) -> Sums:
         """The sums by torch's operations, which can be differentiated twice."""
@@ -113,38 +65,39 @@ class WaveMap(PositionMap):
 
     form: ClassVar[str] = "fourier"
 
+    @property
+    def num_waves(self) -> int:
+        return self.tensors[0].shape[-1]
+
     def places(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         query_waves, key_waves = self.tensors
         return query_waves, key_waves
 
-    @property
-    def groups(self) -> tuple[int, ...]:
-        return (self.tensors[0].shape[-1],)
+    def sums(self, num_features: int, num_channels: int) -> list[list[tuple[int, int]]]:
+        return [[(self.num_waves * num_features, num_channels), (num_features, self.num_waves)]]
 
-    def new_gradients(self, batch: int) -> list[Tensor]:
-        return [waves.new_zeros(batch, *waves.shape[1:]) for waves in self.tensors]
+    def parts(self, group: Group, gradients: list[Tensor]) -> Parts:
+        of_sides = [of_group(one, group) for one in self.tensors]
 
-    def gradients(self, summed: list[Tensor]) -> list[Tensor]:
-        pairs = zip(summed, self.tensors, strict=True)
-        return [one if waves.shape[0] > 1 else one.sum(dim=0, keepdim=True) for one, waves in pairs]
+        def parts(features: Tensor, side: int, tokens: slice) -> Iterator[WavedPart]:
+            waves = of_tokens(of_sides[side], tokens).expand(len(features), -1, -1)
 
-    def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
-        waves = self.tensors[side]
-        # (samples · heads, W, features, tokens): products of small matrices are slow one by one.
-        wave = of_block(waves, block).mT.contiguous()[:, :, None]
-        rows = features.mT[:, None]
-        part = features.new_empty(len(features), wave.shape[1], *features.mT.shape[1:])
-        torch.mul(rows, wave, out=part)
+            def note(of_waves: Tensor) -> None:
+                self._add_of_waves(of_waves, group, tokens, gradients[side])
 
-        def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
-            of_waved = add_product(of_part, of_summed[0]).mT.unflatten(1, part.shape[1:3])
-            if waves.requires_grad:
-                of_block(gradients[side], block).copy_(torch.mul(of_waved, rows, out=part).sum(dim=2).mT)
-            of_features = of_waved.mul_(wave).sum(dim=1).mT
-            return of_features if so_far is None else so_far.add_(of_features)
+            yield WavedPart(features, waves, note if self.tensors[side].requires_grad else None)
 
-        waved = part.flatten(1, 2).mT
-        yield 0, waved, (waved,), pull
+        return parts
+
+    def _add_of_waves(self, of_wave: Tensor, group: Group, tokens: slice, of_waves: Tensor) -> None:
+        """Add what some tokens ask of their waves, (samples · heads, tokens, W)."""
+        samples, heads = group
+        of_samples = of_wave.unflatten(0, (samples.stop - samples.start, -1))
+        if len(of_waves) > 1:
+            of_waves[samples, heads, tokens].add_(of_samples)
+            return
+        for one in of_samples:  # a sum over them takes ten times as long
+            of_waves[0, heads, tokens].add_(one)
 
 
 @dataclass(frozen=True)
@@ -168,8 +121,9 @@ class RotationMap(PositionMap):
     length_share: float = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
     plain: Callable[[Featured, Tensor], Sums] | None = None
 
-    def sums(self, num_features: int) -> dict[int, list[float]]:
-        return {num_features: [1 - self.length_share], num_features // 2: [self.length_share]}
+    def sums(self, num_features: int, num_channels: int) -> list[list[tuple[int, int]]]:
+        sizes = (num_features, 1 - self.length_share), (num_features // 2, self.length_share)
+        return [[(num_features, num_channels), *((size, 1) for size, weight in sizes if weight)]]
 
     def places(self, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         angles = self.positions.angles(self.tensors[0], like)
@@ -182,61 +136,66 @@ class RotationMap(PositionMap):
         other._phasors.update({key: one for key, one in self._phasors.items() if key[1] == 0})
         return other
 
-    def new_gradients(self, batch: int) -> list[Tensor]:
-        return [torch.zeros_like(self.tensors[0])]
-
     def plain_sums(self, tokens: Featured) -> Sums:
         assert self.plain is not None
         return self.plain(tokens, self.tensors[0])
 
-    def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
-        cosine, sine = self._phasor(side, block)
-        first, second = features[..., 0::2], features[..., 1::2]
-        rotated = torch.empty_like(features)
-        turned = rotated[..., 0::2], rotated[..., 1::2]
-        torch.mul(first, cosine, out=turned[0]).addcmul_(second, sine, value=-1)
-        torch.mul(first, sine, out=turned[1]).addcmul_(second, cosine)
-        share = self.length_share
-        # No feature of a kernel that is brought into range is so small that its square is not there.
-        lengths = first.square().addcmul_(second, second).sqrt_() if share else None
+    def parts(self, group: Group, gradients: list[Tensor]) -> Parts:
+        share, phasors = self.length_share, [self._phasor(side, group) for side in range(self._distinct(KEYS) + 1)]
 
-        def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
-            of_first, of_second = of_part[..., 0::2], of_part[..., 1::2]
-            if self.tensors[0].requires_grad:
-                of_angle = torch.mul(turned[0], of_second).addcmul_(turned[1], of_first, value=-1)
-                self._add_of_frequency(of_angle.mT, side, block, gradients[0])
-            of_features, back = rotated, turned
-            torch.mul(of_first, cosine, out=back[0]).addcmul_(of_second, sine)
-            torch.mul(of_second, cosine, out=back[1]).addcmul_(of_first, sine, value=-1)
-            if share < 1:
-                add_product(of_features, of_summed[0])
-            if lengths is not None:
-                # ∂ψ/∂φ = φ/ψ; a dropped key's is 0.
-                of_row, row = of_summed[1]
-                ratio = torch.div(row, lengths.clamp_min_(torch.finfo(self.dtype).tiny), out=lengths)
-                ratio = ratio if of_row is None else ratio.mul_(of_row)
-                back[0].addcmul_(first, ratio)
-                back[1].addcmul_(second, ratio)
-            return of_features
+        def parts(features: Tensor, side: int, tokens: slice) -> Iterator[Part]:
+            cosine, sine = (of_tokens(one, tokens) for one in phasors[self._distinct(side)])
+            first, second = features[..., 0::2], features[..., 1::2]
+            rotated = torch.empty_like(features)
+            turned = rotated[..., 0::2], rotated[..., 1::2]
+            torch.mul(first, cosine, out=turned[0]).addcmul_(second, sine, value=-1)
+            torch.mul(first, sine, out=turned[1]).addcmul_(second, cosine)
+            # No feature of a kernel that is brought into range is so small that its square is not there.
+            lengths = first.square().addcmul_(second, second).sqrt_() if share else None
+            weighted = ((1 - share, features), (share, lengths))
+            summed = [(weight, one) for weight, one in weighted if one is not None and weight]
 
-        yield 0, rotated, (features if share < 1 else None, lengths), pull
+            def pull(of_part: Tensor, of_summed: Sequence[Factors], so_far: Tensor | None) -> Tensor:
+                of_first, of_second = of_part[..., 0::2], of_part[..., 1::2]
+                if self.tensors[0].requires_grad:
+                    of_angle = torch.mul(of_second, turned[0]).addcmul_(of_first, turned[1], value=-1)
+                    self._add_of_frequency(of_angle.mT, side, group, tokens, gradients[0])
+                of_features, back = rotated, turned
+                torch.mul(of_first, cosine, out=back[0]).addcmul_(of_second, sine)
+                torch.mul(of_second, cosine, out=back[1]).addcmul_(of_first, sine, value=-1)
+                if share < 1:
+                    add_product(of_features, of_summed[0])
+                if lengths is not None:
+                    # ∂ψ/∂φ = φ/ψ; a dropped key's is 0.
+                    of_row, row = of_summed[-1]
+                    ratio = torch.div(row, lengths.clamp_min_(torch.finfo(self.dtype).tiny), out=lengths)
+                    ratio = ratio if of_row is None else ratio.mul_(of_row)
+                    back[0].addcmul_(first, ratio)
+                    back[1].addcmul_(second, ratio)
+                return of_features
 
-    def _phasor(self, side: int, block: Block) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the angles of a block, (#samples · heads, tokens, pairs), tokens last in memory."""
-        samples, heads, tokens = block
-        key = (self._distinct(side), heads.start, heads.stop)
-        if key not in self._phasors:  # of some heads at a time, whose blocks come one after another
-            self._phasors.clear()
-            self._phasors[key] = self._phasor_of_heads(key[0], heads)
-        cosine, sine = (of_block(one, (samples, slice(None), slice(None), tokens)) for one in self._phasors[key])
+            yield Part(0, rotated, summed, pull)
+
+        return parts
+
+    def _phasor(self, side: int, group: Group) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles of a group, (#samples · heads, tokens, pairs), tokens last in memory."""
+        samples, heads = group
+        key = side, heads.start, heads.stop
+        if key not in self._phasors:
+            if any(other[1:] != key[1:] for other in self._phasors):  # groups of the same heads are one after another
+                self._phasors.clear()
+            self._phasors[key] = self._phasor_of_heads(side, heads)
+        cosine, sine = (of_group(one, (samples, slice(None))) for one in self._phasors[key])
         return cosine.mT, sine.mT
 
     @cached_property
     def _phasors(self) -> dict[tuple[int, int, int], tuple[Tensor, Tensor]]:
+        """Cosines and sines by side and heads, as they were last asked for."""
         return {}
 
     def _phasor_of_heads(self, side: int, heads: slice) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all angles, (#batch, heads, pairs, tokens); on a grid from those of every axis."""
+        """Cosines and sines of some heads, (#batch, heads, pairs, tokens); on a grid from those of every axis."""
         positions = self.positions.of_keys if side else self.positions
         frequency = self.tensors[0].detach()
         if positions.grid is None:
@@ -260,20 +219,18 @@ class RotationMap(PositionMap):
         """Cosines and sines of every row of every axis of a side, of all heads."""
         return {}
 
-    def _add_of_frequency(self, of_angle: Tensor, side: int, block: Block, of_frequency: Tensor) -> None:
-        """Add what the angles of a block, (samples · heads, pairs, tokens), ask of ω."""
-        samples, heads, tokens = block
-        of_heads = of_frequency[heads]
+    def _add_of_frequency(self, of_angle: Tensor, side: int, group: Group, tokens: slice, of_frequency: Tensor) -> None:
+        """Add what the angles of some tokens, (samples · heads, pairs, tokens), ask of ω."""
+        samples, heads = group
         offsets = self._offsets[self._distinct(side)][..., tokens]
+        sizes = samples.stop - samples.start, heads.stop - heads.start
         if offsets.ndim == 2:
-            found = [torch.mv(of_angle.reshape(-1, of_angle.shape[-1]), one) for one in offsets]
+            rows = of_angle.flatten(0, 1)
+            found = torch.stack([torch.mv(rows, one) for one in offsets], dim=-1)
         else:
             of_samples = offsets[samples] if len(offsets) > 1 else offsets
-            sizes = samples.stop - samples.start, heads.stop - heads.start
-            each = of_samples[:, None].expand(*sizes, -1, -1).flatten(0, 1)
-            found = torch.bmm(of_angle, each.mT).unbind(dim=-1)
-        for axis, one in enumerate(found):
-            of_heads[..., axis].add_(one.view(-1, *of_heads.shape[:2]).sum(dim=0))
+            found = torch.bmm(of_angle, of_samples[:, None].expand(*sizes, -1, -1).flatten(0, 1).mT)
+        of_frequency[heads].add_(found.view(*sizes, -1, found.shape[-1]).sum(dim=0))
 
     @cached_property
     def _offsets(self) -> list[Tensor]:
@@ -315,34 +272,26 @@ class PrefixMap(PositionMap):
     placed: PositionMap = field(default_factory=PositionMap)
     first: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    @property
-    def groups(self) -> tuple[int, ...]:
-        return *self.placed.groups, 1, 1
+    def sums(self, num_features: int, num_channels: int) -> list[list[tuple[int, int]]]:
+        return [*self.placed.sums(num_features, num_channels), *super().sums(num_features, num_channels) * 2]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PrefixMap":
         return replace(self, tensors=tuple(tensors), placed=self.placed.with_tensors(tensors))
 
-    def sums(self, num_features: int) -> dict[int, list[float]]:
-        sums = self.placed.sums(num_features)
-        return {size: [*weights, *[float(size == num_features)] * 2] for size, weights in sums.items()}
+    def parts(self, group: Group, gradients: list[Tensor]) -> Parts:
+        of_placed = self.placed.parts(group, gradients)
 
-    def new_gradients(self, batch: int) -> list[Tensor]:
-        return self.placed.new_gradients(batch)
+        def parts(features: Tensor, side: int, tokens: slice) -> Iterator[Part | WavedPart]:
+            of_first, of_others = (Part(number, features, [(1.0, features)]) for number in (1, 2))
+            if tokens.start < self.first:
+                yield of_first
+                if side == QUERIES:
+                    yield of_others
+                return
+            yield from of_placed(features, side, slice(tokens.start - self.first, tokens.stop - self.first))
+            yield of_others if side == KEYS else of_first
 
-    def gradients(self, summed: list[Tensor]) -> list[Tensor]:
-        return self.placed.gradients(summed)
-
-    def parts(self, features: Tensor, side: int, block: Block, gradients: list[Tensor]) -> Iterator[Part]:
-        samples, heads, tokens = block
-        of_first, of_others = (plain_part(len(self.placed.groups) + number, features) for number in range(2))
-        if tokens.start < self.first:
-            yield of_first
-            if side == QUERIES:
-                yield of_others
-            return
-        after = samples, heads, slice(tokens.start - self.first, tokens.stop - self.first)
-        yield from self.placed.parts(features, side, after, gradients)
-        yield of_others if side == KEYS else of_first
+        return parts
 
     def plain_sums(self, tokens: Featured) -> Sums:
         return add_prefix(self.placed.plain_sums(tokens.after(self.first)), tokens, self.first, linear)

@@ -2,9 +2,9 @@
 
 import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,21 +12,21 @@ from torch.autograd import Function
 
 from teka._compat import by_hand, replace
 from teka.functional.backend.by_hand import ByHand, in_order_of
-from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Block, PositionMap, of_block
+from teka.functional.backend.fused.parts import ALIGNED_TOKENS, Group, in_slices, of_group, of_tokens
+from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Parts, PositionMap
 from teka.functional.backend.sums import featured
-from teka.functional.kernel.base import FusedKernel
+from teka.functional.kernel.base import FusedKernel, Pullback
 from teka.functional.shapes import Gradients, Kept, Keys, Outputs, Queries, Values
 
 # Tokens, counted anew for each head, and features (2 MiB), that a thread works on at once. Fewer are nearer to the core
 # and take longer all the same, by the calls that there are for each.
 BLOCK_TOKENS = 8192
 BLOCK_FEATURES = 2**19
-# As many numbers of float32 as a line of the cache holds: matrix products of rows of other lengths take a fifth longer.
-ALIGNED_TOKENS = 16
 # The calls for a block cost as much as copying this many tokens, which several heads of several samples need to be one.
 BLOCK_COST = 2048
 # Queries, keys, values, which keys are kept, and what a kernel takes of all of them.
 Given = tuple[Queries, Keys, Values, Kept, Tensor | None]
+SumsOfParts = Sequence[Sequence[Tensor]]  # for the numerator, then for the denominator
 
 
 def fused_linear(
@@ -48,108 +48,147 @@ def fused_linear(
     return _FusedLinear.apply(means, *means.given(query, key, value, key_mask), *positions.tensors)
 
 
+class _Rows(NamedTuple):
+    """What is given of a group of samples and heads, and found, each (samples · heads, …)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    inverse: Tensor
+    sums: SumsOfParts
+    dropped: Tensor | None
+    key_range: Tensor | None
+    parts: Parts
+
+
+class _Gradients(NamedTuple):
+    """The gradients of what a group has."""
+
+    output: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sums: SumsOfParts
+
+
 @dataclass(frozen=True)
 class WeightedMeans:
-    """What is summed, and in which blocks of queries and of keys."""
+    """What is summed, by groups of samples and heads, and in which blocks of queries and of keys."""
 
     kernel: FusedKernel
     positions: PositionMap
     scale: float
-    query_blocks: Sequence[Block]
-    key_blocks: Sequence[Block]
+    groups: Sequence[Group]
+    query_blocks: Sequence[slice]
+    key_blocks: Sequence[slice]
 
     @classmethod
     def of(
         cls, query: Queries, key: Keys, kernel: FusedKernel, positions: PositionMap, scale: float
     ) -> "WeightedMeans":
         """Those for queries and keys like these."""
-        size = kernel.num_features(query.shape[-1])
-        return cls(kernel, positions, scale, *(_blocks(one, positions, size) for one in (query, key)))
+        most = max(1, min(BLOCK_TOKENS, BLOCK_FEATURES // kernel.num_features(query.shape[-1])))
+        most *= torch.get_num_threads()
+        batch, heads, num_queries, _ = query.shape
+        groups = _groups(batch, heads, max(num_queries, key.shape[2]), most)
+        most = max(1, most // math.prod(one.stop for one in groups[0]))
+        query_blocks, key_blocks = (_blocks(one.shape[2], positions.first, most) for one in (query, key))
+        return cls(kernel, positions, scale, groups, query_blocks, key_blocks)
 
     def given(self, query: Queries, key: Keys, value: Values, key_mask: Kept) -> Given:
-        """The tokens in an order in memory in which blocks of them are views, and what the kernel takes of all keys."""
-        key, value = (_laid_out(one, self.key_blocks) for one in (key, value))
-        key_range = self.kernel.key_range(key, key_mask, scale=self.scale)
-        return _laid_out(query, self.query_blocks), key, value, key_mask, key_range
+        """The tokens in an order in memory in which groups of them are views, and what the kernel takes of all keys."""
+        query, key, value = (_laid_out(one, self.groups[0]) for one in (query, key, value))
+        return query, key, value, key_mask, self.kernel.key_range(key, key_mask, scale=self.scale)
 
-    def values(self, given: Given) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
-        """out, 1/D, and the sums over keys for both, by groups of parts."""
-        query, key, value, key_mask, key_range = given
-        kernel, positions, scale = self.kernel, self.positions, self.scale
-        batch, heads, num_queries, _ = query.shape
-        size = kernel.num_features(query.shape[-1])
-        states = [value.new_zeros(batch, heads, parts * size, value.shape[-1]) for parts in positions.groups]
-        weights = positions.sums(size)
-        totals = [[value.new_zeros(batch, heads, parts * one, 1) for parts in positions.groups] for one in weights]
+    def values(self, given: Given) -> tuple[Tensor, Tensor, SumsOfParts]:
+        """out, 1/D, and the sums over keys for both."""
+        query, _, value, *_ = given
+        (batch, heads, num_queries, dim), channels = query.shape, value.shape[-1]
+        shapes = self.positions.sums(self.kernel.num_features(dim), channels)
+        sums = [[value.new_zeros(batch, heads, *one) for one in of_part] for of_part in shapes]
         inverse = value.new_empty(batch, heads, num_queries, 1)
-        is_alike = query.shape[-1] == value.shape[-1]
-        output = torch.empty_like(query) if is_alike else value.new_empty(batch, heads, value.shape[-1], num_queries).mT
-        tiny = torch.finfo(value.dtype).tiny
-
-        def add_keys(block: Block) -> None:
-            features = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)[0]
-            features, values = masked(features, key_mask, block), of_block(value, block)
-            for number, part, summed, _ in positions.parts(features, KEYS, block, []):
-                of_block(states[number], block[:2]).baddbmm_(part.transpose(1, 2), values)
-                for total, one, weight in _there(totals, summed, weights):
-                    of_block(total[number], block[:2]).add_(one.sum(dim=1)[..., None], alpha=weight[number])
-
-        def ask(block: Block) -> None:
-            features = kernel.query_block(of_block(query, block), scale=scale)[0]
-            above, below = None, None
-            for number, part, summed, _ in positions.parts(features, QUERIES, block, []):
-                above = product(part, of_block(states[number], block[:2]), above)
-                for total, one, _ in _there(totals, summed, weights):
-                    below = product(one, of_block(total[number], block[:2]), below)
-            assert above is not None
-            assert below is not None
-            torch.reciprocal(below.clamp_min_(tiny), out=of_block(inverse, block))
-            torch.mul(above, of_block(inverse, block), out=of_block(output, block))
-
-        _visit(self.key_blocks, add_keys, self.query_blocks, ask)
-        return output, inverse, [states, *totals]
+        output = torch.empty_like(query) if dim == channels else value.new_empty(batch, heads, channels, num_queries).mT
+        for group in self.groups:
+            rows = self._rows(group, given, output, inverse, sums, [])
+            for block in self.key_blocks:
+                self._add_keys(block, rows)
+            for block in self.query_blocks:
+                self._ask(block, rows)
+        return output, inverse, sums
 
     def gradients(
-        self, gradient: Tensor, given: Given, output: Tensor, inverse: Tensor, sums: Sequence[Sequence[Tensor]]
+        self, gradient: Tensor, given: Given, output: Tensor, inverse: Tensor, sums: SumsOfParts
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Those of queries, keys, values, and of the tensors of `positions`."""
-        query, key, value, key_mask, key_range = given
-        kernel, positions, scale = self.kernel, self.positions, self.scale
-        states, *totals = sums
-        noted, weights = positions.new_gradients(query.shape[0]), positions.sums(kernel.num_features(query.shape[-1]))
+        query, key, value, *_ = given
         of_query, of_key, of_value = (torch.empty_like(one) for one in (query, key, value))
-        of_states, *of_totals = [[torch.zeros_like(one) for one in group] for group in sums]
+        noted = [torch.zeros_like(one) for one in self.positions.tensors]
+        for group in self.groups:
+            rows = self._rows(group, given, output, inverse, sums, noted)
+            found = [of_group(one, group) for one in (gradient, of_query, of_key, of_value)]
+            of_rows = _Gradients(*found, sums=[[torch.zeros_like(one) for one in of_part] for of_part in rows.sums])
+            for block in self.query_blocks:
+                self._pull_queries(block, rows, of_rows)
+            for block in self.key_blocks:
+                self._pull_keys(block, rows, of_rows)
+        # What waves are made of has the tokens first in memory: products with another order take four times as long.
+        return of_query, of_key, of_value, [one.contiguous() for one in noted]
 
-        def pull_queries(block: Block) -> None:
-            features, pull = kernel.query_block(of_block(query, block), scale=scale)
-            of_above = of_block(gradient, block) * of_block(inverse, block)
-            of_below = -(of_above * of_block(output, block)).sum(dim=-1, keepdim=True)
-            of_features = None
-            for number, part, summed, back in positions.parts(features, QUERIES, block, noted):
-                of_block(of_states[number], block[:2]).baddbmm_(part.transpose(1, 2), of_above)
-                for of_total, one, weight in _there(of_totals, summed, weights):
-                    of_sum = of_block(of_total[number], block[:2])
-                    of_sum.baddbmm_(one.transpose(1, 2), of_below, alpha=weight[number])
-                of_part = product(of_above, of_block(states[number], block[:2]).mT, None)
-                of_summed = [(of_below, of_block(total[number], block[:2]).mT) for total in totals]
-                of_features = back(of_part, of_summed, of_features)
-            assert of_features is not None
-            pull(of_features, of_block(of_query, block))
+    def _rows(
+        self, group: Group, given: Given, output: Tensor, inverse: Tensor, sums: SumsOfParts, noted: list[Tensor]
+    ) -> _Rows:
+        *tokens, key_mask, key_range = given
+        dropped = None if key_mask is None else ~key_mask[:, None, :, None].expand(-1, output.shape[1], -1, -1)
+        return _Rows(
+            *[of_group(one, group) for one in (*tokens, output, inverse)],
+            sums=[[of_group(one, group) for one in of_part] for of_part in sums],
+            dropped=None if dropped is None else of_group(dropped, group),
+            key_range=None if key_range is None else of_group(key_range, group),
+            parts=self.positions.parts(group, noted),
+        )
 
-        def pull_keys(block: Block) -> None:
-            features, pull = kernel.key_block(of_block(key, block), _range_of(key_range, block), scale=scale)
-            features, values = masked(features, key_mask, block), of_block(value, block)
-            of_features, of_values = None, of_block(of_value, block).mT
-            for at, (number, part, _, back) in enumerate(positions.parts(features, KEYS, block, noted)):
-                of_values.baddbmm_(of_block(of_states[number], block[:2]).mT, part.mT, beta=min(at, 1))
-                of_part = product(values, of_block(of_states[number], block[:2]).mT, None)
-                of_summed = [(None, of_block(total[number], block[:2]).mT) for total in of_totals]
-                of_features = back(of_part, of_summed, of_features)
-            assert of_features is not None
-            pull(masked(of_features, key_mask, block), of_block(of_key, block))
+    # What a visit to a block makes is freed at its end, so that the next one finds memory that is still in the cache.
 
-        _visit(self.query_blocks, pull_queries, self.key_blocks, pull_keys)
-        return of_query, of_key, of_value, positions.gradients(noted)
+    def _add_keys(self, block: slice, rows: _Rows) -> None:
+        features, _ = self._key_features(block, rows)
+        for part in rows.parts(features, KEYS, block):
+            part.add_to(rows.sums[part.number], of_tokens(rows.value, block))
+
+    def _ask(self, block: slice, rows: _Rows) -> None:
+        features, _ = self.kernel.query_block(of_tokens(rows.query, block), scale=self.scale)
+        above, below = None, None
+        for part in rows.parts(features, QUERIES, block):
+            above, below = part.ask(rows.sums[part.number], above, below)
+        assert above is not None
+        assert below is not None
+        below.clamp_min_(torch.finfo(below.dtype).tiny)
+        inverse = torch.reciprocal(below, out=of_tokens(rows.inverse, block))
+        torch.mul(above, inverse, out=of_tokens(rows.output, block))
+
+    def _pull_queries(self, block: slice, rows: _Rows, gradients: _Gradients) -> None:
+        features, pull = self.kernel.query_block(of_tokens(rows.query, block), scale=self.scale)
+        of_above = of_tokens(gradients.output, block) * of_tokens(rows.inverse, block)
+        of_below = -(of_above * of_tokens(rows.output, block)).sum(dim=-1, keepdim=True)
+        of_features = None
+        for part in rows.parts(features, QUERIES, block):
+            sums = rows.sums[part.number], gradients.sums[part.number]
+            of_features = part.pull_queries(of_above, of_below, *sums, of_features)
+        assert of_features is not None
+        pull(of_features, of_tokens(gradients.query, block))
+
+    def _pull_keys(self, block: slice, rows: _Rows, gradients: _Gradients) -> None:
+        features, pull = self._key_features(block, rows)
+        values, of_values = of_tokens(rows.value, block), of_tokens(gradients.value, block)
+        of_features = None
+        for part in rows.parts(features, KEYS, block):
+            of_features = part.pull_keys(values, of_values, gradients.sums[part.number], of_features)
+        assert of_features is not None
+        pull(_masked(of_features, rows.dropped, block), of_tokens(gradients.key, block))
+
+    def _key_features(self, block: slice, rows: _Rows) -> tuple[Tensor, Pullback]:
+        features, pull = self.kernel.key_block(of_tokens(rows.key, block), rows.key_range, scale=self.scale)
+        return _masked(features, rows.dropped, block), pull
 
 
 class _FusedLinear(Function):
@@ -159,7 +198,8 @@ class _FusedLinear(Function):
         output, inverse, sums = means.values(given)
         ctx.save_for_backward(*given, output, inverse, *itertools.chain(*sums), *tensors)
         ctx.kernel, ctx.positions, ctx.scale = means.kernel, means.positions.with_tensors(()), means.scale
-        ctx.means, ctx.num_tensors, ctx.num_groups = replace(means, positions=ctx.positions), len(tensors), len(sums[0])
+        ctx.means, ctx.num_tensors = replace(means, positions=ctx.positions), len(tensors)
+        ctx.num_sums = [len(of_part) for of_part in sums]
         ctx.is_causal = False
         return output
 
@@ -173,8 +213,8 @@ class _FusedLinear(Function):
             return None, query, key, value, *nothing, *others
         saved = ctx.saved_tensors  # once, as torch.utils.checkpoint asks for
         given, (output, inverse, *others) = saved[:5], saved[5:]
-        tensors = others[len(others) - ctx.num_tensors :]
-        sums = [others[at : at + ctx.num_groups] for at in range(0, len(others) - ctx.num_tensors, ctx.num_groups)]
+        tensors, others = others[len(others) - ctx.num_tensors :], iter(others)
+        sums = [list(itertools.islice(others, number)) for number in ctx.num_sums]
         means = replace(ctx.means, positions=ctx.positions.with_tensors(tensors))
         *of_tokens, of_tensors = means.gradients(gradient, given, output, inverse, sums)
         return None, *of_tokens, *nothing, *of_tensors
@@ -203,7 +243,7 @@ class MeansByHand(ByHand):
     ) -> Gradients:
         means, given = self._means(tensors)
         output, inverse, *sums = outputs
-        found = means.gradients(gradient, given, output, inverse, [[one] for one in sums])[:3]
+        found = means.gradients(gradient, given, output, inverse, [sums])[:3]
         return [*found, *(None for _ in needs[3:])]
 
     def _means(self, tensors: Sequence[Tensor]) -> tuple[WeightedMeans, Given]:
@@ -226,11 +266,8 @@ def differentiable_gradients(ctx, gradient: Tensor) -> list[Tensor | None]:
     return [next(found) if one.requires_grad else None for one in inputs]
 
 
-def _blocks(tokens: Tensor, positions: PositionMap, num_features: int) -> list[Block]:
-    """Samples of a head, heads of a sample, or all heads of samples, by what that costs; the first tokens apart."""
-    batch, heads, num_tokens, _ = tokens.shape
-    first, parts = positions.first, max(positions.groups)
-    most = max(1, min(BLOCK_TOKENS, BLOCK_FEATURES // (num_features * parts))) * torch.get_num_threads()
+def _groups(batch: int, heads: int, num_tokens: int, most: int) -> list[Group]:
+    """Samples of a head, heads of a sample, or all heads of samples, by what that costs."""
     rows = max(1, most // num_tokens)
     ways = [(1, min(rows, batch)), (min(rows, heads), 1)]
     if rows > heads:
@@ -238,69 +275,23 @@ def _blocks(tokens: Tensor, positions: PositionMap, num_features: int) -> list[B
 
     def cost(way: tuple[int, int]) -> int:
         num_blocks = math.ceil(heads / way[0]) * math.ceil(batch / way[1])
-        # Waves of several heads take longer than those of one, about as if all were copied twice.
-        times_copied = 2 * (way[0] > 1) if parts > 1 else min(way) > 1
-        return num_blocks * BLOCK_COST + times_copied * batch * heads * num_tokens
+        return num_blocks * BLOCK_COST + (min(way) > 1) * batch * heads * num_tokens
 
     most_heads, most_samples = min(ways, key=cost)
-    of_tokens = [*([slice(0, first)] if first else []), *_slices(first, num_tokens, most, ALIGNED_TOKENS)]
-    blocks = itertools.product(_slices(0, heads, most_heads), of_tokens, _slices(0, batch, most_samples))
-    return [(of_samples, of_heads, part) for of_heads, part, of_samples in blocks]
+    groups = itertools.product(in_slices(0, heads, most_heads), in_slices(0, batch, most_samples))
+    return [(of_samples, of_heads) for of_heads, of_samples in groups]
 
 
-def _slices(start: int, stop: int, most: int, unit: int = 1) -> list[slice]:
-    """From start to stop in as few parts as can be, of about one length, a multiple of a unit but for the last."""
-    step = math.ceil((stop - start) / math.ceil((stop - start) / most) / unit) * unit
-    return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
+def _blocks(num_tokens: int, first: int, most: int) -> list[slice]:
+    """The tokens in blocks, the first ones apart."""
+    return [*([slice(0, first)] if first else []), *in_slices(first, num_tokens, most, ALIGNED_TOKENS)]
 
 
-def _laid_out(tokens: Tensor, blocks: Sequence[Block]) -> Tensor:
-    """Tokens in such an order in memory that blocks of several heads and samples are views."""
-    samples, heads, _ = blocks[0]
-    return tokens if 1 in (samples.stop, heads.stop) else tokens.mT.contiguous().mT
+def _laid_out(tokens: Tensor, group: Group) -> Tensor:
+    """Tokens in such an order in memory that groups of several heads and samples are views."""
+    return tokens if 1 in (one.stop for one in group) else tokens.mT.contiguous().mT
 
 
-def _visit(
-    blocks: Sequence[Block],
-    visit: Callable[[Block], None],
-    others: Sequence[Block],
-    visit_other: Callable[[Block], None],
-) -> None:
-    """Visit all blocks, and each of the others once those of its heads have been.
-
-    What a visit makes is freed at its end, so that the next one finds memory that is still in the cache.
-    """
-    left = deque(blocks)
-    for other in others:
-        while left and left[0][1].start < other[1].stop:
-            visit(left.popleft())
-        visit_other(other)
-
-
-def _there(
-    totals: Sequence[list[Tensor]], summed: Sequence[Tensor | None], weights: Mapping[int, list[float]]
-) -> Iterator[tuple[list[Tensor], Tensor, list[float]]]:
-    """Each total, by groups, what is summed in it and its weights, where something is."""
-    # A plain part sums features alone, which are the first.
-    found = zip(totals, summed, weights.values(), strict=False)
-    return ((total, one, weight) for total, one, weight in found if one is not None)
-
-
-def product(left: Tensor, right: Tensor, so_far: Tensor | None) -> Tensor:
-    """left · right, added to what there is, with the tokens last in memory, as the features have them."""
-    left, right = left.transpose(1, 2), right.transpose(1, 2)
-    if so_far is None:
-        return torch.bmm(right, left).transpose(1, 2)
-    return so_far.transpose(1, 2).baddbmm_(right, left).transpose(1, 2)
-
-
-def masked(features: Tensor, key_mask: Tensor | None, block: Block) -> Tensor:
-    """Features of a block with 0 where a key is dropped."""
-    if key_mask is None:
-        return features
-    dropped = ~key_mask[:, None, :, None].expand(-1, block[1].stop, -1, -1)
-    return features.masked_fill(of_block(dropped, block), 0.0)
-
-
-def _range_of(key_range: Tensor | None, block: Block) -> Tensor | None:
-    return None if key_range is None else of_block(key_range, block[:2])
+def _masked(features: Tensor, dropped: Tensor | None, tokens: slice) -> Tensor:
+    """Features of some tokens with 0 where a key is dropped."""
+    return features if dropped is None else features.masked_fill(of_tokens(dropped, tokens), 0.0)
