@@ -115,18 +115,21 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
 
 
 def by_hand(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """A backward pass of one gradient, by hand: in the dtypes it is given, under autocast too, and of many in turn."""
+    """A backward pass by hand: in the dtypes it is given, under autocast too, and of many gradients in turn."""
     known: Any = torch  # of what follows its types tell nothing
 
     @wraps(backward)
-    def plain(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        with without_autocast(gradient.device.type):
-            if records_graph() or not known._C._functorch.is_legacy_batchedtensor(gradient):
-                return backward(ctx, gradient)
+    def plain(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        with without_autocast(gradients[0].device.type):
+            if records_graph() or not any(map(known._C._functorch.is_legacy_batchedtensor, gradients)):
+                return backward(ctx, *gradients)
             # Of `is_grads_batched` and `vectorize`, by a transform that knows few operations and none in place.
             level = known._C._vmapmode_increment_nesting() - 1
             known._C._vmapmode_decrement_nesting()
-            found = [backward(ctx, one) for one in known._remove_batch_dim(gradient, level, 1, 0)]
+            of_each = [known._remove_batch_dim(one, level, 1, 0) for one in gradients]  # of one that has no batch once
+            size = max(map(len, of_each))
+            of_each = [one.expand(size, *one.shape[1:]) for one in of_each]
+            found = [backward(ctx, *those) for those in zip(*of_each, strict=True)]
         return tuple(
             None if each[0] is None else known._add_batch_dim(torch.stack(each), 0, level)
             for each in zip(*found, strict=True)

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.models.blocks import ImageClassifier, ImageSize, pre_norm_blocks
-from teka.nn.heads import join_heads, project_heads
+from teka.nn.projections import join_heads, project_heads
 
 TOKENS = ("pixel", "image")
 

@@ -14,7 +14,7 @@ from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.functional.shapes import Keys, Outputs, Queries, Values
 from teka.models.blocks import ImageClassifier, ImageSize, pre_norm_blocks
-from teka.nn.heads import join_heads, project_heads
+from teka.nn.projections import join_heads, project_heads
 
 Centroids = Float[Tensor, "heads clusters dim_head"]
 

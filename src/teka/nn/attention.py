@@ -18,9 +18,10 @@ from teka.functional.shapes import Kept
 from teka.grid import Grid, present_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
 from teka.nn.features import RandomFeatures
-from teka.nn.heads import HeadGroup, count_position_heads, is_plain, join_heads, make_kernels, project_heads
+from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
 from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
+from teka.nn.projections import is_plain, join_heads, project_all
 from teka.nn.tokens import AllKeys, AllQueries, AllValues, Context, Tokens, check_tokens, make_scene
 
 Token = Float[Tensor, "batch dim"]
@@ -145,10 +146,7 @@ class Attention(nn.Module):
         is_node = tokens.is_cpu and is_node_of_graph(kernel, self.relative, is_causal=self.causal)
         first = kernel.reads_heads_first and (is_plain_eager_on_cpu(tokens, context) or is_node)
         maps = (self.query, tokens, by_halves), (self.key, context, by_halves), (self.value, context, False)
-        query, key, value = (
-            None if linear is None else project_heads(linear, those, self.dim_head, heads_first=first, by_halves=halves)
-            for linear, those, halves in maps
-        )
+        query, key, value = project_all(maps, self.dim_head, heads_first=first)
         if query is not None and key is not None and self.query_key.acts:
             by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
             query = torch.cat([by_content, query[:, key.shape[1] :]], dim=1)

@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
-
 from teka._compat import replace
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
@@ -21,10 +17,8 @@ from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.options import AttentionOptions
 from teka.nn.relative import ClippedFeatures, make_relative_module, relative_class
-from teka.nn.tokens import AllKeys, AllQueries, AllValues, Scene, Tokens
+from teka.nn.tokens import AllKeys, AllQueries, AllValues, Scene
 from teka.nn.waves import RelativeModule
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of torch's modules
 
 
 @dataclass(frozen=True)
@@ -178,59 +172,3 @@ def make_kernels(
         expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
         raise wrong_value("rotary_normalizer", options.rotary_normalizer, expected)
     return kernel, relative
-
-
-def project_heads(
-    linear: nn.Module,
-    tokens: Float[Tensor, "batch tokens dim"],
-    dim_head: int,
-    *,
-    heads_first: bool = False,
-    by_halves: bool = False,
-) -> Float[Tensor, "batch heads tokens dim_head"]:
-    """Heads of a linear map of tokens.
-
-    Args:
-        linear: The map.
-        tokens: The tokens.
-        dim_head: Size of a head.
-        heads_first: Whether they are in memory as (heads, dim_head, batch, tokens), where the map is a plain one.
-        by_halves: Whether of a plain map's pairs of entries, 2p and 2p + 1, all first ones come before all second ones.
-    """
-    if by_halves:
-        assert isinstance(linear, nn.Linear)
-        # The map's rows are few: to take its outputs apart would go through them all.
-        weight, bias = (_by_halves(one, dim_head) for one in (linear.weight, linear.bias))
-        assert weight is not None
-        return nn.functional.linear(tokens, weight, bias).unflatten(-1, (-1, dim_head)).transpose(1, 2)
-    if not heads_first or not is_plain(linear):
-        return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
-    assert isinstance(linear, nn.Linear)
-    batch, num_tokens, dim = tokens.shape
-    columns = tokens.reshape(-1, dim).t()
-    if linear.bias is None:
-        mapped = torch.mm(linear.weight, columns)
-    else:
-        mapped = torch.addmm(linear.bias[:, None], linear.weight, columns)
-    return mapped.view(mapped.shape[0] // dim_head, dim_head, batch, num_tokens).permute(2, 0, 3, 1)
-
-
-def _by_halves(rows: Tensor | None, dim_head: int) -> Tensor | None:
-    return None if rows is None else rows.unflatten(0, (-1, dim_head // 2, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def is_plain(linear: nn.Module | None) -> bool:
-    """Whether a map is its weight and bias and nothing else: no forward of its own, and no hooks."""
-    if type(linear) is not nn.Linear or "forward" in linear.__dict__:
-        return False
-    return not any(getattr(linear, hooks) for hooks in HOOKS)
-
-
-def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
-    """A linear map of tokens whose numbers are those of all heads; in whatever order they lie in memory."""
-    batch, _, num_tokens, _ = heads.shape
-    rows = heads.permute(1, 3, 0, 2)
-    if rows.is_contiguous() and num_tokens > 1:
-        # The transpose of a matrix, which a product takes as it is.
-        return linear(rows.flatten(0, 1).flatten(1).t()).unflatten(0, (batch, num_tokens))
-    return linear(heads.transpose(1, 2).flatten(2))

@@ -8,7 +8,16 @@ from torch import Tensor
 from torch.autograd import Function
 
 from teka._compat import by_hand
-from teka.functional.backend.fused.parts import Factors, Group, Part, WavedPart, of_group, of_tokens, product
+from teka.functional.backend.fused.parts import (
+    Factors,
+    Group,
+    Part,
+    WavedPart,
+    empty_like,
+    of_group,
+    of_tokens,
+    product,
+)
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Parts, PositionMap
 from teka.functional.backend.fused.two_sided import BLOCK_TOKENS, differentiable_gradients
 from teka.functional.kernel.local import LocalKernel
@@ -46,7 +55,7 @@ class _FusedCausal(Function):
     def forward(ctx, query, key, value, kernel, positions, scale, key_mask, *tensors):
         inverse = value.new_empty(*query.shape[:3], 1)
         shape = (*query.shape[:3], value.shape[-1])
-        output = torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
+        output = empty_like(query) if query.shape == shape else query.new_empty(shape)
 
         def weigh(group: Group, tokens: slice, parts: Parts, sums: _Sums) -> None:
             queries, keys, values, over, out = _of((query, key, value, inverse, output), group, tokens)
@@ -85,7 +94,7 @@ class _FusedCausal(Function):
             return first, *others[:2], *nothing, *others[2:]
         query, key, value, key_mask, inverse, output, *tensors = ctx.saved_tensors
         kernel, scale, positions = ctx.kernel, ctx.scale, ctx.positions.with_tensors(tensors)
-        of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        of_query, of_key, of_value = empty_like(query), empty_like(key), empty_like(value)
         noted = [torch.zeros_like(one) for one in tensors]
 
         def pull(group: Group, tokens: slice, parts: Parts, sums: _Sums, later: _Sums) -> None:

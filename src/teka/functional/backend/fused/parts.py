@@ -32,6 +32,15 @@ def of_group(tensor: Tensor, group: Group) -> Tensor:
     return found.mT.flatten(0, 1).mT  # the copy has the last rows last in memory
 
 
+def empty_like(tensor: Tensor) -> Tensor:
+    """Memory for (batch, heads, tokens, size) in the same order, tokens that are last in rows as far apart."""
+    batch, _, num_tokens, size = tensor.shape
+    apart = tensor.stride(3)
+    if apart > batch * num_tokens and tensor.stride() == (num_tokens, size * apart, 1, apart):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return torch.empty_like(tensor)
+
+
 def of_tokens(tensor: Tensor, tokens: slice) -> Tensor:
     """What (rows, tokens, columns) has of some tokens."""
     return tensor if tokens.stop - tokens.start == tensor.shape[1] else tensor[:, tokens]

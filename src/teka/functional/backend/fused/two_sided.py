@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 from teka._compat import by_hand, replace
 from teka.functional.backend.by_hand import ByHand, in_order_of
-from teka.functional.backend.fused.parts import ALIGNED_TOKENS, Group, in_slices, of_group, of_tokens
+from teka.functional.backend.fused.parts import ALIGNED_TOKENS, Group, empty_like, in_slices, of_group, of_tokens
 from teka.functional.backend.fused.position_maps import KEYS, QUERIES, Parts, PositionMap
 from teka.functional.backend.sums import featured
 from teka.functional.kernel.base import FusedKernel, Pullback
@@ -108,7 +108,7 @@ class WeightedMeans:
         shapes = self.positions.sums(self.kernel.num_features(dim), channels)
         sums = [[value.new_zeros(batch, heads, *one) for one in of_part] for of_part in shapes]
         inverse = value.new_empty(batch, heads, num_queries, 1)
-        output = torch.empty_like(query) if dim == channels else value.new_empty(batch, heads, channels, num_queries).mT
+        output = empty_like(query) if dim == channels else value.new_empty(batch, heads, channels, num_queries).mT
         for group in self.groups:
             rows = self._rows(group, given, output, inverse, sums, [])
             for block in self.key_blocks:
@@ -122,7 +122,7 @@ class WeightedMeans:
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Those of queries, keys, values, and of the tensors of `positions`."""
         query, key, value, *_ = given
-        of_query, of_key, of_value = (torch.empty_like(one) for one in (query, key, value))
+        of_query, of_key, of_value = (empty_like(one) for one in (query, key, value))
         noted = [torch.zeros_like(one) for one in self.positions.tensors]
         for group in self.groups:
             rows = self._rows(group, given, output, inverse, sums, noted)
@@ -236,7 +236,7 @@ class MeansByHand(ByHand):
         size, dim_value = self.kernel.num_features(query.shape[-1]), value.shape[-1]
         shapes = [(query.shape[2], dim_value), (query.shape[2], 1), (size, dim_value), (size, 1)]
         output, *others = [value.new_empty(*query.shape[:2], *shape) for shape in shapes]
-        return [torch.empty_like(query) if query.shape[-1] == dim_value else output, *others]
+        return [empty_like(query) if query.shape[-1] == dim_value else output, *others]
 
     def output_gradients(
         self, gradient: Tensor, tensors: Sequence[Tensor], outputs: Sequence[Tensor], needs: Sequence[bool]
