@@ -75,6 +75,8 @@ def test_what_is_frozen_has_no_gradient():
 
 
 def test_under_autocast_a_map_has_the_digits_that_it_asks_for():
-    maps, tokens = [nn.Linear(6, 6) for _ in range(3)], draw(256, torch.float32)
+    linear, tokens = nn.Linear(6, 6), draw(256, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        assert there_and_back(maps, tokens).dtype == torch.bfloat16
+        (heads,) = project_all([(linear, tokens, False)], 3, heads_first=True)
+        assert heads is not None
+        assert heads.dtype == join_heads(linear, heads).dtype == torch.bfloat16
