@@ -33,7 +33,7 @@ def triton_step(
     """The output of one token and the state after it, e^(M − M') S + e^(s − M') φ̃(k) [v, 1]ᵀ with M' = max(M, s)."""
     num_features = kernel.num_features(query.shape[-1])
     features, share = query.new_empty(*query.shape[:3], num_features), positions.length_share
-    left = left_by(state, "total", features, value, positions.num_parts)
+    left = left_by(state, "total", features, value, max(1, positions.num_waves))
     unrotated = None
     if positions.form == "rotary":
         size = (num_features if share < 1 else 0) + (num_features // 2 if share > 0 else 0)
