@@ -10,13 +10,14 @@ from torch.autograd import Function
 from torch.nn import Parameter
 
 from teka._compat import by_hand, is_plain_eager_on_cpu
+from teka.functional.backend.fused.parts import ALIGNED_TOKENS, has_rows_apart
 from teka.functional.shapes import Outputs
 from teka.nn.tokens import Tokens
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of torch's modules
-# Numbers of float32 in a line of the cache, and how many apart rows must not be: they would share few of its places.
-# Matrix products of such rows take up to a quarter longer; that of a row that ends within a line, a tenth.
-LINE, ALIASED, APART = 16, 512, 48
+# Rows must not be so many numbers of float32 apart, or a multiple: they would share few places of the cache, and matrix
+# products take up to a quarter longer. By how much they are moved apart then.
+ALIASED, APART = 512, 48
 
 Columns = Float[Tensor, "size rows"]
 Heads = Float[Tensor, "batch heads tokens dim_head"]
@@ -91,7 +92,7 @@ def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
     """A linear map of tokens whose numbers are those of all heads; in whatever order they lie in memory."""
     batch, _, num_tokens, _ = heads.shape
     rows = heads.permute(1, 3, 0, 2)
-    if num_tokens > 1 and (rows.is_contiguous() or _has_rows_apart(rows)):
+    if num_tokens > 1 and (rows.is_contiguous() or (is_plain_eager_on_cpu(heads) and has_rows_apart(heads))):
         columns = rows.flatten(0, 1).flatten(1)
         if _is_by_hand(linear, columns.t()):
             joined = _FromColumns.apply(columns, linear.weight, linear.bias)
@@ -101,18 +102,9 @@ def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
     return linear(heads.transpose(1, 2).flatten(2))
 
 
-def _has_rows_apart(rows: Tensor) -> bool:
-    """Whether (heads, dim_head, batch, tokens) lie in memory in this order, with room after all tokens of a number."""
-    if not is_plain_eager_on_cpu(rows):
-        return False
-    _, dim_head, batch, num_tokens = rows.shape
-    apart = rows.stride(1)
-    return rows.stride() == (dim_head * apart, apart, num_tokens, 1) and apart >= batch * num_tokens
-
-
 def _apart(num_tokens: int) -> int:
     """How many numbers rows of so many tokens are apart, as the cache likes it."""
-    apart = -(-num_tokens // LINE) * LINE
+    apart = -(-num_tokens // ALIGNED_TOKENS) * ALIGNED_TOKENS
     return apart + (APART if apart % ALIASED == 0 else 0)
 
 

@@ -72,7 +72,7 @@ class _FusedCausal(Function):
             below.clamp_min_(torch.finfo(value.dtype).tiny).reciprocal_()
             torch.mul(_tokens(above, num_rows), below, out=out)
 
-        sums, kept = _Sums(), []
+        kept = []
         ctx.groups, ctx.spans = _groups_and_spans(query)
         for group in ctx.groups:
             sums, parts = _Sums(), positions.parts(group, [])

@@ -32,11 +32,16 @@ def of_group(tensor: Tensor, group: Group) -> Tensor:
     return found.mT.flatten(0, 1).mT  # the copy has the last rows last in memory
 
 
-def empty_like(tensor: Tensor) -> Tensor:
-    """Memory for (batch, heads, tokens, size) in the same order, tokens that are last in rows as far apart."""
+def has_rows_apart(tensor: Tensor) -> bool:
+    """Whether (batch, heads, tokens, size) has all tokens of a number side by side, perhaps with room after them."""
     batch, _, num_tokens, size = tensor.shape
     apart = tensor.stride(3)
-    if apart > batch * num_tokens and tensor.stride() == (num_tokens, size * apart, 1, apart):
+    return tensor.stride() == (num_tokens, size * apart, 1, apart) and apart >= batch * num_tokens
+
+
+def empty_like(tensor: Tensor) -> Tensor:
+    """Memory for (batch, heads, tokens, size) in the same order, rows of tokens as far apart."""
+    if has_rows_apart(tensor):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return torch.empty_like(tensor)
 
