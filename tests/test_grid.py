@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import teka
 from teka import Grid
 from teka.grid import present_grid
-from teka.nn import Attention
+from teka.nn import Attention, AttentionHeads
 
 SIZES = [(11,), (5, 7), (3, 5, 2), (2, 3, 1, 4)]
 SPACING = (0.5, 2.0, 1.25, 3.0)
@@ -184,13 +184,60 @@ def test_each_thread_is_on_its_own_grid():
         assert present_grid() == (Grid(3), 0)
 
 
-def test_a_layer_called_again_in_the_backward_pass_is_on_it_if_that_is_said():
+def gradient_on(layer: Attention, tokens: Tensor, grid: Grid | None) -> Tensor:
+    (gradient,) = torch.autograd.grad(layer(tokens, grid).pow(3).sum(), tokens)
+    return gradient
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("backward_in", ["outside", "other context", "other thread"])
+def test_recomputation_uses_the_grids_of_the_forward_pass(use_reentrant: bool, backward_in: str):
     torch.manual_seed(0)
-    layer, grid, tokens = Attention(8, 2), Grid((2, 3)), torch.randn(1, 6, 8, requires_grad=True)
-    (expected,) = torch.autograd.grad(layer(tokens, grid).square().sum(), tokens)
-    with teka.on(grid):
-        output = checkpoint(layer, tokens, use_reentrant=False, context_fn=lambda: (nullcontext(), teka.on(grid)))
-    assert torch.equal(torch.autograd.grad(output.square().sum(), tokens)[0], expected)
+    layer, tokens = Attention(8, 2).double(), noise(Grid(12), 8).mT
+    wide, high = tokens.clone().requires_grad_(), tokens.clone().requires_grad_()
+    with teka.on(Grid((3, 4))):
+        output = checkpoint(layer, wide, use_reentrant=use_reentrant)
+        with teka.on(Grid((4, 3))):
+            output = output.pow(3).sum() + checkpoint(layer, high, use_reentrant=use_reentrant).pow(3).sum()
+    if backward_in == "other thread":
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(output.backward).result()
+    else:
+        with teka.on(Grid((6, 2))) if backward_in == "other context" else nullcontext():
+            output.backward()
+    for found, grid in ((wide, Grid((3, 4))), (high, Grid((4, 3)))):
+        torch.testing.assert_close(found.grad, gradient_on(layer, found, grid), rtol=1e-12, atol=1e-12)
+    assert present_grid() == (None, 0)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputation_of_a_forward_pass_without_a_context_ignores_one_around_the_backward_pass(use_reentrant: bool):
+    torch.manual_seed(0)
+    layer = AttentionHeads(8, 2, relative="decay").double()  # tokens in a row without a grid
+    inputs = torch.randn(1, 2, 12, 8, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(layer(inputs, inputs, inputs).pow(3).sum(), inputs)
+    output = checkpoint(layer, inputs, inputs, inputs, use_reentrant=use_reentrant)
+    with teka.on(Grid(12, periodic=True)):
+        output.pow(3).sum().backward()
+    torch.testing.assert_close(inputs.grad, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # the inner one, in the outer's forward pass
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were(use_reentrant: bool):
+    torch.manual_seed(0)
+    layer, tokens = Attention(8, 2).double(), noise(Grid(12), 8).mT.requires_grad_()
+
+    def twice(tokens: Tensor) -> Tensor:
+        with teka.on(Grid((4, 3))):
+            tokens = checkpoint(layer, tokens, use_reentrant=use_reentrant)
+        return checkpoint(layer, tokens, use_reentrant=use_reentrant)
+
+    (expected,) = torch.autograd.grad(layer(layer(tokens, Grid((4, 3))), Grid((3, 4))).pow(3).sum(), tokens)
+    with teka.on(Grid((3, 4))):
+        output = checkpoint(twice, tokens, use_reentrant=use_reentrant)
+    output.pow(3).sum().backward()
+    torch.testing.assert_close(tokens.grad, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{"grid": (3, 4)}, {"grid": Grid(3), "num_prefix_tokens": -1}])

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import wraps
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.func import functionalize
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.nn import Parameter
 from torch.serialization import add_safe_globals
+from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import register_pytree_node
 
@@ -27,6 +28,7 @@ else:  # a build of torch for one process has none
 
 
 T = TypeVar("T")
+Capture: TypeAlias = Callable[[], Callable[[], AbstractContextManager[object]]]
 WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 
 
@@ -55,6 +57,41 @@ def without_tensors(kind: type[T], write: Callable[[T], object], read: Callable[
     )
     register_pytree_flatten_spec(kind, lambda one, spec: [], lambda one, spec: True)
     add_safe_globals([kind])
+
+
+def restore_in_recomputation(capture: Capture) -> None:
+    """Make `torch.utils.checkpoint` recompute under the ambient state of the forward pass.
+
+    PyTorch captures random numbers and autocast when a checkpoint is entered, and nothing else. Its backward pass may
+    run after a context manager has been left, within another one, or in another thread.
+
+    Args:
+        capture: Reads the present state of this thread when a checkpoint is entered, and returns a function that makes
+            a context manager with that state, which is entered around each recomputation.
+    """
+    checkpoint: Any = torch_checkpoint  # neither class is documented
+    reentrant_forward = checkpoint.CheckpointFunction.forward
+    make_frame = checkpoint._CheckpointFrame.__init__
+
+    def recomputed(function: Callable[..., T]) -> Callable[..., T]:
+        restore = capture()
+
+        def call(*args: object, **kwargs: object) -> T:
+            with restore():
+                return function(*args, **kwargs)
+
+        return call
+
+    @wraps(reentrant_forward)
+    def forward(ctx: Any, function: Callable, *args: object) -> object:
+        return reentrant_forward(ctx, recomputed(function), *args)
+
+    @wraps(make_frame)
+    def init(self: object, recompute: Callable, *args: object, **kwargs: object) -> None:
+        make_frame(self, recomputed(recompute), *args, **kwargs)
+
+    checkpoint.CheckpointFunction.forward = staticmethod(forward)
+    checkpoint._CheckpointFrame.__init__ = init
 
 
 def is_transformed(*tensors: Tensor) -> bool:

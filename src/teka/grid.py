@@ -3,8 +3,8 @@
 import math
 import operator
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import SupportsIndex, TypeAlias
 
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import without_tensors
+from teka._compat import restore_in_recomputation, without_tensors
 from teka.checks import LARGEST, check_kind, check_sizes, check_tensor, is_number, is_positive, is_whole
 from teka.errors import wrong_shape, wrong_value
 
@@ -192,12 +192,16 @@ _entered = _Entered()
 
 @contextmanager
 def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
-    """Say once where tokens are: within it, layers that are told no places take them to be the cells of this grid.
+    """Set the grid of the tokens for every layer that is called within this context without a grid or positions.
 
-    A model then needs no argument for the grid, so that layers stand in `nn.Sequential` and in models of others. What a
-    layer is given itself comes first, and each thread has its own. A grid that is none, or a number of tokens that does
-    not fit it, is a ValueError. `torch.utils.checkpoint` calls layers again in the backward pass, where this is over:
-    its argument `context_fn=lambda: (contextlib.nullcontext(), teka.on(grid))` enters it again.
+    Layers then need no argument for the grid, so that they work in `nn.Sequential` and in models of other libraries.
+    A grid or positions given to a layer take precedence. Contexts can be nested, and each thread has its own.
+
+    `torch.utils.checkpoint` recomputes layers under the grid of their forward pass, wherever the backward pass runs.
+    Other implementations of activation checkpointing do not: enter the context inside the checkpointed function.
+
+    Raises:
+        ValueError: `grid` is not a `Grid`, or a layer is called with another number of tokens.
 
     >>> import torch, teka
     >>> layers = torch.nn.Sequential(teka.nn.TransformerBlock(16, 2), teka.nn.TransformerBlock(16, 2))
@@ -206,7 +210,7 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
     torch.Size([1, 15, 16])
 
     Args:
-        grid: The grid whose cells the tokens are, after the prefix.
+        grid: The grid whose cells are the tokens after the prefix.
         num_prefix_tokens: Number of first tokens without a position, such as a class token.
     """
     if not isinstance(grid, Grid):
@@ -217,6 +221,23 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
         yield
     finally:
         _entered.grids.pop()
+
+
+def _capture_entered() -> Callable[[], AbstractContextManager[None]]:
+    grids = tuple(_entered.grids)
+
+    @contextmanager
+    def restore() -> Iterator[None]:
+        outside, _entered.grids = _entered.grids, list(grids)
+        try:
+            yield
+        finally:
+            _entered.grids = outside
+
+    return restore
+
+
+restore_in_recomputation(_capture_entered)
 
 
 def present_grid() -> tuple[Grid | None, int]:
