@@ -10,7 +10,7 @@ from PIL import Image
 
 from teka.data import Split, from_arrays, load, resize_bilinear
 from teka.data.dataset import Levels, hold_out_test
-from teka.data.own_images import read_arrays, read_image_folder, read_npz
+from teka.data.own_images import find_classes, read_arrays, read_image_folder, read_npz
 
 GENERATOR = np.random.default_rng(0)
 BYTES = GENERATOR.integers(0, 256, (23, 3, 5, 7), dtype=np.uint8)  # N, C, H, W
@@ -318,12 +318,22 @@ def test_train_and_test_folders_are_the_parts_whole_and_in_order(tmp_path: Path)
     assert test.labels.tolist() == [1, 2, 2]
 
 
-def test_classes_are_sorted_by_name_as_text(tmp_path: Path):
-    images = put_classes(tmp_path / "train", {"2": 1, "10": 1})
-    put_classes(tmp_path / "test", {"2": 1})
-    train, test, _ = read_image_folder(tmp_path)
-    assert torch.equal(train.images, torch.stack(images))
-    assert test.labels.tolist() == [1]
+def test_classes_are_sorted_by_number_if_all_names_are_integers_else_as_words(tmp_path: Path):
+    for number, (names, expected) in enumerate(
+        [
+            (("10", "2", "0"), ["0", "2", "10"]),
+            (("010", "2", "-3"), ["-3", "2", "010"]),
+            (("1", "01", "2"), ["01", "1", "2"]),  # not different integers
+            (("10", "2", "a"), ["10", "2", "a"]),
+            (("class_10", "class_2"), ["class_10", "class_2"]),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        for part in ("train", "test"):
+            put_classes(folder / part, dict.fromkeys(names, 1))
+        assert find_classes(folder)[1] == expected
+        train, test, _ = read_image_folder(folder)
+        assert train.labels.tolist() == test.labels.tolist() == [expected.index(name) for name in sorted(names)]
 
 
 def test_hidden_files_and_files_beside_the_classes_are_not_looked_at(tmp_path: Path):

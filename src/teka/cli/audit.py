@@ -128,6 +128,8 @@ def audit(options: Namespace, command: str) -> int:
     case = read_case(read_model(options.model, options), options, settings)
     print(case.description)
     if options.find_worst is not None:
+        for caveat in case.known["caveats"]:
+            print(textwrap.fill(f"{caveat.name}: {caveat.message}", WIDTH))
         print(textwrap.fill(worst_shift(case, options.find_worst).words, WIDTH))
         return 0
     report = audit_case(case, command, state, debug=options.debug)

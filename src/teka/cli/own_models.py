@@ -6,6 +6,7 @@ from pathlib import Path
 from teka import models
 from teka.audit.adapters import Loader, Preprocessing, Reading, Subject
 from teka.audit.adapters.subject import subject_of_module
+from teka.data.load import class_names
 from teka.errors import wrong_value
 from teka.files import read_json
 from teka.models.model_file import PRETRAINED
@@ -18,7 +19,9 @@ def load_run(path: str, reading: Reading) -> Subject:
     trained = restore(Path(path).expanduser(), data_dir=reading.data_dir)
     data, name = trained.dataset, trained.name
     transform, size = _checked(name, data.image_size, data.in_channels, reading)
-    known = {"num_classes": data.num_classes, "loads_at_input_size": True}
+    # A data set that was passed to `train` has no path, and so no names.
+    names = class_names(trained.run.data, data_dir=trained.run.data_dir) if data.name == trained.run.data else None
+    known = {"class_names": names, "num_classes": data.num_classes, "loads_at_input_size": True}
     return subject_of_module(trained.model, name, "teka run", transform, size, reading.device, **known)
 
 

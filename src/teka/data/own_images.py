@@ -1,5 +1,6 @@
 """Images of one's own: picture files in a folder for each class, or arrays with their labels."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,10 +36,31 @@ def find_classes(folder: Path) -> tuple[list[Path], list[str]]:
     """The folders of a folder's parts, `train` and `test` or itself alone, and the sorted names of its classes."""
     names = [path.name for path in _visible(folder) if path.is_dir()]
     if not set(PARTS) <= set(names):
-        return [folder], names
+        return [folder], sort_classes(names)
     if others := sorted(set(names) - set(PARTS)):
         raise wrong_value(f"the sub-folders of {folder}", names, f"only train and test, or only classes; not {others}")
-    return [folder / part for part in PARTS], [path.name for path in _visible(folder / PARTS[0]) if path.is_dir()]
+    classes = [path.name for path in _visible(folder / PARTS[0]) if path.is_dir()]
+    return [folder / part for part in PARTS], sort_classes(classes)
+
+
+def sort_classes(names: Sequence[str]) -> list[str]:
+    """Sort class names: by number if all of them are different integers, else as words.
+
+    >>> sort_classes(["10", "2", "0"]), sort_classes(["class_10", "class_2"])
+    (['0', '2', '10'], ['class_10', 'class_2'])
+    """
+    numbers = class_numbers(names)
+    if numbers is None:
+        return sorted(names)
+    return [name for _, name in sorted(zip(numbers, names, strict=True))]
+
+
+def class_numbers(names: Sequence[str]) -> list[int] | None:
+    """Return the integers that class names are, or None if they are not all different integers."""
+    if not names or not all(re.fullmatch(r"-?[0-9]+", name) for name in names):
+        return None
+    numbers = [int(name) for name in names]
+    return numbers if len(set(numbers)) == len(numbers) else None
 
 
 def find_pictures(folder: Path) -> tuple[list[list[tuple[Path, int]]], list[str]]:

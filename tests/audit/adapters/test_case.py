@@ -8,7 +8,7 @@ from PIL import Image
 from torch import nn
 
 from teka.audit.adapters import Preprocessing, Subject, load
-from teka.audit.adapters.case import load_images, make_case, match_labels, place_for_modes, read_pictures, usual_mode
+from teka.audit.adapters.case import load_images, make_case, place_for_modes, read_pictures, usual_mode
 from teka.audit.function import call_model
 from teka.audit.settings import AuditSettings
 from teka.cli.own_models import OWN_LOADERS
@@ -161,31 +161,6 @@ def test_photographs_are_seen_through_a_window_and_all_else_is_wrapped(tmp_path,
 def test_data_sets_and_arrays_are_wrapped(arrays):
     for data in ("digits", "cifar10", arrays, "nowhere"):
         assert usual_mode(data) == "circular"
-
-
-LABELS = torch.tensor([2, 0, 1, 1])
-
-
-def subject(names: tuple[str, ...] | None, num_classes: int | None) -> Subject:
-    return Subject("m", "onnx", lambda images: images, class_names=names, num_classes=num_classes)
-
-
-def test_names_that_the_model_knows_are_matched_by_name():
-    model = subject(("dog", "cat", "owl", "ant", "bee"), 5)
-    assert match_labels(LABELS, 3, ("ant", "cat", "dog"), model).tolist() == [0, 3, 1, 1]
-
-
-def test_without_names_as_many_classes_are_the_same_classes():
-    assert match_labels(LABELS, 3, None, subject(None, 3)).tolist() == LABELS.tolist()
-    assert match_labels(LABELS, 3, ("x", "y", "z"), subject(("a", "b", "c"), 3)).tolist() == LABELS.tolist()
-    assert match_labels(LABELS, 3, None, subject(None, None)).tolist() == LABELS.tolist()
-
-
-def test_another_number_of_classes_is_an_error_that_says_both():
-    with pytest.raises(ValueError, match="is 3, expected 5, the classes of m"):
-        match_labels(LABELS, 3, ("ant", "cat", "fox"), subject(("dog", "cat", "owl", "ant", "bee"), 5))
-    with pytest.raises(ValueError, match="expected 2"):
-        match_labels(LABELS, 3, None, subject(None, 2))
 
 
 def test_they_are_test_images_in_their_order_and_fewer_are_part_of_more():

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from teka.audit.adapters.labels import match_labels
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.reading import Size
 from teka.audit.adapters.subject import Subject
@@ -176,7 +177,12 @@ def make_case(
     if settings.output == "auto":
         settings = dataclasses.replace(settings, output=subject.output)
     labelled = labelled and settings.output in ("auto", "logits")  # which alone are compared with classes
-    names = subject.class_names or (chosen.class_names if subject.num_classes in (None, chosen.num_classes) else None)
+    labels, names = None, subject.class_names
+    if labelled:
+        labels, matched = match_labels(chosen.labels, chosen.num_classes, chosen.class_names, subject)
+        caveats += matched
+        if names is None and torch.equal(labels, chosen.labels):
+            names = chosen.class_names
     data_facts = {
         "name": chosen.name,
         "image_size": None if chosen.image_size is None else list(chosen.image_size),
@@ -194,7 +200,7 @@ def make_case(
         subject,
         audited.function,
         chosen.images,
-        match_labels(chosen.labels, chosen.num_classes, chosen.class_names, subject) if labelled else None,
+        labels,
         settings,
         {"class_names": names, "model_facts": model_facts, "data_facts": data_facts, "caveats": tuple(caveats)},
         f"{subject.name} ({subject.kind}{parameters}) on {shown}{f', {done}' if done else ''}{note}",
@@ -230,17 +236,3 @@ def place_for_modes(
     window = {"crop_size" if is_crop else "canvas_size": seen}
     settings = dataclasses.replace(settings, shifts=settings.shifts_for(seen), **window)
     return dataclasses.replace(transform, resize=resize, crop=crop), settings
-
-
-def match_labels(
-    labels: Int[Tensor, " images"], num_classes: int, class_names: Sequence[str] | None, subject: Subject
-) -> Int[Tensor, " images"]:
-    """The labels as places among a model's logits: by name, where it has all of the data's, else by number."""
-    known = subject.class_names
-    if known is not None and class_names is not None and set(class_names) <= set(known):
-        places = torch.tensor([known.index(name) for name in class_names])
-        return places[labels]
-    if subject.num_classes not in (None, num_classes):
-        expected = f"{subject.num_classes}, the classes of {subject.name}, or names that are among its own"
-        raise wrong_value("the number of the data's classes", num_classes, expected)
-    return labels

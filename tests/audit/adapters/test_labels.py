@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from teka.audit import AuditSettings
+from teka.audit.adapters import Subject
+from teka.audit.adapters.case import make_case
+from teka.audit.adapters.labels import match_labels
+
+LABELS = torch.tensor([2, 0, 1, 1])
+
+
+def subject(names: tuple[str, ...] | None, num_classes: int | None = None) -> Subject:
+    return Subject("m", "onnx", lambda images: images, class_names=names, num_classes=num_classes)
+
+
+def match(data_names, model_names=None, num_classes=None) -> tuple[list[int], str]:
+    """The model's class of each class of the data, and the messages of the caveats."""
+    count = len(data_names)
+    labels, caveats = match_labels(torch.arange(count), count, data_names, subject(model_names, num_classes))
+    assert all(caveat.name == "labels matched by number" for caveat in caveats)
+    return labels.tolist(), " ".join(caveat.message for caveat in caveats)
+
+
+def test_every_image_gets_the_class_of_its_name():
+    model = subject(("dog", "cat", "owl", "ant", "bee"), 5)
+    labels, caveats = match_labels(LABELS, 3, ("ant", "cat", "dog"), model)
+    assert labels.tolist() == [0, 3, 1, 1]
+    assert caveats == []
+
+
+@pytest.mark.parametrize(
+    ("data_names", "model_names", "expected"),
+    [
+        (("cat", "dog", "owl"), ("Owl", "Dog", "Cat"), [2, 1, 0]),
+        (("Cat", "cat"), ("cat", "Cat"), [1, 0]),
+        (("great_white_shark", " hen"), ("hen", "great white  shark"), [1, 0]),
+        (("cafe\u0301", "bar"), ("bar", "caf\u00e9"), [1, 0]),
+        (("goldfish", "Tinca tinca"), ("tench, Tinca tinca", "goldfish, Carassius auratus"), [1, 0]),
+        (("tench, Tinca tinca", "hen"), ("hen", "tench", "cock"), [1, 0]),
+        (("10", "2"), ("2", "10"), [1, 0]),
+        # "crane" alone is one of the two classes of that synonym.
+        (("crane", "hen"), ("crane, machine", "hen", "crane"), [2, 1]),
+        (("n01440764", "n01443537"), ("n01443537", "n01440764", "n01484850"), [1, 0]),
+    ],
+    ids=str,
+)
+def test_names_match_regardless_of_spelling(data_names, model_names, expected):
+    assert match(data_names, model_names) == (expected, "")
+
+
+@pytest.mark.parametrize(
+    ("data_names", "model_names", "message"),
+    [
+        (("ant", "cat", "fox"), ("dog", "cat", "owl", "ant", "bee"), "'dog', 'cat', 'owl', …, got 'fox'; .*--ignore-l"),
+        (("x", "y", "z"), ("a", "b", "c"), "got 'x', 'y', 'z'"),
+        (("crane", "hen"), ("hen", "crane", "crane"), r"got 'crane', which matches 'crane' \(1\) and 'crane' \(2\)"),
+        (("Cat", "CAT"), ("cat", "dog"), "got 'Cat' and 'CAT', which both match 'cat'"),
+        (("0", "1"), ("1", "2"), "got '0'"),
+        (("n01440764", "n01443537"), ("a", "b", "c"), "got 'n01440764', 'n01443537'"),
+    ],
+    ids=str,
+)
+def test_names_that_do_not_match_are_refused_and_named(data_names, model_names, message):
+    with pytest.raises(ValueError, match=message):
+        match(data_names, model_names)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "model", "expected", "message"),
+    [
+        (range(5), {"num_classes": 5}, [0, 1, 2, 3, 4], None),
+        (range(5), {}, [0, 1, 2, 3, 4], None),
+        (range(12), {"num_classes": 12}, list(range(12)), "its class 2 is folder 10"),
+        (range(12), {}, list(range(12)), "its class 2 is folder 10"),
+        ([0, 7, 250], {"num_classes": 1000}, [0, 7, 250], "folder k was taken for class k"),
+        ([0, 7, 250], {}, [0, 7, 250], "folder k was taken for class k"),
+        ([1, 2, 3], {"num_classes": 3}, [0, 1, 2], "Folders 1 to 3 were taken for classes 0 to 2"),
+        ([1, 2, 3], {"num_classes": 4}, [1, 2, 3], "folder k was taken for class k"),
+        ([0, 1], {"model_names": ("no", "yes")}, [0, 1], "folder k was taken for class k"),
+    ],
+    ids=str,
+)
+def test_numbers_are_the_classes_and_that_is_said(numbers, model, expected, message):
+    indices, said = match(tuple(map(str, numbers)), **model)
+    assert indices == expected
+    assert (said == "") if message is None else (message in said)
+
+
+@pytest.mark.parametrize("numbers", [(0, 5), (2, 3), (-1, 0)])
+def test_numbers_beyond_the_classes_are_refused(numbers):
+    with pytest.raises(ValueError, match=rf"from {numbers[0]} to {numbers[1]}', expected classes of m, from 0 to 2"):
+        match(tuple(map(str, numbers)), num_classes=3)
+
+
+def test_word_net_ids_are_in_the_order_of_imagenet():
+    indices, said = match(("n01440764", "n01443537"), ("tench", "goldfish"))
+    assert indices == [0, 1]
+    assert "WordNet ids" in said
+
+
+def test_with_names_on_one_side_classes_are_matched_by_number_and_that_is_said():
+    indices, said = match(("ant", "bee"))
+    assert indices == [0, 1]
+    assert "m has no class names: class k of the data was taken for class k of the model" in said
+    assert "0 is 'ant', 1 is 'bee'" in said
+    labels, caveats = match_labels(LABELS, 3, None, subject(("a", "b", "c")))
+    assert labels.tolist() == LABELS.tolist()
+    assert "The data have no class names" in caveats[0].message
+
+
+def test_without_any_names_labels_are_the_classes():
+    for num_classes in (3, None):
+        labels, caveats = match_labels(LABELS, 3, None, subject(None, num_classes))
+        assert labels.tolist() == LABELS.tolist()
+        assert caveats == []
+
+
+@pytest.mark.parametrize(("data_names", "model_names"), [(None, None), (("x", "y", "z"), None), (None, ("a", "b"))])
+def test_another_number_of_classes_is_refused(data_names, model_names):
+    with pytest.raises(ValueError, match="is 3, expected 2, the classes of m"):
+        match_labels(LABELS, 3, data_names, subject(model_names, 2))
+
+
+def test_a_perfect_model_is_right_of_folders_named_by_numbers(tmp_path):
+    levels = {str(label): np.full((8, 8, 3), 20 * label + 5, np.uint8) for label in range(12)}
+    for name, picture in levels.items():
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.fromarray(picture).save(tmp_path / name / f"{number}.png")
+
+    def perfect(images: torch.Tensor) -> torch.Tensor:
+        level = (255 * images.mean((1, 2, 3)) - 5) / 20
+        return -(level[:, None] - torch.arange(12.0)).square()
+
+    case = make_case(Subject("perfect", "factory", perfect), str(tmp_path), AuditSettings(shifts=((0, 0),)))
+    assert case.labels is not None
+    assert torch.equal(perfect(case.images).argmax(1), case.labels)
+    assert case.known["class_names"] == tuple(map(str, range(12)))
