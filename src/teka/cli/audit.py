@@ -50,7 +50,14 @@ MODE_HELP = (
 )
 CHANGE_HELP = f"Other changes to measure too: {', '.join(CHANGES)}."
 DATA_HELP = "Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of pictures or an .npz file."
-MODEL_HELP = f"One of: {FORMS_OF_MODELS}. Nothing is unpickled; module.py is executed, with all your rights."
+MODEL_HELP = (
+    f"One of: {FORMS_OF_MODELS}. module.py is executed, with all your rights; TorchScript and torch.export, which can "
+    "run code too, need --trust. Nothing else is executed or unpickled."
+)
+TRUST_HELP = (
+    "Allow TorchScript and torch.export files, which can run any code and read or write any file with your rights. Use "
+    "it only for files from a source whose scripts you would run."
+)
 
 
 # Data, shifts, settings and results.
@@ -74,6 +81,7 @@ OPTIONS = (
     Option("--ignore_labels", bool, "Leave out accuracy, as for data of other classes than the model's."),
     Option("--layers", str, "Modules to look at, all by default.", nargs="+", metavar="NAME"),
     Option("--budget", float | None, "Seconds for each model; shifts go from coarse to fine."),
+    Option("--trust", bool, TRUST_HELP),
     Option("--device", str | None, "Where the model runs, such as cuda; the CPU by default."),
     Option("--preset", str | None, f"A procedure of the literature to add: {', '.join(PRESETS)}."),
     fields_of(AuditSettings, skip=[name for name in AuditSettings.__dataclass_fields__ if name not in SETTINGS]),
@@ -270,6 +278,7 @@ def read_model(model: str, options: Namespace) -> Subject:
         options.bgr,
         options.device,
         options.data_dir,
+        options.trust,
     )
     return load(model, reading, loaders=OWN_LOADERS)
 

@@ -1,5 +1,6 @@
 """Programs that torch has saved answer as the models that they were made of."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from teka.audit import AuditSettings, audit
 from teka.audit.adapters import Reading, load
 
 IMAGES = torch.rand(5, 3, 8, 6, generator=torch.Generator().manual_seed(0))
-HALF = Reading(mean=(0.5,), deviation=(0.5,))
+HALF = Reading(mean=(0.5,), deviation=(0.5,), trust=True)
 
 
 def network() -> nn.Module:
@@ -34,7 +35,7 @@ def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(tmp_pat
     model, dynamic = network(), {0: torch.export.Dim("batch")} if batch_size is None else None
     program = torch.export.export(model, (IMAGES[:2],), dynamic_shapes=None if dynamic is None else (dynamic,))
     torch.export.save(program, tmp_path / "net.pt2")
-    subject = load(str(tmp_path / "net.pt2"))
+    subject = load(str(tmp_path / "net.pt2"), trust=True)
     torch.testing.assert_close(subject.function(IMAGES), model(IMAGES))
     assert (subject.kind, subject.input_size, subject.in_channels) == ("torch.export", (8, 6), 3)
     assert subject.module is not None
@@ -47,9 +48,43 @@ def test_what_is_no_program_of_images_is_one_line(tmp_path: Path):
         load(str(tmp_path / "weights.pt"))
     (tmp_path / "bad.pt2").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"model is '.*bad.pt2', expected a program of torch.export"):
-        load(str(tmp_path / "bad.pt2"))
+        load(str(tmp_path / "bad.pt2"), trust=True)
     torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.zeros(4, 3),)), tmp_path / "flat.pt2")
     with pytest.raises(ValueError, match=r"the inputs of .*flat.pt2 is \[\(4, 3\)\], expected one of images"):
-        load(str(tmp_path / "flat.pt2"))
+        load(str(tmp_path / "flat.pt2"), trust=True)
     with pytest.raises(ValueError, match="weights is 'random', expected None for a"):
         load(str(tmp_path / "flat.pt2"), Reading(weights="random"))
+
+
+@pytest.mark.parametrize("name", ["net.pt2", "net.pt", "net.pth", "net.zip", "net"])
+def test_a_file_with_a_program_is_refused_unread_without_trust(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    model = network()
+    if name.endswith(".pt2"):
+        torch.export.save(torch.export.export(model, (IMAGES[:2],)), tmp_path / name)
+    else:
+        torch.jit.save(torch.jit.script(model), tmp_path / name)
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("torch.jit.load was called"))
+    monkeypatch.setattr(torch.export, "load", lambda *_, **__: pytest.fail("torch.export.load was called"))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
+    for reading in (Reading(), Reading(input_size=8, mean=(0.5,), deviation=(0.5,))):
+        with pytest.raises(ValueError, match=r"^trust must be True to load '.*', got False\. .* with all your rights"):
+            load(str(tmp_path / name), reading)
+
+
+def test_a_program_given_as_weights_is_not_run(tmp_path: Path):
+    torch.jit.save(torch.jit.script(network()), tmp_path / "net.pt")
+    (tmp_path / "model.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2)\n")
+    with pytest.raises(ValueError, match="Cannot use ``weights_only=True`` with TorchScript archives"):
+        load(f"{tmp_path}/model.py:make", Reading(weights=str(tmp_path / "net.pt"), trust=True))
+
+
+def test_a_damaged_program_is_an_error_without_a_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    (tmp_path / "bad.pt2").write_bytes(b"junk")
+    with zipfile.ZipFile(tmp_path / "bad.pt", "w") as archive:
+        archive.writestr("bad/code/model.py", "junk")
+    for name in ("bad.pt2", "bad.pt"):
+        with pytest.raises(ValueError, match=f"model is '.*{name}', expected a program of"):
+            load(str(tmp_path / name), trust=True)
+    assert capfd.readouterr() == ("", "")

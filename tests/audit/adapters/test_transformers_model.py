@@ -72,6 +72,16 @@ def test_code_of_a_repository_is_never_run(vit_folder, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("reading", [Reading(), Reading(weights="random")])
+def test_an_attention_kernel_of_the_hub_is_refused(vit_folder, tmp_path, reading):
+    folder = tmp_path / "kernel"
+    shutil.copytree(vit_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attn_implementation": "owner/kernel"}))
+    with pytest.raises(ValueError, match="attn_implementation is 'owner/kernel', expected one that comes with"):
+        load_transformers(str(folder), reading)
+
+
 def test_weights_of_another_precision_are_computed_in_float32(vit_folder, tmp_path):
     folder = tmp_path / "half"
     shutil.copytree(vit_folder, folder)

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,20 +128,26 @@ class Loader:
     takes_weights: bool = False  # whether others than the model's own
 
 
-def load(spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = ()) -> Subject:
-    """The model that a name or a path stands for, ready to be audited.
+def load(spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = (), trust: bool = False) -> Subject:
+    """Load the model that a name or a path stands for, ready to be audited.
 
-    Nothing is unpickled. Only "path/module.py:function" runs code that is not of an installed library.
+    Three forms run code that is not part of an installed library. "path/module.py:function" names that code, so it is
+    executed. Files of TorchScript and of `torch.export` contain a program, so they need `trust=True`. All other files
+    are read as data: their tensors are loaded without unpickling other objects.
 
     Args:
         spec: One of `FORMS`, or what a further loader takes. A path that exists is meant before anything else.
         reading: What is said of it beside its name.
         loaders: Loaders that are asked before those of this library.
+        trust: Allow files that contain a program; the same as `Reading(trust=True)`.
 
     Raises:
         ImportError: A library that is needed is not installed; the message says what to install.
-        ValueError: No such model, one that cannot be read, or one of another size or number of classes.
+        ValueError: No such model, one that cannot be read or is not trusted, or one of another size or number of
+            classes.
     """
+    if trust:
+        reading = replace(reading, trust=trust)
     device = reading.device
     if str(device).startswith("meta"):
         raise wrong_value("device", str(device), "a device that computes")

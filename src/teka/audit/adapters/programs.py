@@ -1,7 +1,10 @@
 """Programs that torch has saved with their weights: TorchScript and `torch.export`."""
 
+import logging
+import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +52,43 @@ class ExportedProgram(nn.Module):
 
 
 def is_script(spec: str) -> bool:
-    """Whether a file is a program of TorchScript, which has its code within, and not weights alone."""
+    """Return True for a file of TorchScript, which holds code as well as weights."""
     file = Path(spec).expanduser()
-    if not file.is_file() or not zipfile.is_zipfile(file):
+    if file.suffix == ".pt2" or not file.is_file():
         return False
-    with zipfile.ZipFile(file) as archive:
-        return any("/code/" in name for name in archive.namelist()) and file.suffix != ".pt2"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any("/code/" in name for name in archive.namelist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
+        return False
+
+
+def check_trusted(path: str, reading: Reading, kind: str, danger: str) -> None:
+    """Check that the user trusts a file that contains a program, before any of it reaches torch."""
+    if not reading.trust:
+        raise ValueError(
+            f"trust must be True to load {path!r}, got False. {kind} {danger} with all your rights. If you would run "
+            "a script from the same source, pass --trust (in Python, trust=True)."
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what torch logs about a damaged file before it raises, because the error says the same in one line."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def load_script(path: str, reading: Reading) -> Subject:
-    """The program of a file that `torch.jit.save` wrote, run by torch's own interpreter."""
-    with read_as(path, "a program of TorchScript"):
+    """Load a file that `torch.jit.save` wrote."""
+    check_trusted(path, reading, "A TorchScript program", "can read and write any file")
+    with read_as(path, "a program of TorchScript"), _quiet():
         module = torch.jit.load(Path(path).expanduser(), map_location=reading.device or "cpu").eval()
     filters = next((one for one in module.state_dict().values() if one.ndim == 4), None)
     in_channels = None if filters is None or filters.shape[1] not in (1, 3) else filters.shape[1]
@@ -68,8 +97,9 @@ def load_script(path: str, reading: Reading) -> Subject:
 
 
 def load_exported(path: str, reading: Reading) -> Subject:
-    """The program of a file that `torch.export.save` wrote, of one input, images (B, C, H, W)."""
-    with tensors_only(path, "a program of torch.export"):
+    """Load a file that `torch.export.save` wrote and whose only input is images (B, C, H, W)."""
+    check_trusted(path, reading, "A torch.export program", "can run any code")
+    with tensors_only(path, "a program of torch.export"), _quiet():
         program = torch.export.load(Path(path).expanduser())
     inputs = [one for one in program.graph.nodes if one.name in program.graph_signature.user_inputs]
     shapes: list[Any] = [getattr(one.meta.get("val"), "shape", ()) for one in inputs]

@@ -1,5 +1,6 @@
 """What is said of a model beside its name: its size, weights and normalisation, and where it runs."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.checks import check_sizes
+from teka.checks import check_flags, check_sizes
 from teka.data import Normalize
 from teka.errors import FOREIGN, require, wrong_value
 
@@ -40,6 +41,8 @@ class Reading:
         blue_first: Whether the model takes blue, green, red.
         device: Where it runs; None is the CPU.
         data_dir: Folder with the data set's files, for loaders of models that know their data.
+        trust: Allow files that contain a program, which can run any code or read and write any file with your
+            rights: TorchScript and `torch.export`. Set it only for a file from a source whose scripts you would run.
 
     Raises:
         ValueError: No such file of weights, one of `mean` and `deviation` without the other, or one of wrong numbers.
@@ -53,9 +56,11 @@ class Reading:
     blue_first: bool = False
     device: torch.device | str | None = None
     data_dir: str | None = None
+    trust: bool = False
 
     def __post_init__(self) -> None:
         check_sizes({"num_classes": self.num_classes}, or_none=True)
+        check_flags({"trust": self.trust})
         if self.weights not in (None, RANDOM) and not Path(self.weights).expanduser().is_file():
             raise wrong_value("weights", str(self.weights), f"an existing file, or {RANDOM!r}")
         if (self.mean is None) != (self.deviation is None):
@@ -119,7 +124,9 @@ def read_weights(file: Path) -> Mapping[str, Tensor]:
     if file.suffix == ".safetensors":
         safetensors: Any = require("safetensors.torch", "these weights need", "teka[audit]")
         return safetensors.load_file(file)
-    found = torch.load(file, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of TorchScript before it raises an error
+        found = torch.load(file, map_location="cpu", weights_only=True)
     for name in _WITHIN:
         found = found[name] if isinstance(found, Mapping) and isinstance(found.get(name), Mapping) else found
     if not isinstance(found, Mapping) or not all(isinstance(one, Tensor) for one in found.values()):

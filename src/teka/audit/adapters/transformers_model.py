@@ -148,9 +148,18 @@ def _task(library: Any, source: str) -> tuple[Task, Any]:
     """What the model of a config is for, and the library's class that makes it; a classifier if it does not say."""
     with read_as(source, "a vision model of transformers by its config"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        check_no_kernel(config)
         named = (config.architectures or ["ForImageClassification"])[0]
         task, models = next(found for end, found in TASKS.items() if named.endswith(end))
         return task, getattr(library, models)
+
+
+def check_no_kernel(config: Any) -> None:
+    """Check that no part of a config asks for attention code from the hub, which transformers would run."""
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        name = getattr(part, "_attn_implementation", None)
+        if "/" in str(name):
+            raise wrong_value("attn_implementation", name, "one that comes with transformers")
 
 
 def _trained(models: Any, source: str, task: Task) -> Any:
@@ -170,7 +179,7 @@ def _drawn(library: Any, models: Any, source: str, reading: Reading, task: Task)
     with read_as(source, f"{task.words} of transformers by its config"), reading.drawn():
         classes = {} if reading.num_classes is None else {"num_labels": reading.num_classes}
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False, **classes)
-        return models.from_config(config)
+        return models.from_config(config, trust_remote_code=False)
 
 
 def _preprocessing(library: Any, source: str, in_channels: int, task: Task) -> tuple[Preprocessing, str]:
