@@ -20,7 +20,7 @@ MAKE_VENV = $(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info
 	{ echo "$(PYTHON) is not Python 3.10 or newer with its module venv: install these (Debian: apt install python3-venv), or name another, make PYTHON=…" >&2; exit 1; }; \
 	$(PYTHON) -m venv
 
-.PHONY: demo test test-compilers test-exhaustive test-cuda test-oldest test-newest test-vision vision wheel lock browser lint types docs docs-version release clean
+.PHONY: demo test test-compilers test-exhaustive test-portable test-cuda test-oldest test-newest test-vision vision wheel lock browser lint types docs docs-version release clean
 
 demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
@@ -35,6 +35,16 @@ test-compilers: $(READY)
 # Every kernel with every relative kernel, backend and second factor, where `test` meets a choice of them.
 test-exhaustive: $(READY)
 	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist loadgroup tests tests/compilers
+
+# The folders whose tests compare numbers, restricted to what every x86 processor has and with all that this one has.
+PORTABLE_TESTS := $(addprefix tests/,contracts convert functional models nn audit/measure audit/statistics)
+EVERY_CPU := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE
+THIS_CPU := $(addprefix -u ,ATEN_CPU_CAPABILITY ONEDNN_MAX_CPU_ISA MKL_CBWR)
+test-portable: $(READY)
+	for cpu in "$(EVERY_CPU)" "$(THIS_CPU)"; do \
+		env $$cpu $(BIN)/python -c 'import torch; print("PyTorch uses", torch.backends.cpu.get_cpu_capability())' && \
+		env $$cpu $(BIN)/python -m pytest -n auto --dist loadgroup $(PORTABLE_TESTS) || exit 1; \
+	done
 
 # The contracts that can run on a GPU, and its kernels, there; with a build of PyTorch for it, CONSTRAINTS=. Without the
 # checks of annotations, with which Triton cannot compile.

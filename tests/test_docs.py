@@ -384,5 +384,5 @@ def test_a_transform_errs_by_a_share_of_the_largest_sum():
     values[0] = 1.0
     found = torch.fft.irfft(torch.fft.rfft(kernel.float()) * torch.fft.rfft(values.float()), n=side).double()
     assert float((found - kernel).abs().max()) < 1e-6
-    # From 20 cells away the sums are at most e^−400 of the largest: what the transform has there is noise.
-    assert float(((found - kernel).abs() / kernel)[20:26].max()) > 1e6
+    # From 20 cells away the sums are at most e^−400 of the largest, which no float32 but 0 comes near to.
+    assert float(((found - kernel).abs() / kernel)[20:26].min()) >= 1

@@ -68,7 +68,7 @@ def test_an_exported_model_is_the_runs_with_what_is_known_of_it(trained, tmp_pat
     evaluation = evaluate(trained)
     folder = export(trained, tmp_path / "model")
     images = trained.dataset.test.images[:5]
-    assert torch.equal(load(folder)(images), trained.model(images))
+    torch.testing.assert_close(load(folder)(images), trained.model(images))
     config = read_config(folder)
     facts: Any = config.facts
     assert config.class_names == tuple("0123456789")

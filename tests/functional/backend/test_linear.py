@@ -140,8 +140,6 @@ def test_one_maximum_over_all_keys_fails_that_check():
     assert isinstance(kernel, FeatureKernel)
     broken = one_maximum_over_all_keys(query, key, value, kernel)
     assert relative_change(broken, running_maximum(query, key, value, kernel)) < 1e-4  # the same formula
-    for other in with_other_future(key, 77):
-        assert not torch.equal(one_maximum_over_all_keys(query, other, value, kernel)[:, :, :77], broken[:, :, :77])
     # Where keys are long, the maximum of a later one leaves nothing of those before.
     broken = one_maximum_over_all_keys(query, 10 * key, value, kernel)
     _, other = with_other_future(10 * key, 77)

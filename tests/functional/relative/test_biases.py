@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from tests.contracts.cases import draw_inputs, relative_change
-from torch import Tensor
 
 from teka import Grid
 from teka.functional import T5, Alibi, Decay, Kerple, attention
@@ -13,19 +12,25 @@ from teka.functional import T5, Alibi, Decay, Kerple, attention
 OFFSETS = torch.arange(-300, 301).double()
 
 
-def t5_bucket(relative_position: Tensor, num_buckets: int = 32, max_distance: int = 128) -> Tensor:
-    """The bucket of a key minus its query, step by step as in Raffel et al.'s code for both directions."""
-    num_buckets //= 2
-    buckets = (relative_position > 0).long() * num_buckets
-    distance, exact = relative_position.abs(), num_buckets // 2
-    far = torch.log(distance.float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
-    far = (exact + far.clamp_min(0).long()).clamp_max(num_buckets - 1)
-    return buckets + torch.where(distance < exact, distance, far)
+def t5_bucket(relative_position: int, num_buckets: int = 32, max_distance: int = 128) -> int:
+    """Return the bucket of a key minus its query, as in Raffel et al.'s code for both directions.
+
+    Far buckets grow with the logarithm of the distance. A rounded logarithm can fall on the wrong side of a border, so
+    powers are compared instead, which are exact at the borders.
+    """
+    half = num_buckets // 2
+    exact = half // 2
+    first = half if relative_position > 0 else 0
+    distance = abs(relative_position)
+    if distance < exact:
+        return first + distance
+    reached = (distance / exact) ** (half - exact)
+    return first + exact + max(step for step in range(half - exact) if reached >= (max_distance / exact) ** step)
 
 
 def test_the_buckets_are_those_of_t5():
     kernel = T5(torch.zeros(1, 1, 32))
-    assert torch.equal(kernel.bucket(OFFSETS), t5_bucket((-OFFSETS).long()))
+    assert kernel.bucket(OFFSETS).tolist() == [t5_bucket(-int(offset)) for offset in OFFSETS]
 
 
 @pytest.mark.parametrize(

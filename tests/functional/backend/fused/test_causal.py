@@ -46,7 +46,7 @@ def test_gradients_are_the_same_on_another_number_of_threads(monkeypatch: pytest
     expected = grad(output, inputs, retain_graph=True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for found, one in zip(grad(output, inputs), expected, strict=True):
-        assert torch.equal(found, one)
+        assert relative_change(found, one) <= 1e-12
 
 
 def values_and_gradients(backend: str, num_tokens: int, relative: Rotary | None, **options: Any) -> list[Tensor]:
