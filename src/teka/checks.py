@@ -3,20 +3,22 @@
 None of them reads the numbers of a tensor but `check_nonnegative`, which does so where that takes no waiting.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from teka._compat import is_recorded
-from teka.errors import unknown_name, wrong_shape, wrong_type, wrong_value
+from teka.errors import first_line, unknown_name, wrong_shape, wrong_type, wrong_value
 from teka.memory import LARGEST_IMAGE
 
 PRECISIONS = ("float32", "bfloat16", "float16")  # of products, in training and benchmarks
 MOST_BLOCKS = 10_000  # of a model
 LARGEST = 2**31 - 1  # a larger size is a mistake, of which torch's error would not say whose
+UNUSUAL = (torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2)
 POSITIVE = "a positive finite number of float32's range"
 Dtypes = tuple[torch.dtype, ...] | None  # of one kind, None for any
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -122,3 +124,75 @@ def check_name(argument: str, name: object, known: Collection[str]) -> None:
     """Check that an argument is one of the known names."""
     if not isinstance(name, str) or name not in known:
         raise unknown_name(argument, name, known)
+
+
+def check_number(
+    argument: str,
+    number: object,
+    expected: str,
+    *,
+    low: float | int = -sys.float_info.max,
+    high: float | int = sys.float_info.max,
+    exclude: Collection[float | int] = (),
+) -> None:
+    """Check that an argument is a real number from `low` to `high`, which `expected` describes in words.
+
+    Python's and NumPy's numbers pass. Booleans, strings, tensors, NaN and the values in `exclude` do not.
+    """
+    if isinstance(number, Real) and not isinstance(number, bool):
+        value: Any = number
+        if low <= value <= high and value not in exclude:
+            return
+    raise wrong_value(argument, number, expected)
+
+
+def check_device(argument: str, device: object) -> torch.device:
+    """Return the device that an argument names, after a check that this machine can compute on it."""
+    try:
+        found = torch.device(device)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        torch.empty(0, device=found)
+    except (RuntimeError, TypeError, ValueError, AssertionError, OverflowError, NotImplementedError) as error:
+        raise wrong_value(argument, device, f"a device of this machine ({first_line(error)})") from error
+    if found.type == "meta":
+        raise wrong_value(argument, device, "a device that computes")
+    return found
+
+
+def check_plain(argument: str, tensor: object) -> None:
+    """Check that an argument is a tensor whose elements can be read: dense, not nested or quantized, not on "meta"."""
+    if not isinstance(tensor, Tensor):
+        raise wrong_type(argument, tensor, "a tensor")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        raise wrong_value(f"{argument}.layout", tensor.layout, "a dense tensor, torch.strided")
+    if tensor.is_quantized or tensor.dtype in UNUSUAL:
+        raise wrong_value(f"{argument}.dtype", tensor.dtype, "an ordinary dtype such as torch.float32")
+    if tensor.is_meta:
+        raise wrong_value(f"{argument}.device", tensor.device, "a device that holds elements")
+
+
+def check_sequence(argument: str, values: object, expected: str) -> list[Any]:
+    """Return the values of an argument, which may be any iterable but a string, a mapping or a set."""
+    if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
+        raise wrong_value(argument, values, expected)
+    try:
+        return list(values)
+    except TypeError as error:  # of a tensor or an array without axes
+        raise wrong_value(argument, values, expected) from error
+
+
+def check_callable(argument: str, function: object) -> None:
+    """Check that an argument can be called."""
+    if not callable(function):
+        raise wrong_type(argument, function, "a function or a module")
+
+
+def check_module(argument: str, module: object) -> None:
+    """Check that an argument is a module of torch."""
+    if not isinstance(module, nn.Module):
+        raise wrong_type(argument, module, "a torch.nn.Module")
+
+
+def check_class(argument: str, value: object, kind: type) -> None:
+    """Check that an argument is an object of a class."""
+    if not isinstance(value, kind):
+        raise wrong_type(argument, value, f"a {kind.__module__.partition('.')[0]}.{kind.__name__}")

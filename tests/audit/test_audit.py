@@ -10,6 +10,8 @@ from teka.audit.caveats import Caveat
 from teka.audit.layers.blame import LayerBreak, LayerFindings
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.responses import Responses
+from teka.audit.page.pages import render_audit_page
+from teka.audit.page.summary import summary_markdown
 from teka.audit.report import AuditReport, encode_levels
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
@@ -67,7 +69,7 @@ def test_a_constant_is_consistent_and_called_a_constant_predictor():
     report = audit(constant, random_images(), labels % 3, settings=QUICK)
     assert report.metrics[0].numbers["consistency"].value == 1.0
     assert "constant predictor" in [caveat.name for caveat in report.caveats]
-    assert report.verdict[0].startswith("These numbers do not mean what they seem to: constant predictor")
+    assert report.verdict[0].startswith("These results are invalid: constant predictor")
 
 
 def test_a_delayed_identity_moves_along_exactly():
@@ -173,8 +175,9 @@ def test_what_is_named_takes_the_place_of_the_settings_own():
 def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
     images, labels = columns()
     # Unmoved, the last column is dark in all of these.
-    images, labels = images[labels < 6], labels[labels < 6] % 3
-    report = audit(lambda batch: batch[:, 0, :3, -1] * torch.arange(3.0), images, labels, settings=QUICK)
+    images = images[labels < 6]
+    settings = replace(QUICK, shifts=[(0, step) for step in range(1, 7)])
+    report = audit(lambda batch: batch[:, 0, :3, -1] * torch.arange(3.0), images, settings=settings)
     (metrics,) = report.metrics
     assert "maximum_error" not in metrics.numbers
     assert "consistency" in metrics.numbers
@@ -223,7 +226,8 @@ def test_a_spent_budget_keeps_what_was_measured_and_says_what_was_not():
 
 def test_parts_that_were_not_asked_for_are_not_done():
     report = audit(invariant, random_images(), settings=replace(QUICK, parts=()))
-    assert report.noise_floor is None
+    # Whether the model is deterministic is measured all the same, since it decides whether the numbers are valid.
+    assert report.noise_floor == NoiseFloor(0.0, None, "it was not asked for")
     assert report.lie_derivative == ()
     assert report.sensitivity == {}
 
@@ -337,20 +341,111 @@ def test_an_output_that_changes_and_an_answer_that_does_not_are_told_apart():
     assert found[0].endswith("and never the answer.")
 
 
-def test_what_is_below_the_noise_is_rounding():
+def test_what_may_be_noise_cannot_be_decided_and_is_never_called_rounding():
     def nearly(images: Tensor) -> Tensor:
         return totals(images) + 0.001 * images[:, 0, 0, :2]
 
     quiet, loud = (verdict_of(metrics(nearly), noise=NoiseFloor(noise, None)) for noise in (0.0, 0.1))
-    assert "nothing but rounding" not in quiet[0]
-    assert loud[0] == f"{WRAPPED}, moving the image changes nothing but rounding."
+    assert "moving the image changes the output by up to" in quiet[0]
+    cannot = "whether moving the image changes the output cannot be decided: two calls on the same images differ by 0.1"
+    assert cannot in loud[0]
+    assert cannot in loud[1]
+    assert "rounding" not in " ".join([*quiet, *loud])
+
+
+def test_rounding_is_that_of_the_dtype():
+    def off_by(share: float, dtype: torch.dtype):
+        # One pixel is worth a share of the norm of the outputs.
+        return lambda images: (totals(images) * (1 + share * images[:, 0, 0, :1])).to(dtype)
+
+    double = torch.rand(60, 1, 6, 8, dtype=torch.float64)
+    for images, dtype, share, exact in (
+        (double.float(), torch.float32, 1e-6, True),
+        (double.float(), torch.float32, 1e-4, False),
+        (double, torch.float64, 1e-15, True),
+        (double, torch.float64, 1e-12, False),
+        (double, torch.bfloat16, 1e-3, True),
+    ):
+        found = measure_responses(off_by(share, dtype), images, square_shifts(1), Movement("circular"))
+        assert ("nothing but rounding" in verdict_of(summarize(found))[0]) == exact, (dtype, share)
+
+
+def noisy(images: Tensor) -> Tensor:
+    return images[:, 0, 0, :4] * 0 + torch.rand(len(images), 4)
+
+
+def constant(images: Tensor) -> Tensor:
+    return torch.tensor([0.0, 1.0, 0.5]).expand(len(images), 3) + 0 * images.sum()
+
+
+def test_the_results_of_a_model_that_is_not_deterministic_are_invalid_whatever_parts_are_done():
+    for parts in (("noise", "layers", "derivative", "sensitivity"), ()):
+        report = audit(noisy, random_images(), settings=replace(QUICK, parts=parts))
+        assert "non-determinism" in report.invalid
+        text = " ".join(str(report).split())
+        assert "cannot be decided: two calls on the same images differ by" in text
+        assert "rounding" not in text
+        with pytest.raises(ValueError, match="invalid: non-determinism"):
+            report.number("consistency")
+
+
+def test_layers_that_draw_anew_are_not_said_to_hold():
+    class Drawing(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images + torch.rand_like(images)
+
+    model = nn.Sequential(Drawing(), nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    report = audit(model, random_images(), settings=QUICK)
+    assert "cannot be decided" in report.verdict[-1]
+    assert "Whether 0 and what follows it break" in report.verdict[-1]
+    assert "No layer breaks" not in str(report)
+    assert report.layers is not None
+    assert report.layers.findings[0].exact_step == (None, None)
+
+
+def test_an_invalid_report_shows_no_number_as_if_it_held():
+    _, labels = columns()
+    settings = replace(QUICK, changes=("flip",))
+    report = audit(constant, random_images(), labels % 3, settings=settings)
+    assert report.verdict == ("These results are invalid: constant predictor, no better than chance.",)
+    page, markdown = render_audit_page([report]), summary_markdown([report])
+    assert 'class="tiles"' not in page
+    assert "These numbers are shown for diagnosis only." in page
+    assert page.index("These results are invalid") < page.index("100.0")
+    assert "circular (invalid)" in markdown
+    assert "circular (invalid)" in page
+    text = str(report)
+    assert text.index("(invalid)") < text.index("consistency") or "circular" in text.split("(invalid)")[0]
+    assert report.to_dict()["invalid"] == report.invalid
+    assert AuditReport.from_dict(report.to_dict()).invalid == report.invalid
+
+
+def test_outputs_that_do_not_depend_on_the_images_are_invalid():
+    def detector(images: Tensor) -> Tensor:
+        return torch.zeros(len(images), 5, 6)
+
+    def features(images: Tensor) -> Tensor:
+        return torch.tensor([1.0, -2.0, 3.0]).expand(len(images), 3) + 0 * images.sum()
+
+    def maps(images: Tensor) -> Tensor:
+        return torch.ones_like(images).cumsum(-1)
+
+    def background(images: Tensor) -> Tensor:
+        return torch.cat([images + 1, images], dim=1)
+
+    for function, output, name in (
+        (detector, "boxes", "no objects found"),
+        (features, "features", "constant output"),
+        (maps, "dense", "constant output"),
+        (background, "segmentation", "constant predictor"),
+    ):
+        report = audit(function, random_images(), settings=replace(QUICK, parts=(), output=output))
+        assert report.invalid == [name], output
 
 
 def test_a_caveat_that_invalidates_is_the_headline_and_others_are_not():
     caveats = [Caveat("few", "limits", "few"), Caveat("constant predictor", "invalidates", "always 1")]
-    assert verdict_of(metrics(totals), caveats=caveats)[0] == (
-        "These numbers do not mean what they seem to: constant predictor."
-    )
+    assert verdict_of(metrics(totals), caveats=caveats)[0] == ("These results are invalid: constant predictor.")
     assert verdict_of(metrics(totals), caveats=caveats[:1])[0].startswith(WRAPPED)
 
 

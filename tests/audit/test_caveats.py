@@ -161,9 +161,11 @@ def test_a_model_at_chance_is_found_and_a_better_one_not():
     labels = torch.arange(300) % 3
     (caveat,) = chance(responses((labels * 0)[None].expand(2, -1), labels))
     assert caveat.severity == "invalidates"
-    assert "33.3 % of the images are answered correctly" in caveat.message
+    assert "33.3 % of 300 images are answered correctly" in caveat.message
     assert not list(chance(responses(labels.expand(2, -1), labels)))
     assert not list(chance(responses(labels.expand(2, -1), None)))
+    # Of two images that are both right, chance says nothing; that they are few is another caveat.
+    assert not list(chance(responses(labels[:2].expand(2, -1), labels[:2])))
 
 
 def test_shifts_by_whole_patches_alone_are_found():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from teka.audit import square_shifts
+from teka.audit import AuditSettings, audit, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.movement import Movement
 from teka.audit.pytest import assert_consistent, minimal_counter_example
@@ -14,7 +14,9 @@ def column_class(images: Tensor) -> Tensor:
 
 
 def invariant(images: Tensor) -> Tensor:
-    return torch.stack([images.square().sum((1, 2, 3)), images.sum((1, 2, 3))], dim=1)
+    """Class 0 where the mean square is above a third, which it is for half of images with uniform values."""
+    mean_square = images.square().mean((1, 2, 3))
+    return torch.stack([mean_square, torch.full_like(mean_square, 1 / 3)], dim=1)
 
 
 def dots(*columns: int) -> Tensor:
@@ -75,6 +77,39 @@ def test_an_unknown_metric_is_refused():
 def test_a_module_that_trains_is_refused():
     with pytest.raises(ValueError, match="training mode"):
         assert_consistent(nn.Sequential(nn.Flatten(), nn.Linear(45, 3)), dots(1))
+
+
+def constant(images: Tensor) -> Tensor:
+    return torch.stack([images.mean((1, 2, 3)) + 1, images.mean((1, 2, 3))], dim=1)
+
+
+def drawing(images: Tensor) -> Tensor:
+    return invariant(images) + torch.tensor([0.0, 1e-4]) * torch.rand(len(images), 2)
+
+
+def by_batch(images: Tensor) -> Tensor:
+    return invariant(images) - 0.9 * invariant(images).mean(0)
+
+
+@pytest.mark.parametrize(
+    ("model", "labelled", "reason"),
+    [
+        (constant, False, "constant predictor"),
+        (constant, True, "constant predictor"),
+        (invariant, True, "no better than chance"),
+        (drawing, False, "non-determinism"),
+        (by_batch, False, "batch statistics"),
+    ],
+)
+def test_a_model_that_the_command_line_rejects_does_not_pass(model, labelled: bool, reason: str):
+    torch.manual_seed(0)
+    images = torch.rand(150, 1, 5, 7)
+    # Labels that have nothing to do with the images.
+    labels = torch.arange(150) % 2 if labelled else None
+    report = audit(model, images, labels, settings=AuditSettings(shifts=square_shifts(1), parts=()))
+    assert reason in report.invalid
+    with pytest.raises(AssertionError, match=f"these results are invalid, .*{reason}"):
+        assert_consistent(model, images, labels, shifts=1, minimum=0.0)
 
 
 def test_no_counter_example_is_said_where_there_is_none():

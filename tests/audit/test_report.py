@@ -10,8 +10,9 @@ from torch import Tensor
 
 from teka.audit import Movement, compare_responses, measure_responses
 from teka.audit.audit import audit
+from teka.audit.caveats import Caveat
 from teka.audit.page.text import audit_text
-from teka.audit.report import AuditReport, Example, PackedResponses, encode_levels, make_examples, worst_images
+from teka.audit.report import AuditReport, Example, Failure, PackedResponses, encode_levels, make_examples, worst_images
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
 
@@ -19,19 +20,31 @@ SHIFTS = [(0, 0), (0, 1), (0, 2)]
 
 
 def sums(images: Tensor) -> Tensor:
-    return torch.stack([images[..., :2].sum((1, 2, 3)), images.sum((1, 2, 3))], dim=1)
+    """Which side of an image is brighter."""
+    return torch.stack([images[..., :3].sum((1, 2, 3)), images[..., 4:].sum((1, 2, 3))], dim=1)
 
 
 def report(*modes: str) -> AuditReport:
     torch.manual_seed(0)
     settings = AuditSettings(shifts=[(0, 1), (0, 2)], modes=modes, parts=())
-    return audit(sums, torch.rand(30, 1, 5, 7), torch.arange(30) % 2, settings=settings)
+    images = torch.rand(30, 1, 5, 7)
+    return audit(sums, images, sums(images).argmax(dim=1), settings=settings)
 
 
 def test_a_gate_gets_the_lowest_number_of_all_modes():
     both = report("circular", "zero")
-    each = [one.numbers["accuracy"].value for one in both.metrics]
-    assert both.number("accuracy") == min(each)
+    each = [one.numbers["consistency"].value for one in both.metrics]
+    assert len(set(each)) == 2
+    assert both.number("consistency") == min(each)
+
+
+def test_a_gate_gets_no_number_of_a_mode_that_failed_or_of_an_invalid_report():
+    failed = replace(report("circular"), failures=(Failure("mode zero", "NaN"),))
+    with pytest.raises(ValueError, match=r"not everything that a gate needs was measured: mode zero \(NaN\)"):
+        failed.number("consistency")
+    invalid = replace(report("circular"), caveats=(Caveat("constant predictor", "invalidates", "0"),))
+    with pytest.raises(ValueError, match="invalid: constant predictor"):
+        invalid.number("consistency")
 
 
 def test_printed_it_is_what_a_terminal_shows_and_named_html_it_is_written_as_a_page(tmp_path):

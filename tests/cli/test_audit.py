@@ -91,7 +91,7 @@ def test_known_answers_come_out_and_are_written(here, capsys):
     [
         ("place", "not passed: consistency is"),
         # One that answers one class only is consistent and still no good.
-        ("mean", "do not mean what they say ("),
+        ("mean", "not passed: the results are invalid ("),
     ],
 )
 def test_below_the_gate_the_answer_is_1(here, capsys, model, said):
@@ -102,7 +102,9 @@ def test_below_the_gate_the_answer_is_1(here, capsys, model, said):
 
 def test_a_gate_is_not_passed_by_what_could_not_be_measured(here, fails):
     asked = ("audit", "models.py:edge", "--data", "data.npz", "--max-shift", "1", "--shifts", "dx", *FAST)
-    assert "--fail-under is held to: mode circular (the output" in fails(*asked, "--fail-under", "0")
+    assert "--fail-under needs every mode and check, but these failed: mode circular (the output" in fails(
+        *asked, "--fail-under", "0"
+    )
 
 
 def test_a_good_model_passes(capsys):
@@ -135,7 +137,7 @@ def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
     assert report.data["image_shape"] == [1, 12, 12]
     assert report.layers is not None
     assert "<html" in (tmp_path / "out.html").read_text()
-    assert "| vit, circular |" in (tmp_path / "out.md").read_text()
+    assert "| vit, circular (invalid) |" in (tmp_path / "out.md").read_text()
     assert "shift-consistency" in (tmp_path / "out.svg").read_text()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from teka.audit.caveats import Caveat, training_mode
+from teka.audit.caveats import SEVERITIES, Caveat, training_mode
 from teka.audit.function import evaluating, module_of, tensor_hash, weights_hash
-from teka.audit.measure.distances import NoiseFloor
+from teka.audit.layers.blame import LayerFindings
 from teka.audit.measure.outputs import check_labels
 from teka.audit.movement import MODES
 from teka.audit.page.changes import change_sentence
@@ -25,7 +25,6 @@ from teka.checks import check_tensor
 from teka.errors import wrong_value
 from teka.provenance import provenance
 
-EXACT = 1e-5  # an error up to which an output counts as not moved, by rounding of single precision alone
 PLACES = {"interior": "within the image", "edge": "at the image's edge", "aliasing": "between the cells of its grid"}
 
 
@@ -143,33 +142,50 @@ def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str
 
 
 def verdict(report: AuditReport) -> tuple[str, ...]:
-    """Sentences, the headline first: what moving does, where the model breaks, and what to beware of."""
-    of_modes = (_of_mode(one, report) for one in report.metrics)
-    sentences = [_headline(report), *of_modes, *_of_phases(report.phases)]
-    if (layers := report.layers) is not None:
-        broken = [f"{one.name} {PLACES[kind]}" for kind, one in layers.breaks.items()]
-        owners = " and ".join(name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings)
-        added = f"; absolute positions are added in {owners}" if owners else ""
-        none = f"No layer breaks: every error is at most {write_size(layers.threshold)} of its output."
-        sentences.append(f"First to break: {', '.join(broken)}{added}." if broken else none)
-    sentences += map(change_sentence, report.changes)
+    """Write what an audit found in sentences, the headline first. No sentence has numbers of an invalid report."""
+    undecided = [one for one in report.metrics if _is_undecided(one, report)]
+    if report.invalid:
+        modes = [_of_mode(one, report) for one in undecided]
+        return (f"{SEVERITIES['invalidates']}: {', '.join(report.invalid)}.", *modes, *_of_layers(report.layers))
+    sentences = [_headline(report, undecided), *(_of_mode(one, report) for one in report.metrics)]
+    sentences += [*_of_phases(report.phases), *_of_layers(report.layers), *map(change_sentence, report.changes)]
     for preset in report.presets:
         numbers = "; ".join(f"{name} {_share(number)}" for name, number in preset.numbers.items())
         sentences.append(f"By the procedure of {preset.name}: {numbers}.")
     return tuple(sentences)
 
 
+def _of_layers(layers: LayerFindings | None) -> list[str]:
+    if layers is None:
+        return []
+    sentences = []
+    if layers.breaks:
+        broken = [f"{one.name} {PLACES[kind]}" for kind, one in layers.breaks.items()]
+        owners = " and ".join(name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings)
+        added = f"; absolute positions are added in {owners}" if owners else ""
+        sentences.append(f"First to break: {', '.join(broken)}{added}.")
+    if layers.undecided:
+        noise = max(one.noise for one in layers.undecided)
+        sentences.append(
+            f"Whether {layers.undecided[0].name} and what follows it break cannot be decided: two copies of the same "
+            f"images differ by up to {write_size(noise)} there."
+        )
+    if not sentences:
+        sentences.append(f"No layer breaks: every error is at most {write_size(layers.threshold)} of its output.")
+    return sentences
+
+
 def _share(estimate: Estimate) -> str:
     return f"{write_share(estimate.value)} % ({write_share(estimate.lower)} to {write_share(estimate.upper)} %)"
 
 
-def _headline(report: AuditReport) -> str:
-    if report.invalid:
-        return f"These numbers do not mean what they seem to: {', '.join(report.invalid)}."
+def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
     moved = [one for one in report.metrics if len(one.shifts) > 1]
     if not moved:
         return f"No image was moved{_why_not(report)}."
-    if all(_is_exact(one, report.noise_floor) for one in moved):
+    if all(one.is_exact for one in moved if one not in undecided):
+        if undecided:
+            return f"{_where(undecided)}, {_undecided_words(report)}."
         return f"{_where(moved)}, moving the image changes nothing but rounding."
     overlaps = [one for one in moved if "overlap" in one.numbers]
     if overlaps:
@@ -193,9 +209,18 @@ def _where(moved: Sequence[Metrics]) -> str:
     return next(iter(words)).capitalize() if len(words) == 1 else f"In each of {len(moved)} modes"
 
 
-def _is_exact(metrics: Metrics, noise: NoiseFloor | None) -> bool:
-    floor = EXACT if noise is None else max(EXACT, 10 * noise.repeat)
-    return "maximum_error" in metrics.numbers and metrics.numbers["maximum_error"].value <= floor
+def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
+    noise = report.noise_floor
+    return len(metrics.shifts) > 1 and noise is not None and metrics.is_within_noise(noise.repeat)
+
+
+def _undecided_words(report: AuditReport) -> str:
+    assert report.noise_floor is not None
+    repeat = write_size(report.noise_floor.repeat)
+    return (
+        "whether moving the image changes the output cannot be decided: two calls on the same images differ by "
+        f"{repeat} of their size"
+    )
 
 
 def _why_not(report: AuditReport) -> str:
@@ -207,7 +232,9 @@ def _of_mode(metrics: Metrics, report: AuditReport) -> str:
     where = f"Moved in mode {metrics.movement.mode} ({len(metrics.shifts)} shifts, {metrics.num_images} images)"
     if len(metrics.shifts) < 2:
         return f"In mode {metrics.movement.mode} no image was moved{_why_not(report)}."
-    if _is_exact(metrics, report.noise_floor):
+    if _is_undecided(metrics, report):
+        return f"{where}, {_undecided_words(report)}."
+    if metrics.is_exact:
         error = numbers["maximum_error"].value
         kind = "does not change" if metrics.output in ("logits", "features") else "moves along exactly"
         right = f"; {_share(numbers['accuracy'])} of the images are answered correctly" if "accuracy" in numbers else ""

@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from teka.audit.function import Model, evaluate, relative_difference
+from teka.audit.function import Model, evaluate_model, module_of, relative_difference
 from teka.audit.images import background_value
+from teka.audit.measure.boxes import LEAST_SCORE
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.audit.page.notation import write_share, write_size
@@ -17,11 +18,7 @@ from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name
 from teka.errors import wrong_value
 
-SEVERITIES = {
-    "invalidates": "These numbers do not hold",
-    "limits": "These numbers hold for less",
-    "note": "Worth knowing",
-}
+SEVERITIES = {"invalidates": "These results are invalid", "limits": "Limited validity", "note": "Worth knowing"}
 """What each means to a reader, the gravest first."""
 FILLING_MODES = ("zero", "canvas")
 # Relative differences that are rounding: of two equal calls, and of batches of other sizes, summed in another order.
@@ -45,6 +42,44 @@ class Caveat:
         check_name("severity", self.severity, SEVERITIES)
 
 
+def validity(
+    function: Model,
+    images: Float[Tensor, "images channels *sizes"],
+    responses: Sequence[Responses],
+    repeat: float,
+    *,
+    batch_size: int,
+    confidence: float = 0.95,
+) -> Iterator[Caveat]:
+    """Check whether a model's responses mean what they seem to.
+
+    `audit`, the command line and `assert_consistent` all use these checks. A caveat of severity "invalidates" voids
+    every number. The checks that call the model come last.
+
+    Args:
+        function: The model, in evaluation mode.
+        images: A few images, not moved, as the model takes them.
+        responses: The model's responses to all images at every shift, for each mode.
+        repeat: The relative difference of two calls on the same images, as `noise_floor` measures it.
+        batch_size: Images for one call.
+        confidence: Confidence of the interval that tells whether the images are too few.
+    """
+    module, output = module_of(function), responses[0].output
+    yield from non_determinism(repeat)
+    yield from few_images(min(one.num_images for one in responses), confidence)
+    if module is not None:
+        yield from random_features(module)
+    if output == "logits":
+        found: dict[str, Caveat] = {}
+        for one in responses:
+            for caveat in (*collapse(one), *chance(one)):
+                found.setdefault(caveat.name, caveat)  # one that holds in several modes is described once
+        yield from found.values()
+    else:
+        yield from constant_output(function, images, output, batch_size)
+    yield from batch_mates(function, images, repeat)
+
+
 def training_mode(module: nn.Module) -> Iterator[Caveat]:
     """A part of a module was handed over in training mode; an audit measures it in evaluation."""
     parts = [name or "the model itself" for name, part in module.named_modules() if part.training]
@@ -58,12 +93,12 @@ def training_mode(module: nn.Module) -> Iterator[Caveat]:
 
 
 def non_determinism(repeat: float) -> Iterator[Caveat]:
-    """The same images were answered otherwise in a second call, by this relative difference."""
+    """The model is not deterministic: two calls on the same images differ by this relative difference."""
     if repeat > REPEAT_ROUNDING:
         message = (
-            f"The same images asked twice give outputs that differ by {write_size(repeat)} of their size: something is "
-            "drawn anew at each call, such as dropout or random features. Differences between shifts below that mean "
-            "nothing; fix the draw and audit again."
+            f"The model is not deterministic: two calls on the same images differ by {write_size(repeat)} of their "
+            "size. Something is drawn anew at each call, such as dropout or random features. Fix the random draw and "
+            "audit again."
         )
         yield Caveat("non-determinism", "invalidates", message)
 
@@ -93,12 +128,16 @@ def random_features(module: nn.Module) -> Iterator[Caveat]:
 
 
 def batch_mates(function: Model, images: Float[Tensor, "images channels *sizes"], noise: float) -> Iterator[Caveat]:
-    """An image is answered otherwise when it is alone than among the first eight, by more than the noise."""
+    """The output for an image depends on its batch: alone it differs from that among the first eight, beyond noise."""
     if len(images) < 2:
         return
-    with torch.no_grad():
-        among = evaluate(function, images[:8].clone())[:1]
-        alone = evaluate(function, images[:1].clone(), tuple(among.shape))
+    try:
+        among = evaluate_model(function, images[:8].clone(), "on the first images")[:1]
+        alone = evaluate_model(function, images[:1].clone(), "on the first image alone", tuple(among.shape))
+    except ValueError as error:  # of a model that takes batches of one size only
+        message = f"Whether the output for an image depends on its batch could not be checked: {error}."
+        yield Caveat("batch not checked", "note", message)
+        return
     # A detector that finds nothing gives zeros, which have no size to divide by.
     difference = 0.0 if torch.equal(alone, among) else relative_difference(alone, among)
     if difference > max(BATCH_ROUNDING, 10 * noise):
@@ -106,10 +145,38 @@ def batch_mates(function: Model, images: Float[Tensor, "images channels *sizes"]
         parts = [name for name, part in modules if isinstance(part, _BatchNorm) and not part.track_running_stats]
         why = f" It has batch normalisation without running statistics ({', '.join(parts[:3])})." if parts else ""
         message = (
-            f"An image is answered otherwise when it is alone: the output changes by {write_size(difference)} of its "
-            f"size. Every number here then depends on which images shared a batch.{why}"
+            f"The output for an image depends on its batch: evaluated alone it changes by {write_size(difference)} of "
+            f"its size. Every number here then depends on which images shared a batch.{why}"
         )
         yield Caveat("batch statistics", "invalidates", message)
+
+
+def constant_output(
+    function: Model, images: Float[Tensor, "images channels *sizes"], output: str, batch_size: int
+) -> Iterator[Caveat]:
+    """Features, maps or boxes do not depend on the images, so that they are the same at every shift as well."""
+    images = images if output == "boxes" else images[:8]
+    batches = [batch.clone() for batch in images.split(batch_size)]
+    found = torch.cat([evaluate_model(function, batch, "on images that are not moved") for batch in batches])
+    differ = len(images) > 1 and not torch.equal(images[1:], images[:1].expand_as(images[1:]))
+    if output == "boxes" and not bool((found[..., 4:] >= LEAST_SCORE).any()):
+        message = (
+            f"In {len(images)} images that are not moved, no object has a score of {LEAST_SCORE} or more. A detector "
+            "that finds nothing agrees with itself at every shift. Check its scores, and the images' preprocessing."
+        )
+        yield Caveat("no objects found", "invalidates", message)
+    elif output == "segmentation" and len(classes := found.argmax(dim=1).unique()) == 1:
+        message = (
+            f"Every cell of {len(images)} images is of class {int(classes)}. An output that never changes is the same "
+            "at every shift, whatever the model sees."
+        )
+        yield Caveat("constant predictor", "invalidates", message)
+    elif differ and float((found - found[:1]).abs().max()) <= REPEAT_ROUNDING * float(found.abs().max()):
+        message = (
+            f"The output is the same for all of {len(images)} different images. An output that never changes is the "
+            "same at every shift, whatever the model sees."
+        )
+        yield Caveat("constant output", "invalidates", message)
 
 
 def fill_value(images: Float[Tensor, "images channels height width"], movement: Movement) -> Iterator[Caveat]:
@@ -171,12 +238,16 @@ def chance(responses: Responses) -> Iterator[Caveat]:
         return
     commonest = float(torch.bincount(labels).max() / len(labels))
     accuracy = float(correct[responses.zero].double().mean())
-    # Two standard errors, so that a model at chance is not missed by luck.
-    if commonest < 1 and accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(labels)) ** 0.5:
+    # Two standard errors, so that a model at chance is not missed by luck. Few images that are all right are no chance.
+    if (
+        commonest < 1
+        and accuracy < 1
+        and accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(labels)) ** 0.5
+    ):
         message = (
-            f"Unshifted, {write_share(accuracy)} % of the images are answered correctly, where always answering the "
-            f"commonest class gets {write_share(commonest)} %. Is the model trained on these classes, and are the "
-            "images prepared as in its training?"
+            f"Unshifted, {write_share(accuracy)} % of {len(labels)} images are answered correctly, which is not "
+            f"significantly more than the {write_share(commonest)} % of always answering the commonest class. Is the "
+            "model trained on these classes, and are the images prepared as in its training?"
         )
         yield Caveat("no better than chance", "invalidates", message)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from teka.audit import caveats
 from teka.audit.changes import CHANGES
-from teka.audit.function import ModelError, as_written, module_of
+from teka.audit.function import ModelError, as_written
 from teka.audit.layers.blame import LayerFindings, blame_layers
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
@@ -21,7 +21,7 @@ from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.responses import OUTPUTS, Responses
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS, PresetResult
-from teka.audit.report import ChangeResult, Example, Failure, make_examples, worst_images
+from teka.audit.report import NOISE, VALIDITY, ChangeResult, Example, Failure, make_examples, worst_images
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable, best_stride, error_by_phase
@@ -65,9 +65,11 @@ class Work:
         """The first result of a part, or None."""
         return next(iter(self.results[part]), None)
 
-    def attempt(self, part: str, name: str, find: Callable[[], Iterator[object]]) -> BaseException | None:
+    def attempt(
+        self, part: str, name: str, find: Callable[[], Iterator[object]], *, always: bool = False
+    ) -> BaseException | None:
         """Do a part, unless time is up, and keep what it yields; what it raises is written down and given back."""
-        if self.results["mode"] and not self.deadline.left:
+        if self.results["mode"] and not self.deadline.left and not always:
             self.failures.append(Failure(name, "not done: the time budget was spent"))
             return None
         try:
@@ -93,7 +95,8 @@ class Work:
 def do_parts(work: Work) -> None:
     """Do every part that was asked for, or raise what the first mode did if not a single one could be measured."""
     for part in PARTS_IN_ORDER:
-        if part.name in PARTS and part.name not in work.settings.parts:
+        # Whether the model is deterministic is always measured, since it decides whether the numbers are valid.
+        if part.name in PARTS and part.name not in (*work.settings.parts, "noise"):
             continue
         if work.results["mode"] and work.first("mode")[0].output not in part.outputs:
             continue
@@ -106,25 +109,21 @@ def do_parts(work: Work) -> None:
 
 def find_caveats(work: Work) -> list[caveats.Caveat]:
     """What could mislead, of what was measured and of the model and the images."""
-    settings, noise, module = work.settings, work.first("noise"), module_of(work.model)
+    settings, noise = work.settings, work.first("noise")
     repeat = 0.0 if noise is None else noise.repeat
-    fewest = min(responses.num_images for responses, _ in work.results["mode"])
-    found = [*caveats.non_determinism(repeat), *caveats.few_images(fewest, settings.confidence)]
-    if module is not None:
-        found += caveats.random_features(module)
-    work.attempt("batch mates", "batch mates", lambda: caveats.batch_mates(work.model, work.unshifted(), repeat))
-    found += work.results["batch mates"]
+    given = work.model, work.unshifted(), [responses for responses, _ in work.results["mode"]], repeat
+    how: Any = {"batch_size": settings.batch_size, "confidence": settings.confidence}
+    work.attempt("validity", VALIDITY, lambda: caveats.validity(*given, **how), always=True)
+    found = list(work.results["validity"])
     for mode in settings.modes:
         found += caveats.fill_value(work.images, work.movement(mode))
-    responses = work.first("mode")[0]
-    if responses.output == "logits":
-        found += [*caveats.collapse(responses), *caveats.chance(responses)]
-    found += caveats.phases_unseen(responses.shifts, work.stride)
+    found += caveats.phases_unseen(work.first("mode")[0].shifts, work.stride)
     return list(dict.fromkeys(found))
 
 
 def _noise(work: Work, _one: str) -> Iterator[NoiseFloor]:
-    yield noise_floor(work.model, work.unshifted(), batch_size=work.settings.batch_size)
+    precision = "noise" in work.settings.parts
+    yield noise_floor(work.model, work.unshifted(), batch_size=work.settings.batch_size, precision=precision)
 
 
 def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
@@ -276,7 +275,7 @@ class Part:
 
 NOT_BOXES = tuple(output for output in OUTPUTS if output != "boxes")  # whose numbers are places, in any order
 PARTS_IN_ORDER = (
-    Part("noise", "noise floor", _noise),
+    Part("noise", NOISE, _noise),
     Part("mode", "mode {}", _mode, lambda settings: settings.modes),
     Part("change", "{}", _change, lambda settings: settings.changes, NOT_BOXES),
     Part("layers", "layers", _layers),

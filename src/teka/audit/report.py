@@ -28,6 +28,7 @@ from teka.errors import wrong_value
 from teka.files import read_json, write_json
 
 SCHEMA = 2
+VALIDITY, NOISE = "validity", "noise floor"  # the parts of an audit that check the responses, and repeat a call
 READ_SCHEMAS = (1, SCHEMA)
 # What a comparison of two models needs of each; the loss is not compared.
 PACKED = ("evaluated", "error_squared", "norm_squared", "predictions", "probability_change", "divergence", "labels")
@@ -41,6 +42,11 @@ class Failure:
     part: str
     message: str
     traceback: str = ""  # of what was raised, as Python prints it
+
+    @property
+    def decides(self) -> bool:
+        """Return True if a gate cannot be decided without this part: a mode, or a check of validity."""
+        return self.part.startswith("mode ") or self.part in (VALIDITY, NOISE)
 
 
 @dataclass(frozen=True)
@@ -154,11 +160,20 @@ class AuditReport:
 
     @property
     def invalid(self) -> list[str]:
-        """The caveats that make the numbers void, by their names."""
+        """The names of the caveats for which all numbers are invalid."""
         return [caveat.name for caveat in self.caveats if caveat.severity == "invalidates"]
 
     def number(self, name: str) -> float:
-        """The lowest value over the modes of one of `metrics.NUMBERS`, as a gate wants it; else ValueError."""
+        """Return the lowest value over the modes of one of `metrics.NUMBERS`, for a gate.
+
+        Raises:
+            ValueError: The number was not measured in every mode, or the report is invalid. What was measured all the
+                same is in `metrics`.
+        """
+        if self.invalid:
+            raise ValueError(f"the results of {self.name} are invalid: {', '.join(self.invalid)}; see caveats")
+        if missing := [f"{one.part} ({one.message})" for one in self.failures if one.decides]:
+            raise ValueError(f"not everything that a gate needs was measured: {', '.join(missing)}")
         found = [one.numbers[name].value for one in self.metrics if name in one.numbers]
         if not found:
             known = sorted({key for one in self.metrics for key in one.numbers})
@@ -166,8 +181,8 @@ class AuditReport:
         return min(found)
 
     def to_dict(self) -> dict[str, object]:
-        """All fields, ready for JSON."""
-        return {"schema": SCHEMA, **encode(self)}
+        """Return all fields and the names of the caveats that make the report invalid, ready for JSON."""
+        return {"schema": SCHEMA, "invalid": self.invalid, **encode(self)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> "AuditReport":
@@ -177,6 +192,7 @@ class AuditReport:
         if schema not in READ_SCHEMAS:
             expected = f"one of {', '.join(map(str, READ_SCHEMAS))}, which this version of teka reads"
             raise wrong_value("schema", schema, expected)
+        fields.pop("invalid", None)  # which follows from the caveats
         if "traps" in fields:  # as caveats were called
             fields["caveats"] = fields.pop("traps")
         try:

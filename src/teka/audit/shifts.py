@@ -10,7 +10,9 @@ import torch
 from teka.checks import check_sizes
 from teka.errors import wrong_value
 
-MOST_STEPS = 500  # of a set of shifts along an axis, in each direction: a million shifts of an image
+MOST_STEPS = 500  # of a set of shifts along an axis, in each direction
+MOST_SHIFTS = 100_000  # of a set
+MOST_AXES = 8  # of images
 
 # An int, Python's or NumPy's, along the last axis; or one for each axis.
 Shift = SupportsIndex | Sequence[SupportsIndex]
@@ -28,14 +30,18 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...
     return tuple(dict.fromkeys(along_axes))
 
 
-def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
+def square_shifts(max_shift: int, num_axes: int = 2, *, argument: str = "max_shift") -> tuple[tuple[int, ...], ...]:
     """All shifts of −m … m along every axis at once, in row-major order: (2 m + 1)^n shifts; as `axis_shifts`."""
-    return tuple(itertools.product(_steps(max_shift, num_axes), repeat=num_axes))
+    steps = _steps(max_shift, num_axes, argument)
+    if len(steps) ** num_axes > MOST_SHIFTS:
+        expected = f"one with at most {MOST_SHIFTS:,} shifts, not (2 · {max_shift} + 1)^{num_axes}"
+        raise wrong_value(argument, max_shift, expected)
+    return tuple(itertools.product(steps, repeat=num_axes))
 
 
-def _steps(max_shift: int, num_axes: int) -> range:
-    check_sizes({"max_shift": max_shift}, least=0, most=MOST_STEPS)
-    check_sizes({"num_axes": num_axes})
+def _steps(max_shift: int, num_axes: int, argument: str = "max_shift") -> range:
+    check_sizes({argument: max_shift}, least=0, most=MOST_STEPS)
+    check_sizes({"num_axes": num_axes}, most=MOST_AXES)
     return range(-max_shift, max_shift + 1)
 
 

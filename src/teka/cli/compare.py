@@ -89,7 +89,13 @@ def write_comparison(
     pairs = [pair for of_mode in of_modes for pair in of_mode]
     reports = judge(share_examples(cases, reports, answers), pairs)
     comparisons = [
-        {"first": names[pair.first], "second": names[pair.second], **encode(pair.comparison)} for pair in pairs
+        {
+            "first": names[pair.first],
+            "second": names[pair.second],
+            "invalid": [reports[at].name for at in (pair.first, pair.second) if reports[at].invalid],
+            **encode(pair.comparison),
+        }
+        for pair in pairs
     ]
     content = {"reports": [report.to_dict() for report in reports], "comparisons": comparisons, **more}
     text = [audit_text(reports), *(comparison_text(of_mode, reports) for of_mode in of_modes)]

@@ -10,7 +10,7 @@ from torch import nn
 
 from teka.audit.adapters.case import AuditCase
 from teka.audit.layers.fixes import FIXES
-from teka.audit.page.compared import write_ends
+from teka.audit.page.compared import excluded, write_ends
 from teka.audit.page.notation import listed, write_difference, write_p_value
 from teka.audit.page.text import audit_text
 from teka.audit.report import AuditReport
@@ -82,7 +82,8 @@ def mend(options: Namespace, command: str) -> None:
 
     def judge(reports: Sequence[AuditReport], pairs: Sequence[Pair]) -> list[AuditReport]:
         first, *rest = reports[1].verdict
-        words = (f"{first} {cost(pairs)}", f"Mended without training: {_counted(made)}.", *rest)
+        price = " ".join(excluded(reports)) or cost(pairs)
+        words = (f"{first} {price}", f"Mended without training: {_counted(made)}.", *rest)
         return [reports[0], replace(reports[1], verdict=words)]
 
     write_comparison([case, other], [before, after], options, judge, mending=encode(done))

@@ -7,6 +7,7 @@ from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.compared import comparison_sections, winner
 from teka.audit.page.pages import render_audit_page
+from teka.audit.page.summary import summary_markdown
 from teka.audit.page.text import comparison_text
 from teka.audit.statistics.comparison import Comparison, Difference, DifferenceCurve
 from teka.audit.statistics.ranking import Pair
@@ -60,8 +61,39 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
     reports = [*reports_of("patches"), make_report("rotation", caveats=(void,)), *reports_of("table")]
     headline, evidence = winner(PAIRS, reports)
     assert headline.endswith("table wins.")
-    assert evidence[-1] == ("", "Left out is rotation, whose numbers do not hold: constant predictor.")
-    assert "no two models can be compared" in winner(PAIRS[:1], reports[:2])[0]
+    excluded = "rotation is not compared, because its results are invalid: constant predictor."
+    assert evidence[-1] == ("", excluded)
+    # Of two models one is left: neither a winner nor a difference is shown, in text, Markdown or on the page.
+    headline = "In mode circular nobody wins: only patches has valid results."
+    assert winner(PAIRS[:1], reports[:2]) == (headline, [("", excluded)])
+    text, page = comparison_text(PAIRS[:1], reports[:2]), render_audit_page(reports[:2], PAIRS[:1])
+    for shown in (text, page, summary_markdown(reports[:2], PAIRS[:1])):
+        assert headline in shown
+        assert "no two models" not in shown
+        assert "−50.0" not in shown
+    # Without the first model the others are subtracted from the second.
+    others = [reports[1], reports[0], reports[2]]
+    (section,) = comparison_sections(PAIRS, others)
+    assert [(first, second) for first, second, *_ in section["rows"]] == [(1, 2)]
+    assert section["base"] == "patches"
+    assert "patches less table" in comparison_text(PAIRS, others)
+
+
+def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
+    # The third model has no classes, so that only the mean error is defined for all.
+    for_three = [
+        dataclasses.replace(
+            pair,
+            comparison=dataclasses.replace(
+                pair.comparison,
+                numbers={name: one for name, one in pair.comparison.numbers.items() if name == "consistency"},
+            ),
+        )
+        for pair in PAIRS[1:]
+    ]
+    headline, evidence = winner([PAIRS[0], *for_three], reports_of(*NAMES))
+    assert headline == "In mode circular, by the share answered correctly at every shift, rotation wins."
+    assert evidence[-1] == ("", "Not ranked, because their outputs do not define that number: table.")
 
 
 def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs():

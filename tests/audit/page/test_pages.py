@@ -90,7 +90,7 @@ def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
     text = Page(render_audit_page([make_report()])).heads
     places = [
         text.index(words)
-        for words in ("52.0 % at the worst shift", "These numbers hold for less", "Worth knowing", "unshifted (%)")
+        for words in ("52.0 % at the worst shift", "Limited validity", "Worth knowing", "unshifted (%)")
     ]
     assert places == sorted(places)
 

@@ -53,7 +53,7 @@ def test_the_summary_has_verdict_numbers_and_caveats():
     text = summary_markdown([make_report()])
     assert text.startswith("**patch model.** The answer changes with position")
     assert "| patch model, circular | 97.0 (95.0–98.5) |" in text
-    assert "- patch model: These numbers hold for less, **few images**." in text
+    assert "- patch model: Limited validity, **few images**." in text
     assert "Beside each number its 95 % interval." in text
 
 
@@ -66,5 +66,5 @@ def test_the_summary_of_several_models_begins_with_the_winner():
 
 def test_a_caveat_of_several_models_stands_once_in_the_summary():
     text = summary_markdown([make_report("patches"), make_report("rotation")])
-    assert text.count("- all models: These numbers hold for less, **few images**.") == 1
+    assert text.count("- all models: Limited validity, **few images**.") == 1
     assert text.count("few images") == 1

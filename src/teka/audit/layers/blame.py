@@ -57,13 +57,19 @@ class LayerFinding:
     added: float | None  # `error` less that of the layer's input at the same shifts
     error: float | None = None  # of all cells that came from inside
     border: tuple[tuple[int, int], ...] = ()  # cells that the edge can reach, before and after the interior
-    # The fewest pixels along every axis such that all measured shifts by multiples of them are within the limit.
+    # The fewest pixels along every axis such that all measured shifts by multiples of them are within the threshold.
     exact_step: tuple[int | None, ...] = ()
     errors: tuple[float | None, ...] = ()  # at each shift, of the interior where there is one
 
     def limit(self, threshold: int | float) -> float:
         """The error above which the layer breaks: the threshold, or 10 times the noise if that is more."""
         return max(threshold, NOISE_FACTOR * self.noise)
+
+    def is_undecided(self, threshold: int | float) -> bool:
+        """Return True if the largest error is above the threshold, but may be noise."""
+        errors = (self.interior_error, self.border_error, self.aliasing_error, self.error)
+        largest = max((error for error in errors if error is not None), default=0.0)
+        return threshold < largest <= self.limit(threshold)
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,11 @@ class LayerFindings:
         return tuple(
             fix.name for fix in usual if any(self._breaks_at(fix.kind, one) for one in self.mendable(fix.name))
         )
+
+    @property
+    def undecided(self) -> tuple[LayerFinding, ...]:
+        """The layers of which noise hides whether they break."""
+        return tuple(one for one in self.findings if one.is_undecided(self.threshold))
 
     def mendable(self, fix: str) -> tuple[str, ...]:
         """The layers that can have a fix."""

@@ -79,7 +79,8 @@ class Measured:
         every, inside, edge = _errors(sums)
         # What counts at each shift is the interior, or all cells that came from inside if there is none.
         counted = inside if any_interior else every
-        self.slot, self.counted, self.limit = slot, counted, max(threshold, NOISE_FACTOR * slot.noise)
+        self.slot, self.counted = slot, counted
+        self.threshold, self.limit = threshold, max(threshold, NOISE_FACTOR * slot.noise)
         self.has_interior = not inside.isnan().all()
         self.interior, self.every = _largest(inside[on_grid]), _largest(every[on_grid])
         # Without an interior, the rest is not the border of anything.
@@ -93,12 +94,12 @@ class Measured:
         return float(self._every[both].max() - before._every[both].max()) if both.any() else None
 
     def exact_step(self, axis: int, shifts: Sequence[Sequence[int | float]]) -> int | None:
-        """The fewest pixels along an axis such that every shift by a multiple of them alone is within the limit."""
+        """The fewest pixels along an axis such that every shift by a multiple of them alone is within the threshold."""
         within: dict[int | float, bool] = {}
         for shift, error in zip(shifts, self.counted.tolist(), strict=True):
             step = abs(shift[axis])
             if step == sum(map(abs, shift)) and not math.isnan(error):
-                within[step] = within.get(step, True) and error <= self.limit
+                within[step] = within.get(step, True) and error <= self.threshold
         whole = sorted(int(step) for step in within if step == int(step))
         return next((one for one in whole if all(within[step] for step in within if step % one == 0)), None)
 

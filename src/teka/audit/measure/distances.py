@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from teka.audit.function import Model, check_evaluation_mode, evaluate_model, relative_difference
+from teka.audit.function import Model, check_evaluation_mode, evaluate_model, relative_difference, repeat_difference
 from teka.audit.images import ImageSet, check_images
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts
@@ -27,8 +27,11 @@ class NoiseFloor:
     reason: str | None = None  # why that could not be measured
 
 
-def noise_floor(function: Model, images: Tensor, *, batch_size: int = 256) -> NoiseFloor:
-    """Measure how far two outputs lie apart although the input is the same, with norms over all images, in float64."""
+def noise_floor(function: Model, images: Tensor, *, batch_size: int = 256, precision: bool = True) -> NoiseFloor:
+    """Measure how far two outputs lie apart although the input is the same, with norms over all images, in float64.
+
+    Without `precision`, only two calls in the same precision are compared.
+    """
     # For the precision a deep copy is cast to float64, or to float32 where the images are in float64.
     check_evaluation_mode("function", function)
     check_images(images, least=1)
@@ -42,7 +45,9 @@ def noise_floor(function: Model, images: Tensor, *, batch_size: int = 256) -> No
     with torch.no_grad():
         answers = answer(function, images.dtype, [None] * len(batches))
         shapes: list[torch.Size | None] = [one.shape for one in answers]
-        repeat = _difference(answer(function, images.dtype, shapes), answers)
+        repeat = repeat_difference(torch.cat(answer(function, images.dtype, shapes)), torch.cat(answers))
+        if not precision:
+            return NoiseFloor(repeat, None, "it was not asked for")
         if not isinstance(function, nn.Module):
             return NoiseFloor(repeat, None, f"the function is a {type(function).__name__}, no module that can be cast")
         dtype = torch.float32 if images.dtype == torch.float64 else torch.float64
@@ -51,13 +56,8 @@ def noise_floor(function: Model, images: Tensor, *, batch_size: int = 256) -> No
         except FOREIGN as error:  # whatever a module raises in a dtype that it was not made for
             return NoiseFloor(repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}")
     single, double = (answers, cast) if dtype == torch.float64 else (cast, answers)
-    return NoiseFloor(repeat, _difference(single, double))
-
-
-def _difference(answers: list[Tensor], references: list[Tensor]) -> float:
-    """‖answers − references‖ / ‖references‖ over all batches; 0 where they are the same, zeros too."""
-    one, other = torch.cat(answers), torch.cat(references)
-    return 0.0 if torch.equal(one, other) else relative_difference(one, other)
+    one, other = torch.cat(single), torch.cat(double)
+    return NoiseFloor(repeat, 0.0 if torch.equal(one, other) else relative_difference(one, other))
 
 
 @dataclass(frozen=True)

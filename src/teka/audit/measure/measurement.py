@@ -113,6 +113,7 @@ class Measurement:
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
         self._labels = None if labels is None else outputs.check_labels(labels, len(images))
         self.calls, self.seconds_before, self.forward_seconds = 0, 0.0, 0.0
+        self._epsilon = torch.finfo(images.dtype).eps if images.is_floating_point() else 0.0
         self._references, self._tables = torch.empty(0), {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)}
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._noted_at = time.perf_counter()
@@ -173,6 +174,7 @@ class Measurement:
             calls=self.calls,
             seconds=self.seconds_before + seconds,
             forward_seconds=self.forward_seconds,
+            epsilon=self._epsilon,
             **tables,
         )
 
@@ -207,6 +209,7 @@ class Measurement:
         if self._output == "boxes" and moved.movement.change is not None:
             raise wrong_value("mode", moved.movement.mode, "one that shifts images, for an output of boxes")
         self._seen_size = tuple(seen_size)
+        self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
         names, ranks = ["error_squared", "norm_squared"], []
         if self._output in ("segmentation", "boxes"):
             names.append("overlap")

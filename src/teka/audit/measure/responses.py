@@ -16,6 +16,7 @@ from teka.errors import wrong_value
 
 OUTPUTS = ("logits", "features", "dense", "segmentation", "boxes")
 WITH_ZERO = "a set with the zero shift, to which the others are compared"
+SINGLE_PRECISION = 2.0**-23
 _TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "loss", "probability_change", "divergence")
 _TABLES += ("overlap", "cosine_distance", "rank")
 
@@ -54,6 +55,7 @@ class Responses:
     calls: int = 0  # of the model
     seconds: float = 0.0  # wall time of the measurement
     forward_seconds: float = 0.0  # that within the model
+    epsilon: float = SINGLE_PRECISION  # the machine epsilon of the outputs, or of the images if theirs is larger
 
     def __post_init__(self) -> None:
         check_name("output", self.output, OUTPUTS)

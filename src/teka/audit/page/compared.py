@@ -15,19 +15,40 @@ from teka.audit.statistics.ranking import Lead, Pair, find_leads
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
-def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, list[tuple[str, str]]]:
-    """Which of the models wins in the mode of the pairs, and the evidence: each number with a sentence of it.
+def valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[Pair]:
+    """Return the pairs whose two models both have valid results. Only these are compared."""
+    return [pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)]
 
-    A model of which a caveat makes the numbers void does not compete.
+
+def excluded(reports: Sequence[AuditReport]) -> list[str]:
+    """Write a sentence for each model that is not compared because its results are invalid."""
+    return [
+        f"{report.name} is not compared, because its results are invalid: {', '.join(report.invalid)}."
+        for report in reports
+        if report.invalid
+    ]
+
+
+def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, list[tuple[str, str]]]:
+    """Return which of the models wins in the mode of the pairs, and the evidence: each number with a sentence.
+
+    Models with invalid results do not compete. A model that lacks a number does not compete by that number.
     """
     names, mode = [report.name for report in reports], pairs[0].comparison.movement.mode
-    void = {at: report.invalid for at, report in enumerate(reports) if report.invalid}
-    leads = find_leads([pair for pair in pairs if void.keys().isdisjoint((pair.first, pair.second))])
-    out = [("", f"Left out is {names[at]}, whose numbers do not hold: {', '.join(why)}.") for at, why in void.items()]
-    found = next((lead for number in DECISIVE for lead in leads if lead.number == number), None)
-    if found is None:
-        return f"In mode {mode} no two models can be compared by a number.", out
+    competing = [at for at, report in enumerate(reports) if not report.invalid]
+    out = [("", sentence) for sentence in excluded(reports)]
+    if len(competing) < 2:
+        left = f"only {names[competing[0]]} has" if competing else "no model has"
+        return f"In mode {mode} nobody wins: {left} valid results.", out
+    leads = find_leads(valid_pairs(pairs, reports))
+    decisive = [lead for number in DECISIVE for lead in leads if lead.number == number]
+    if not leads:
+        return f"In mode {mode} no number is defined for two models, so that none can be compared.", out
+    # The number that most models have decides; of several, the first of `DECISIVE`.
+    found = max(decisive or leads, key=lambda lead: len(lead.over))
     number = NUMBERS[found.number]
+    if lacking := [names[at] for at in competing if at != found.best and at not in found.over]:
+        out.append(("", f"Not ranked, because their outputs do not define that number: {listed(lacking)}."))
     by = f"In mode {mode}, by {'the ' + number.meaning if number.is_share else number.label},"
     tied = [names[at] for at in (found.best, *found.tied)]
     headline = f"{by} nobody wins: {listed(tied)} are not told apart." if found.tied else f"{by} {tied[0]} wins."
@@ -72,29 +93,37 @@ def differing(comparison: Comparison) -> str:
     return f"{count} of {len(comparison.shifts)}"
 
 
+def reference_of(pairs: Sequence[Pair]) -> int:
+    """Return the place of the model from which the others are subtracted: the first that is in a pair."""
+    return min((pair.first for pair in pairs), default=0)
+
+
 def comparison_sections(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """A section for each mode: winner, evidence, a row of differences for each pair, and curves of differences."""
+    """A section for each mode: winner, evidence, a row of differences for each valid pair, and their curves."""
     names, sections = [report.name for report in reports], []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
         of_mode = [pair for pair in pairs if pair.comparison.movement.mode == mode]
         headline, evidence = winner(of_mode, reports)
-        numbers = [name for name in COMPARED_NUMBERS if any(name in pair.comparison.numbers for pair in of_mode)]
-        rows = [(pair.first, pair.second, _cells(pair, numbers), differing(pair.comparison)) for pair in of_mode]
-        with_first = [pair for pair in of_mode if pair.first == 0]
+        valid = valid_pairs(of_mode, reports)
+        numbers = [name for name in COMPARED_NUMBERS if any(name in pair.comparison.numbers for pair in valid)]
+        base = reference_of(valid)
+        rows = [(pair.first, pair.second, _cells(pair, numbers), differing(pair.comparison)) for pair in valid]
+        with_base = [pair for pair in valid if pair.first == base]
         lines = {
             pair.second: (pair.comparison.shifts, found.curve if found is not None else None)
-            for pair in with_first
+            for pair in with_base
             for found in [pair.comparison.curves.get("accuracy")]
         }
-        quantity = difference_of("accuracy", names[0])
-        methods = [one.method for pair in of_mode for one in pair.comparison.numbers.values()]
+        quantity = difference_of("accuracy", names[base])
+        methods = [one.method for pair in valid for one in pair.comparison.numbers.values()]
         section = {
             "mode": mode,
             "headline": headline,
             "evidence": evidence,
             "columns": [NUMBERS[name] for name in numbers],
-            "rows": [row for row in rows if row[0] == 0],
-            "more_rows": [row for row in rows if row[0] != 0],
+            "base": names[base],
+            "rows": [row for row in rows if row[0] == base],
+            "more_rows": [row for row in rows if row[0] != base],
             "curves": [figure for figure in [curve_figure(names, lines, quantity, quantity.label)] if figure],
             "confidence": f"{100 * of_mode[0].comparison.confidence:g} %",
             "missing": missing_intervals(methods),

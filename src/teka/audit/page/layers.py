@@ -46,6 +46,10 @@ def blamed_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
         words = f"{found.module}{place}, error {write_size(found.error)}"
         mended = [fix for fix in layers.advised if FIXES[fix].kind == kind]
         blamed.append((BREAK_ROLES[kind], found.name, f"{words}{_command(mended)}"))
+    for one in layers.undecided[:1]:
+        error, noise = write_size(one.error or 0.0), write_size(one.noise)
+        words = f"{one.kind}, error {error}, and two copies of the same images differ by {noise}"
+        blamed.append(("cannot be decided from here on", one.name, words))
     for at, jump in enumerate(layers.biggest_jumps(MOST_JUMPS)):
         role = "adds error too" if at else "adds most error"
         mended = [fix for fix in layers.advised if jump.name in layers.mendable(fix)]
@@ -136,5 +140,7 @@ def layer_chart(layers: LayerFindings, width: float) -> str:
     parts.append(svg.label(f"layers in the order of execution, 1 to {len(findings)}", (LEFT + width) / 2, HEIGHT - 8))
     first = layers.first_break
     words = f"The first layer that breaks is {first}." if first else "No layer breaks within the image."
+    if layers.undecided and not first:
+        words = f"Whether {layers.undecided[0].name} breaks cannot be decided."
     order = f"Chart of the relative error of {len(findings)} layers in the order of execution."
     return svg.drawing(width, HEIGHT, f"{order} {words}", *parts)

@@ -48,16 +48,17 @@ def audit_columns(reports: Sequence[AuditReport], numbers: Sequence[str] = tuple
 
 
 def audit_rows(reports: Sequence[AuditReport], columns: Sequence[str]) -> list[AuditRow]:
-    """The numbers of some columns, model after model and mode after mode."""
+    """The numbers of some columns, model after model and mode after mode. The mode says if a model is invalid."""
     rows = []
     for model, report in enumerate(reports):
         for metrics in report.metrics:
+            mode = f"{metrics.movement.mode}{' (invalid)' if report.invalid else ''}"
             shifts = f"{len(metrics.shifts):,}"
             if metrics.skipped_shifts:
                 shifts += f" of {len(metrics.shifts) + len(metrics.skipped_shifts):,}"
             numbers = ((name, metrics.numbers.get(name)) for name in columns)
             cells = tuple(found and _write_estimate(name, found) for name, found in numbers)
-            rows.append(AuditRow(model, metrics.movement.mode, f"{metrics.num_images:,}", shifts, cells))
+            rows.append(AuditRow(model, mode, f"{metrics.num_images:,}", shifts, cells))
     return rows
 
 
@@ -233,9 +234,9 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
 
 
 def _first_numbers(reports: Sequence[AuditReport]) -> list[tuple[NumberMetric, tuple[str, str]]]:
-    """The three numbers of a model that a reader sees first, in its first mode; none of several models."""
+    """The three numbers of a valid model that a reader sees first, in its first mode; none of several models."""
     columns = audit_columns(reports, FIRST_NUMBERS)[:3]
-    rows = audit_rows(reports, columns) if len(reports) == 1 else []
+    rows = audit_rows(reports, columns) if len(reports) == 1 and not reports[0].invalid else []
     return [(NUMBERS[name], cell) for row in rows[:1] for name, cell in zip(columns, row.cells, strict=True) if cell]
 
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.page.compared import differing, winner, write_ends
+from teka.audit.page.compared import differing, reference_of, valid_pairs, winner, write_ends
 from teka.audit.page.layers import blamed_layers
 from teka.audit.page.notation import is_share, missing_intervals, write_difference, write_p_value
 from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
@@ -16,6 +16,7 @@ from teka.audit.statistics.ranking import Pair
 from teka.errors import wrong_value
 
 WIDTH = 100  # columns of a terminal that the text fits into
+INVALID = "Rows marked invalid are for diagnosis only"
 TERMINAL_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency", "flip_rate")
 TERMINAL_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "cosine_distance", "maximum_error")
 """The numbers that a terminal has room for."""
@@ -48,7 +49,8 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
     cells = [["–" if cell is None else "\n".join(cell) for cell in row.cells] for row in found]
     rows = tuple((name, row.images, *of) for name, row, of in zip(named, found, cells, strict=True))
     heads = ("model\nmode" if several else "mode", "images", *(NUMBERS[name].label for name in columns))
-    notes = [interval_note(reports, columns)] if rows else []
+    notes = [f"{INVALID}: {', '.join(report.invalid)} ({report.name})." for report in reports if report.invalid]
+    notes += [interval_note(reports, columns)] if rows else []
     counts = dict.fromkeys(row.shifts for row in found)
     if len(counts) > 1:
         counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in found)
@@ -64,12 +66,13 @@ def _wrap(words: str, first: str = "") -> list[str]:
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
-    """Who wins in the mode of the pairs and by what, and the differences of the first model from each other."""
+    """Who wins in the mode of the pairs and by what, and the differences of the first valid model from each other."""
     headline, evidence = winner(pairs, reports)
     texts = ["\n".join([*_wrap(headline), *(line for _, one in evidence for line in _wrap(one, "  "))])]
+    pairs = valid_pairs(pairs, reports)
     for pair in pairs:
-        if pair.first == 0:
-            texts.append(_differences(pair.comparison, reports[0].name, reports[pair.second].name))
+        if pair.first == reference_of(pairs):
+            texts.append(_differences(pair.comparison, reports[pair.first].name, reports[pair.second].name))
     if missing := missing_intervals(one.method for pair in pairs for one in pair.comparison.numbers.values()):
         texts.append(missing)
     return "\n\n".join(texts)

@@ -9,12 +9,14 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from teka.audit.measure.responses import Responses
+from teka.audit.function import rounding_bound
+from teka.audit.measure.responses import SINGLE_PRECISION, Responses
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import Curve, Estimate
 
 Table = tuple[Tensor, Tensor | None]
+NOISE_FACTOR = 10.0  # errors up to this many times the difference of two equal calls may be noise
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,18 @@ class Metrics:
     curves: dict[str, Curve]
     numbers: dict[str, Estimate]
     confidence: float
+    epsilon: float = SINGLE_PRECISION  # the machine epsilon of the outputs
+
+    @property
+    def is_exact(self) -> bool:
+        """Return True if no shift changes the output by more than rounding of its dtype."""
+        largest = self.numbers.get("maximum_error")
+        return largest is not None and largest.value <= rounding_bound(self.epsilon)
+
+    def is_within_noise(self, repeat: float) -> bool:
+        """Return True if two calls on the same images differ by more than rounding, and shifts hardly by more."""
+        largest = self.numbers.get("maximum_error")
+        return largest is not None and repeat > rounding_bound(self.epsilon) and largest.value <= NOISE_FACTOR * repeat
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Every two of several models on the same images, and which is best at a number as far as that can be told."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,13 +56,16 @@ def compare_every_two(
 
 
 def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
-    """Which model is best at each number that all pairs have, in the order of `NUMBERS`; of equal ones the first."""
-    models = sorted({model for pair in pairs for model in (pair.first, pair.second)})
+    """Return which model is best at each number, in the order of `NUMBERS`; of equal ones the first.
+
+    Models that lack a number are left out for that number.
+    """
     leads = []
     for number in COMPARED_NUMBERS:
         found = {(pair.first, pair.second): pair.comparison.numbers.get(number) for pair in pairs}
         known = {both: difference for both, difference in found.items() if difference is not None}
-        if not known or len(known) < len(found):
+        models = sorted({model for both in known for model in both})
+        if not known or len(known) < math.comb(len(models), 2):
             continue
         adjusted = holm_adjust(torch.tensor([one.p_value for one in known.values()], dtype=torch.float64)).tolist()
         better: dict[tuple[int, int], Difference] = {}

@@ -132,4 +132,5 @@ def _mean_over_shifts(responses: Responses, curve: ImageAverage) -> ImageAverage
 def _metrics(responses: Responses, complete: Responses, *found: Any) -> Metrics:
     done = set(complete.shifts)
     skipped = tuple(shift for shift in responses.shifts if shift not in done)
-    return Metrics(responses.movement, responses.output, responses.num_images, complete.shifts, skipped, *found)
+    measured = responses.movement, responses.output, responses.num_images, complete.shifts, skipped
+    return Metrics(*measured, *found, epsilon=responses.epsilon)
