@@ -74,6 +74,29 @@ def test_a_folder_of_a_run_or_of_another_run_and_a_file_are_not_written_over(tra
         train(tiny, tmp_path / "file")
 
 
+class TrainAgain(Callback):
+    """Start a second training into the same folder while the first one runs."""
+
+    def __init__(self, run, folder):
+        self.run, self.folder, self.messages = run, folder, []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        for resume in (False, True):
+            with pytest.raises(ValueError, match="out is") as error:
+                train(self.run, self.folder, resume=resume)
+            self.messages.append(str(error.value))
+
+
+def test_a_second_training_in_the_same_folder_is_refused_while_the_first_one_runs(tiny, tmp_path):
+    second = TrainAgain(tiny.replace(seed=1, epochs=1), tmp_path / "run")
+    first = tiny.replace(epochs=1)
+    result = train(first, tmp_path / "run", callbacks=[second])
+    assert len(second.messages) == 2
+    assert all("no other training is running" in message for message in second.messages)
+    assert Run.load(tmp_path / "run") == first
+    assert train(first, tmp_path / "run", resume=True) == result  # the lock is free again
+
+
 def test_projections_are_redrawn_on_schedule_and_saved(tiny, tmp_path):
     train(tiny.replace(redraw_every=4), tmp_path / "run")  # 2 epochs of 3 steps: before step 4 alone
     model = restore(tmp_path / "run").model

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
@@ -31,6 +32,7 @@ from teka.training.progress import Clock, EpochTable, Throughput, training_flops
 from teka.training.run import RUN_FILE, Run
 
 RESULT_FILE = "result.json"
+LOCK_FILE = ".lock"
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Lightning's words for a run's precision.
 PRECISION: Mapping[str, Any] = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
@@ -84,9 +86,9 @@ def train(
             first writes.
 
     Raises:
-        ValueError: The folder is a file, or holds a run already and `resume` is False, or a different run; options that
-            do not fit the images or the machine; a service that is unknown, not installed or refuses; other processes
-            than the launcher started.
+        ValueError: The folder is a file, or holds a run already and `resume` is False, or a different run; another
+            training is running in the folder; options that do not fit the images or the machine; a service that is
+            unknown, not installed or refuses; other processes than the launcher started.
         KeyboardInterrupt: Interrupted, or asked to end by SIGTERM; the folder can be resumed.
         FloatingPointError: The loss or a weight became NaN or infinite; the folder holds the last sound epoch.
         MemoryError: A step did not fit into memory; the folder holds the last whole epoch.
@@ -97,6 +99,48 @@ def train(
     folder = make_directory("out", out)
     if run.precision == "float16" and (execution.accelerator == "cpu" or not torch.cuda.is_available()):
         raise wrong_value("precision", run.precision, "'float32' or 'bfloat16' on a CPU")
+    with _exclusive_access(folder):
+        return _train(
+            run, folder, resume, command, dataset, callbacks, loggers, progress_bar, throughput, execution, processes
+        )
+
+
+@contextlib.contextmanager
+def _exclusive_access(folder: Path) -> Iterator[None]:
+    """Lock a run's folder against other trainings until the block ends or the process dies.
+
+    The first process of a training holds the lock for all its processes.
+    """
+    if not is_first_process():
+        yield
+        return
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        expected = "a folder in which no other training is running; wait for that one, or choose another folder"
+        raise wrong_value("out", str(folder), expected) from error
+    except NotImplementedError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _train(
+    run: Run,
+    folder: Path,
+    resume: bool,
+    command: str,
+    dataset: Dataset | None,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[str],
+    progress_bar: bool,
+    throughput: bool,
+    execution: Execution,
+    processes: Processes,
+) -> dict[str, object]:
     is_first = is_first_process()
     if is_first:  # which has written into the folder before the others begin
         _check_folder(folder, run, resume=resume)
