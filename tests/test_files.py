@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.files import check_output, make_directory, new_folder, read_json, read_yaml, write_bytes, write_json
+from teka.files import (
+    check_output,
+    expand_user,
+    make_directory,
+    new_folder,
+    read_json,
+    read_yaml,
+    resolve_path,
+    write_bytes,
+    write_json,
+)
 
 Scalar = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
@@ -32,6 +42,21 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path):
         write_bytes(path, content)
         assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_loop_of_symbolic_links_is_an_error_that_names_the_argument(tmp_path: Path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for use in (resolve_path, check_output, make_directory):
+        with pytest.raises(ValueError, match=r"out is .*loop"):
+            use("out", loop)
+    assert loop.is_symlink()
+
+
+def test_the_home_folder_of_an_unknown_user_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert expand_user("~/data") == Path("/home/somebody/data")
+    assert expand_user("~no such user/data") == Path("~no such user/data")
 
 
 def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

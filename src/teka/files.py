@@ -31,7 +31,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | Non
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _replace(path.resolve(), content, previous)  # of a link, what it points to
+            _replace(resolve_path("path", path), content, previous)  # a link stays, and its target is replaced
     except OSError as error:  # those of a write do not say where
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
@@ -88,6 +88,19 @@ def _lock(file: BinaryIO) -> bool:
     return True
 
 
+def expand_user(path: str | Path) -> Path:
+    """Return the path with `~` and `~user` replaced by the home folder; an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises RuntimeError for an unknown user
+
+
+def resolve_path(argument: str, path: str | Path) -> Path:
+    """Return the absolute path with `~` and every symbolic link resolved."""
+    try:
+        return expand_user(path).resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        raise wrong_value(argument, str(path), "a path without a loop of symbolic links") from error
+
+
 def read_yaml(argument: str, path: str | Path) -> object:
     """Read a YAML file of plain values, unless it nests or repeats itself without measure."""
     import yaml
@@ -131,7 +144,7 @@ def check_output(argument: str, path: str | Path) -> Path:
         with contextlib.suppress(FileNotFoundError):
             file.stat()  # a name that is too long, of which `exists` says nothing from Python 3.14 on
         if not file.exists() or file.is_file():
-            _try_to_write(file.resolve())
+            _try_to_write(resolve_path(argument, file))
     except OSError as error:
         raise wrong_value(argument, str(path), f"a file that can be written ({error.strerror})") from error
     return file

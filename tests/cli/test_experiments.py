@@ -47,7 +47,7 @@ def test_a_canvas_allows_larger_shifts(trained_folder, tmp_path):
 
 
 def test_images_that_would_lose_something_are_an_error(trained_folder, tmp_path, fails):
-    assert "shift" in fails("shift", trained_folder, "--max-shift", "5", "--out", tmp_path)
+    assert "shift" in fails("shift", trained_folder, "--mode", "lossless", "--max-shift", "5", "--out", tmp_path)
 
 
 def test_bad_options_of_shift_are_one_line(trained_folder, tmp_path, fails):

@@ -32,7 +32,7 @@ from teka.checks import check_name
 from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.errors import require, wrong_value
-from teka.files import check_output, make_directory, write_bytes, write_json
+from teka.files import check_output, make_directory, resolve_path, write_bytes, write_json
 
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.
@@ -232,7 +232,7 @@ def check_files(options: Namespace) -> Path | None:
         check_output(argument, path)
     written: dict[Path, str] = {}
     for argument, path in paths.items():
-        if (other := written.setdefault(path.resolve(), argument)) != argument:
+        if (other := written.setdefault(resolve_path(argument, path), argument)) != argument:
             raise wrong_value(argument, given[argument], f"another file than that of --{other}")
     if options.html is not None:
         require("jinja2", "reports need", "teka[report]")

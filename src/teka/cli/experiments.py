@@ -26,7 +26,7 @@ from teka.experiments.study.report.write import write_study
 from teka.experiments.study.run_cell import repeat_cell
 from teka.experiments.study.run_study import Progress
 from teka.experiments.study.step_seconds import measure_step_seconds
-from teka.files import make_directory
+from teka.files import make_directory, resolve_path
 from teka.training import Run, TrainedRun, restore, train
 from teka.training.shift.measure import ShiftSettings, check_same_data, make_examples, make_report, measure
 from teka.training.shift.page import write_report
@@ -69,7 +69,7 @@ def shift(options: Namespace, command: str) -> None:
     """Compare trained runs on their test images, shifted along both axes."""
     settings = ShiftSettings(options.max_shift, options.mode, options.selection, options.batch_size)
     folders = [Path(run) for run in options.runs]
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    if len({resolve_path("runs", folder) for folder in folders}) < len(folders):
         raise wrong_value("runs", options.runs, "each folder once")
     trained = [restore(folder, data_dir=options.data_dir) for folder in folders]
     _compare(trained, settings, make_directory("out", options.out), command)
@@ -111,7 +111,7 @@ def demo(options: Namespace, command: str) -> None:
         place = folder / f"{name.replace(', ', '-')}-{run.seed}"
         train(run, place, resume=True, command=command)
         trained.append(restore(place))
-    _compare(trained, ShiftSettings(max_shift=4), folder, command)
+    _compare(trained, ShiftSettings(max_shift=4, mode="lossless"), folder, command)
 
 
 @command(

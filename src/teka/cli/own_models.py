@@ -8,7 +8,7 @@ from teka.audit.adapters import Loader, Preprocessing, Reading, Subject
 from teka.audit.adapters.subject import subject_of_module
 from teka.data.load import class_names
 from teka.errors import wrong_value
-from teka.files import read_json
+from teka.files import expand_user, read_json
 from teka.models.model_file import PRETRAINED
 
 
@@ -16,7 +16,7 @@ def load_run(path: str, reading: Reading) -> Subject:
     """The best model of a finished run; its data, which may have moved to `data_dir`, say how large it is."""
     from teka.training import restore
 
-    trained = restore(Path(path).expanduser(), data_dir=reading.data_dir)
+    trained = restore(expand_user(path), data_dir=reading.data_dir)
     data, name = trained.dataset, trained.name
     transform, size = _checked(name, data.image_size, data.in_channels, reading)
     # A data set that was passed to `train` has no path, and so no names.
@@ -47,7 +47,7 @@ def _checked(
 
 
 def _is_model_file(spec: str) -> bool:
-    config = Path(spec).expanduser() / "config.json"
+    config = expand_user(spec) / "config.json"
     return spec in PRETRAINED or (config.is_file() and "format_version" in read_json(config))
 
 
@@ -55,5 +55,5 @@ _MODEL_FILE = f"the folder of a model file, or a model that comes with teka ({',
 # The models that come with the library go before folders of their names.
 OWN_LOADERS = (
     Loader(_MODEL_FILE, _is_model_file, load_model_file),
-    Loader("the folder of a teka run", lambda spec: (Path(spec).expanduser() / "run.json").is_file(), load_run),
+    Loader("the folder of a teka run", lambda spec: (expand_user(spec) / "run.json").is_file(), load_run),
 )

@@ -10,7 +10,7 @@ from teka import training
 from teka.audit.page.tables import Table
 from teka.cli.parser import Option, Parser, command, fields_of, progress_bar
 from teka.errors import wrong_value
-from teka.files import read_yaml
+from teka.files import read_yaml, resolve_path
 from teka.models import SelfAttentionNetwork
 from teka.models.degenerate_heads import heads_table
 from teka.models.model_file import WEIGHTS_FILE
@@ -101,7 +101,7 @@ def train(options: argparse.Namespace, command: str) -> None:
 
 
 def _default_folder(run: Run) -> Path:
-    data = Path(run.data).resolve().stem  # of a name, or a path
+    data = resolve_path("data", run.data).stem  # of a name, or a path
     model = f"{run.position}-{run.kernel}" if run.model == "performer" else run.model
     return Path("runs") / f"{data}-{model}-{run.seed}"
 

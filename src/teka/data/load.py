@@ -12,7 +12,7 @@ from teka.data.fetch import Fetcher
 from teka.data.own_images import find_classes, read_arrays, read_image_folder, read_npz
 from teka.data.published import PublishedDataset
 from teka.errors import unknown_name, wrong_value
-from teka.files import make_directory
+from teka.files import expand_user, make_directory
 
 NAMES = ("digits", *PUBLISHED_DATASETS)
 
@@ -115,7 +115,7 @@ def download(name: str, data_dir: str | Path = "data", *, fetcher: Fetcher | Non
         ConnectionError: No address gave a file.
     """
     dataset = published_dataset(name)
-    folder = make_directory("data_dir", Path(data_dir).expanduser())
+    folder = make_directory("data_dir", expand_user(data_dir))
     return dataset.download(folder, Fetcher() if fetcher is None else fetcher)
 
 
@@ -143,5 +143,5 @@ def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:
 
 
 def _places(name: str, data_dir: str | Path | None) -> list[Path]:
-    given = Path(name).expanduser()
-    return [given] if data_dir is None else [Path(data_dir).expanduser() / given, given]
+    given = expand_user(name)
+    return [given] if data_dir is None else [expand_user(data_dir) / given, given]

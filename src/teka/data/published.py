@@ -19,7 +19,7 @@ from torch import Tensor
 
 from teka.data.dataset import Levels
 from teka.data.fetch import Fetcher, PublishedFile
-from teka.files import make_directory, write_bytes
+from teka.files import expand_user, make_directory, write_bytes
 
 DATA_DIR = "data"
 _UNSIGNED_BYTE = 0x08
@@ -62,7 +62,7 @@ class PublishedDataset(ABC):
 
         The ValueError, if none has, names every folder, what it lacks and what to do.
         """
-        folders = [] if data_dir is None else self.folders(Path(data_dir).expanduser())
+        folders = [] if data_dir is None else self.folders(expand_user(data_dir))
         looked = []
         for folder in [*folders, *([] if self.system_folder is None else [self.system_folder])]:
             found = self._find(folder)

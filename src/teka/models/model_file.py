@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from teka.checks import check_name
 from teka.codec import decode, encode
 from teka.errors import require, wrong_shape, wrong_value
-from teka.files import new_folder, read_json, write_bytes, write_json
+from teka.files import expand_user, new_folder, read_json, resolve_path, write_bytes, write_json
 from teka.models.model_config import MODELS, ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -41,7 +41,7 @@ def save(model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str 
         ImportError: safetensors is not installed.
         ValueError: Something else at `path`, another model's config, or weights that the dtype cannot hold.
     """
-    folder = Path(path).expanduser().resolve()
+    folder = resolve_path("path", path)
     _check_place(folder)
     check_same_logits(model, config)
     weights = pack(model, dtype)
@@ -94,7 +94,7 @@ def read_config(path: str | Path) -> ModelConfig:
 def _find(path: str | Path) -> Path:
     if str(path) in PRETRAINED:
         return Path(str(files("teka.models") / "pretrained" / str(path)))
-    folder = Path(path).expanduser()
+    folder = expand_user(path)
     if not folder.is_dir():
         raise wrong_value("path", str(path), f"the folder of a model file, or one of {', '.join(PRETRAINED)}")
     return folder

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.files import new_folder, write_json
+from teka.files import new_folder, resolve_path, write_json
 from teka.flops import flop_counter
 from teka.models import SelfAttentionNetwork
 from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, DegenerateHeads, degenerate_heads
@@ -84,7 +84,7 @@ def prune(
         KeyboardInterrupt: Interrupted; nothing was written.
         FloatingPointError: The loss became NaN or infinite; nothing was written.
     """
-    model, dataset, folder = trained.model, trained.dataset, Path(out).resolve()
+    model, dataset, folder = trained.model, trained.dataset, resolve_path("out", out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise wrong_value("out", str(out), "a folder that is empty, or a place where none stands")
     if not isinstance(model, SelfAttentionNetwork):

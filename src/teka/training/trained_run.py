@@ -17,7 +17,7 @@ from teka.codec import encode
 from teka.data import Dataset
 from teka.data.load import class_names
 from teka.errors import wrong_value
-from teka.files import check_output, read_json, write_json
+from teka.files import check_output, read_json, resolve_path, write_json
 from teka.models import ModelConfig, save
 from teka.prediction.pictures import settings_for
 from teka.provenance import provenance
@@ -179,4 +179,4 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     pictures = encode(settings_for(run.data, dataset.image_size))
     described = {"options": run.network.keywords(), "class_names": names, "pictures": pictures, "facts": facts}
     config = ModelConfig(run.model, **dataset.sizes, **described)
-    return save(trained.model, out, config, dtype=dtype)
+    return save(trained.model, resolve_path("out", out), config, dtype=dtype)

@@ -51,10 +51,21 @@ def test_the_examples_are_what_the_models_saw(trained_on_canvas):
 
 def test_a_canvas_holds_images_that_could_not_be_shifted_without_loss(trained):
     with pytest.raises(ValueError, match="only background"):
-        measure(trained, ShiftSettings(max_shift=2))
+        measure(trained, ShiftSettings(max_shift=2, mode="lossless"))
     responses = measure(trained, ShiftSettings(max_shift=2, mode="canvas"))
     assert responses.movement.canvas_size == (12, 12)
     assert measure(trained, ShiftSettings(max_shift=1, mode="canvas")).movement.canvas_size == (10, 10)
+
+
+def test_the_default_shifts_images_without_a_margin_and_fills_with_background(trained):
+    responses = measure(trained, ShiftSettings(max_shift=2))
+    test = trained.dataset.test
+    moved = torch.zeros_like(test.images)
+    moved[..., 2:] = test.images[..., :-2]
+    with torch.inference_mode():
+        predictions = trained.model(moved).argmax(dim=1)
+    assert responses.predictions is not None
+    assert torch.equal(responses.predictions[responses.shifts.index((0, 2))].long(), predictions)
 
 
 def test_models_that_a_report_would_refuse_are_refused_before_they_are_measured(trained, tmp_path):

@@ -23,6 +23,7 @@ from teka.audit.adapters.subject import Subject, subject_of_module, tensors_only
 from teka.audit.adapters.transformers_model import load_transformers
 from teka.data import Normalize
 from teka.errors import FOREIGN, first_line, require, wrong_value
+from teka.files import expand_user
 
 __all__ = ["Loader", "Preprocessing", "Reading", "Subject", "load"]
 
@@ -175,7 +176,7 @@ def load(spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = (
 def load_factory(spec: str, reading: Reading = READING) -> Subject:
     """What a function without arguments makes, "path/module.py:function"; the file is executed, with all rights."""
     path, _, name = spec.rpartition(":")
-    file = Path(path).expanduser()
+    file = expand_user(path)
     if not (path.endswith(".py") and file.is_file() and name):
         raise wrong_value("model", spec, "path/module.py:function, an existing file")
     made = _make(file, name)
@@ -212,7 +213,7 @@ def _make(file: Path, name: str) -> object:
 
 
 def _is_transformers(spec: str) -> object:
-    is_folder = spec.startswith("transformers:") or (Path(spec).expanduser() / "config.json").is_file()
+    is_folder = spec.startswith("transformers:") or (expand_user(spec) / "config.json").is_file()
     return is_folder or (not Path(spec).exists() and re.fullmatch(r"(?!\.)[\w.-]+/[\w.-]+", spec))
 
 

@@ -18,7 +18,7 @@ from teka.audit.adapters.subject import Subject, read_as, spoken_names
 from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
 from teka.checks import height_and_width
 from teka.errors import FOREIGN, require, wrong_value
-from teka.files import read_json
+from teka.files import expand_user, read_json
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 _CHANNELS = (1, 3)
@@ -137,7 +137,7 @@ def read_graph(file: Path) -> Any:
 
 def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     """The model of an ONNX file of one input, (B, C, H, W) or (B, H, W, C), and its answer "logits", or the first."""
-    file = Path(path).expanduser()
+    file = expand_user(path)
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
     session = _session(require("onnxruntime", "this model needs", "teka[audit]"), file, reading.device)

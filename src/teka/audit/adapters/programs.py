@@ -16,6 +16,7 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.reading import Reading
 from teka.audit.adapters.subject import Subject, read_as, subject_of_module, tensors_only
 from teka.errors import wrong_value
+from teka.files import expand_user
 
 NOTE = "a program does not say how its images are to be made: unless --mean and --std say so they go in as they are"
 
@@ -53,7 +54,7 @@ class ExportedProgram(nn.Module):
 
 def is_script(spec: str) -> bool:
     """Return True for a file of TorchScript, which holds code as well as weights."""
-    file = Path(spec).expanduser()
+    file = expand_user(spec)
     if file.suffix == ".pt2" or not file.is_file():
         return False
     try:
@@ -89,7 +90,7 @@ def load_script(path: str, reading: Reading) -> Subject:
     """Load a file that `torch.jit.save` wrote."""
     check_trusted(path, reading, "A TorchScript program", "can read and write any file")
     with read_as(path, "a program of TorchScript"), _quiet():
-        module = torch.jit.load(Path(path).expanduser(), map_location=reading.device or "cpu").eval()
+        module = torch.jit.load(expand_user(path), map_location=reading.device or "cpu").eval()
     filters = next((one for one in module.state_dict().values() if one.ndim == 4), None)
     in_channels = None if filters is None or filters.shape[1] not in (1, 3) else filters.shape[1]
     transform, size = reading.fit(Preprocessing(in_channels))
@@ -100,7 +101,7 @@ def load_exported(path: str, reading: Reading) -> Subject:
     """Load a file that `torch.export.save` wrote and whose only input is images (B, C, H, W)."""
     check_trusted(path, reading, "A torch.export program", "can run any code")
     with tensors_only(path, "a program of torch.export"), _quiet():
-        program = torch.export.load(Path(path).expanduser())
+        program = torch.export.load(expand_user(path))
     inputs = [one for one in program.graph.nodes if one.name in program.graph_signature.user_inputs]
     shapes: list[Any] = [getattr(one.meta.get("val"), "shape", ()) for one in inputs]
     if len(shapes) != 1 or len(shapes[0]) != 4:

@@ -14,6 +14,7 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.checks import check_flags, check_sizes
 from teka.data import Normalize
 from teka.errors import FOREIGN, require, wrong_value
+from teka.files import expand_user
 
 Size = int | tuple[int, int] | None  # one side or (height, width); None leaves it to the model
 RANDOM = "random"
@@ -61,7 +62,7 @@ class Reading:
     def __post_init__(self) -> None:
         check_sizes({"num_classes": self.num_classes}, or_none=True)
         check_flags({"trust": self.trust})
-        if self.weights not in (None, RANDOM) and not Path(self.weights).expanduser().is_file():
+        if self.weights not in (None, RANDOM) and not expand_user(self.weights).is_file():
             raise wrong_value("weights", str(self.weights), f"an existing file, or {RANDOM!r}")
         if (self.mean is None) != (self.deviation is None):
             missing = "mean" if self.mean is None else "deviation"
@@ -107,7 +108,7 @@ class Reading:
         """The module with the weights of the file, if there is one; each must be there, and none else."""
         if self.weights in (None, RANDOM):
             return module
-        file = Path(self.weights).expanduser()
+        file = expand_user(self.weights)
         try:
             module.load_state_dict(read_weights(file))
         except FOREIGN as error:

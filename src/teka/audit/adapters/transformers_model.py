@@ -15,7 +15,7 @@ from teka.audit.adapters.reading import READING, Reading
 from teka.audit.adapters.subject import Subject, read_as, spoken_names, subject_of_module
 from teka.data import Normalize
 from teka.errors import require, wrong_value
-from teka.files import read_json
+from teka.files import expand_user, read_json
 
 PROCESSOR_FILE = "preprocessor_config.json"
 STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_flip_channel_order")
@@ -122,7 +122,7 @@ def load_transformers(source: str, reading: Reading = READING) -> Subject:
     What its config says that it is for decides what is measured: logits, maps of classes, boxes, or features.
     """
     library = require("transformers", "this model needs", "teka[audit]")
-    folder = Path(source).expanduser()
+    folder = expand_user(source)
     source = str(folder) if folder.is_dir() else source
     with _quiet(library):
         task, models = _task(library, source)

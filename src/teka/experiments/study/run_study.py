@@ -20,7 +20,7 @@ from teka.errors import unknown_name, wrong_value
 from teka.experiments.study.cells import CELLS, TUNING, claimed, find_cell
 from teka.experiments.study.run_cell import run_cell, share_of_cores, torch_threads
 from teka.experiments.study.study import Cell, Measure, Study
-from teka.files import make_directory
+from teka.files import make_directory, resolve_path
 from teka.models.model_config import MODELS
 from teka.training import Run
 from teka.training.execution import without_launcher
@@ -79,8 +79,8 @@ def run_study(
     """
     share_of_cores(processes)
     places = study.places(only or {})
-    folder = make_directory("out", out).resolve()  # a cluster's workers may work elsewhere
-    data_dir = None if data_dir is None else str(Path(data_dir).expanduser().resolve())
+    folder = resolve_path("out", make_directory("out", out))  # a cluster's workers may work elsewhere
+    data_dir = None if data_dir is None else str(resolve_path("data_dir", data_dir))
     train = functools.partial(_train, measure=study.measure, data_dir=data_dir, command=command, processes=processes)
     groups = study.tuning_cells(places)
     tuning = [cell for cells in groups.values() for cell in cells]

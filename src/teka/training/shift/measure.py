@@ -19,7 +19,7 @@ from teka.training.shift.page import Examples
 from teka.training.shift.report import AXES, BUILT_IN, ModelResult, ShiftReport
 from teka.training.trained_run import TrainedRun
 
-MODES = ("lossless", "canvas")
+MODES = ("zero", "lossless", "canvas", "circular")
 SELECTIONS = ("all", "figure1")
 FIGURE1_CLASS = 1
 NUM_EXAMPLES = 10
@@ -31,15 +31,17 @@ class ShiftSettings:
 
     Args:
         max_shift: Largest shift in pixels, along each axis in both directions.
-        mode: "lossless" (the image is rolled, and only background may wrap) or "canvas" (it is first pasted on a canvas
-            of its background, larger by max_shift at every side, which the model must take).
+        mode: What happens at the edges: "zero" (pixels that leave the image are lost, and background enters),
+            "lossless" (the same, but an error if anything but background would be lost), "canvas" (the image is first
+            pasted on a background that is larger by max_shift on every side, a size that the model must take) or
+            "circular" (pixels that leave on one side enter on the other).
         selection: "all" test images, or "figure1": class 1 with at least 8 blank columns on both sides, shifted along
             dx alone (Horn et al. 2021, Figure 1).
         batch_size: Images at a time.
     """
 
     max_shift: int = 4
-    mode: str = "lossless"
+    mode: str = "zero"
     selection: str = "all"
     batch_size: int = 256
 
