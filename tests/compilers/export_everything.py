@@ -19,6 +19,8 @@ from tests.contracts.cases import Case
 from torch import Tensor, nn
 
 from teka import Grid
+from teka.audit import Movement, blame_layers
+from teka.convert import mend
 from teka.models import Performer
 from teka.nn import Attention
 
@@ -91,6 +93,24 @@ def onnx_change(pair: Case, is_causal: bool) -> float:
     return change([model(tokens)], [torch.from_numpy(found)])
 
 
+def mended_change() -> float:
+    """Return the largest difference between a mended model and its ONNX graph, for batches of several sizes."""
+    import onnxruntime
+
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, 2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    first, *others = (torch.randn(batch, 2, 8, 6) for batch in (3, 1, 5))
+    mended, _ = mend(model, blame_layers(model, first, [(0, 0), (0, 1)], Movement("circular")))
+    dynamic = ({0: torch.export.Dim("batch")},)
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(mended, (first,), dynamic_shapes=dynamic, dynamo=True, verbose=False)
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    name = session.get_inputs()[0].name
+    found = [torch.from_numpy(session.run(None, {name: images.numpy()})[0]) for images in others]
+    return change([mended(images) for images in others], found)
+
+
 def any_batch(pair: Case) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A layer, and batches of several sizes."""
     model = Placed(Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative), Grid((3, 5))).eval()
@@ -117,6 +137,7 @@ def main(form: str) -> dict[str, object]:
     def graphs() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
         for pair, is_causal in LINEAR:
             yield f"{pair}-{is_causal}", pair, partial(onnx_change, pair, is_causal)
+        yield "a mended model", None, mended_change
 
     def traces() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
         for pair in diagonal(0):

@@ -1,9 +1,13 @@
 import copy
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.annotations import annotations_unchecked
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from teka.audit import Movement, axis_shifts, blame_layers
 from teka.audit.layers.fixes import FIXES
@@ -191,6 +195,104 @@ def test_gradients_reach_every_parameter():
     mended, _ = mend(model, blame(model))
     mended(images()).square().sum().backward()
     assert all(one.grad is not None and one.grad.abs().sum() > 0 for one in mended.parameters())
+
+
+class Checkpointed(Bottleneck):
+    """The block with its shortcut first, which chooses the offset, and a residual branch that is recomputed."""
+
+    use_reentrant = None
+
+    def forward(self, maps):
+        shortcut = self.shortcut(maps)
+        if self.use_reentrant is None:
+            return (shortcut + self.residual(maps)).relu()
+        return (shortcut + checkpoint(self.residual, maps, use_reentrant=self.use_reentrant)).relu()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("order", ["together", "first call first", "last call first"])
+def test_recomputation_uses_the_offsets_of_its_forward_pass(use_reentrant, order):
+    model = network(nn.Conv2d(2, 4, 3, padding=1), Checkpointed(4, 2), Checkpointed(4, 1))
+    mended, _ = mend(model, blame(model))
+    mended.train()
+    batches = [images(), images().roll((1, 3), (2, 3)), images().flip(2)]
+
+    def gradients(use_reentrant):
+        Checkpointed.use_reentrant = use_reentrant
+        mended.zero_grad()
+        losses = [(mended(batch) * torch.arange(1.0, 5, dtype=torch.float64)).sum() for batch in batches]
+        if order == "together":
+            torch.stack(losses).sum().backward()
+        else:
+            for loss in losses if order == "first call first" else reversed(losses):
+                loss.backward()
+        return [copy.deepcopy(parameter.grad) for parameter in mended.parameters()]
+
+    try:
+        expected, recomputed = gradients(None), gradients(use_reentrant)
+    finally:
+        Checkpointed.use_reentrant = None
+    for one, other in zip(expected, recomputed, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
+
+
+def test_an_interrupted_pass_leaves_no_offset_to_the_next():
+    block = Bottleneck(2, 2)
+    model = network(block)
+    mended, _ = mend(model, blame(model))
+    shortcut = mended.get_submodule("0.shortcut")
+    expected = mended(images())
+
+    def stop(*_):
+        raise RuntimeError
+
+    handle = shortcut.register_forward_pre_hook(stop)
+    with pytest.raises(RuntimeError):
+        mended(images().flip(3))
+    handle.remove()
+    assert torch.equal(mended(images()), expected)
+
+
+def test_threads_share_no_offsets():
+    model = NETWORKS["added branches"]()
+    mended, _ = mend(model, blame(model))
+    batches = [images().roll((shift, shift % 5), (2, 3)) * (1 + shift) for shift in range(8)]
+    with torch.no_grad():
+        expected = [mended(batch) for batch in batches]
+        # Every thread stops between the layer that chooses the offset and the layer that uses it.
+        barrier = threading.Barrier(4, timeout=30)
+        mended.get_submodule("1.shortcut").register_forward_pre_hook(lambda *_: (barrier.wait(), None)[1])
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(torch.no_grad()(mended), batches))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@annotations_unchecked()
+def test_a_mended_model_is_exported_for_batches_of_any_size():
+    model = NETWORKS["added branches"]()
+    mended, _ = mend(model, blame(model), ["circular", "blur", "polyphase"])
+    dynamic = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(mended, (images(),), dynamic_shapes=dynamic).module()
+    for number in (1, 2, 5):
+        torch.testing.assert_close(program(images(number)), mended(images(number)), rtol=1e-12, atol=1e-12)
+    # Nothing of the recorded tensors is left behind.
+    torch.testing.assert_close(mended(images(5)), program(images(5)), rtol=1e-12, atol=1e-12)
+
+
+def test_per_sample_gradients_of_a_mended_model():
+    model = NETWORKS["added branches"]()
+    mended, _ = mend(model, blame(model))
+    parameters = dict(mended.named_parameters())
+
+    def loss(parameters, picture):
+        return torch.func.functional_call(mended, parameters, (picture[None],)).square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, images())
+    for place, picture in enumerate(images()):
+        expected = torch.autograd.grad(loss(parameters, picture), list(parameters.values()))
+        for one, other in zip(found.values(), expected, strict=True):
+            torch.testing.assert_close(one[place], other, rtol=1e-10, atol=1e-10)
 
 
 def test_where_there_is_nothing_to_mend_the_model_is_left_as_it_is():

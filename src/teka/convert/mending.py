@@ -1,15 +1,19 @@
 """Models mended without training, where the audit found that they lose shifts: padding, sampling, positions."""
 
 import copy
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
+from teka._compat import records_graph, restore_in_recomputation
 from teka.audit.layers.blame import LayerFindings
 from teka.audit.layers.fixes import FIXES, place_axes
 from teka.audit.layers.recogniser import pair
@@ -19,6 +23,8 @@ from teka.nn.polyphase import PolyphaseDownsample
 Maps = Float[Tensor, "batch channels height width"]
 Made = Float[Tensor, "batch out_channels out_height out_width"]
 SAMPLED_BY = ("blur", "polyphase")
+# Offset and layers that use it, by sides and stride.
+Chosen: TypeAlias = dict[tuple[int, ...], tuple[Tensor, list[nn.Module]]]
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,9 @@ def mend(
     for name in dict.fromkeys(one for fix in ("circular", *SAMPLED_BY) for one in fixed.get(fix, ())):
         # With "circular" a low pass goes on at the other side too, also where the layer itself does not pad.
         _change(modules[name], [fix for fix in chosen if fix == "circular" or name in fixed[fix]], offsets)
+    if any(fixed.get(fix) for fix in SAMPLED_BY):
+        mended.register_forward_pre_hook(offsets.forget)
+        mended.register_forward_hook(offsets.forget)
     return mended, Mending(fixed, left)
 
 
@@ -132,27 +141,67 @@ def _change(module: nn.Module, fixes: Sequence[str], offsets: "Offsets") -> None
 
 
 class Offsets:
-    """The offsets that the layers of one model have chosen in a forward pass, one for all that samples a grid.
+    """Offsets that the sampling layers of one model share within a forward pass, one for each sampled grid.
 
-    Two branches that are added, as in a residual block, would otherwise choose each their own, and their sum would not
-    move with the content (Chaman & Dokmanić 2021). A layer that comes again begins anew: with the next pass, or where
-    one pass takes several images in turn.
+    The branches of a residual block have to keep cells from the same offset, otherwise their sum does not move with
+    the content (Chaman & Dokmanić 2021). Therefore the first layer that samples a grid chooses its offset, and the
+    other layers use this offset. A layer that is called again starts a new choice, for example because one pass takes
+    several images in turn.
+
+    Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with those of their forward pass.
     """
 
     def __init__(self) -> None:
-        self._chosen: dict[tuple[int, ...], tuple[Tensor, list[nn.Module]]] = {}
+        self._traced: Chosen = {}  # while a graph is recorded, which cannot hold the state of a thread
+
+    def _chosen(self) -> Chosen:
+        return self._traced if records_graph() else _running.chosen.setdefault(self, {})
+
+    def forget(self, *_: object) -> None:
+        """Forget the offsets of the pass; a forward hook of the model."""
+        self._chosen().clear()
 
     def sample(self, layer: nn.Module, cells: Maps, sampling: PolyphaseDownsample) -> Made:
-        """Some of the cells that a layer has, from the offset that is chosen for their grid, or that is chosen now."""
-        grid = (len(cells), *cells.shape[2:], *sampling.stride)
-        known, layers = self._chosen.get(grid, (None, []))
-        if known is None or any(one is layer for one in layers):
+        """Return every s-th cell of a layer, from the offset of this grid if another layer has chosen one."""
+        chosen = self._chosen()
+        # The batch size is not part of the key, because a symbolic size cannot be hashed.
+        grid = (*cells.shape[2:], *sampling.stride)
+        known, layers = chosen.get(grid, (None, []))
+        if known is None or any(one is layer for one in layers) or known.shape[0] != cells.shape[0]:
             sampled, known = sampling.sample(cells)
             layers = []
         else:
             sampled, _ = sampling.sample(cells, known)
-        self._chosen[grid] = known, [*layers, layer]
+        chosen[grid] = known, [*layers, layer]
         return sampled
+
+
+class _Running(threading.local):
+    """The offsets of all models in the forward passes that run in this thread."""
+
+    def __init__(self) -> None:
+        self.chosen: WeakKeyDictionary[Offsets, Chosen] = WeakKeyDictionary()
+
+
+_running = _Running()
+
+
+def _capture_offsets() -> Callable[[], AbstractContextManager[None]]:
+    captured = {offsets: dict(chosen) for offsets, chosen in _running.chosen.items()}
+
+    @contextmanager
+    def restore() -> Iterator[None]:
+        outside = _running.chosen
+        _running.chosen = WeakKeyDictionary({offsets: dict(chosen) for offsets, chosen in captured.items()})
+        try:
+            yield
+        finally:
+            _running.chosen = outside
+
+    return restore
+
+
+restore_in_recomputation(_capture_offsets)
 
 
 class _Sampled(nn.Module):

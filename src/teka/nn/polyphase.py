@@ -94,10 +94,10 @@ class PolyphaseDownsample(nn.Module):
         passed = [2 * step if self.blur == "ideal" and step > 1 else step for step in self.stride]
         filtered = blurred(inputs, self.blur, passed, self.periodic)
         if offset is not None:
-            check_tensor("offset", offset, len(inputs), dtypes=WHOLE)
+            check_tensor("offset", offset, inputs.shape[0], dtypes=WHOLE)
             return take_coset(filtered, offset, self.stride), offset
         if self.select == "fixed":
-            chosen = inputs.new_zeros(len(inputs), dtype=torch.long)
+            chosen = inputs.new_zeros(inputs.shape[0], dtype=torch.long)
         elif self.score is None:
             # After it all cosets have one norm, of which the largest would be chosen by rounding.
             weighed = blurred(inputs, CHOICE_BLUR, self.stride, self.periodic) if self.blur == "ideal" else filtered
@@ -154,7 +154,7 @@ class PolyphaseUpsample(nn.Module):
     ) -> Float[Tensor, "batch channels *sides"]:
         """The cells of the coset of each sample's number; a ValueError for another number of axes or of samples."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
-        check_tensor("offset", offset, len(inputs), dtypes=WHOLE)
+        check_tensor("offset", offset, inputs.shape[0], dtypes=WHOLE)
         cells = put_coset(inputs, offset, self.stride)
         if self.blur is None:
             return cells
@@ -299,7 +299,7 @@ def _by_coset(inputs: Tensor, stride: Sequence[int]) -> Tensor:
 
 def _coset(offset: Tensor, stride: Sequence[int]) -> tuple[Tensor, ...]:
     """The index into `_by_coset` of each sample's coset."""
-    return torch.arange(len(offset), device=offset.device), *torch.unravel_index(offset.long(), tuple(stride))
+    return torch.arange(offset.shape[0], device=offset.device), *torch.unravel_index(offset.long(), tuple(stride))
 
 
 def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
