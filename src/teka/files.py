@@ -7,13 +7,17 @@ import json
 import os
 import secrets
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from teka.errors import wrong_value
+from teka.memory import check_memory
 
 LARGEST_YAML, DEEPEST_YAML = 100_000, 30
+# An archive that unpacks to more than both is refused: images shrink by a factor of some tens at most.
+LARGEST_UNPACKED, LARGEST_RATIO = 2**29, 200
 
 try:
     import fcntl
@@ -133,6 +137,19 @@ def read_yaml(argument: str, path: str | Path) -> object:
         return yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise wrong_value(argument, str(path), f"a YAML file ({' '.join(str(error).split())})") from error
+
+
+def check_unpacked(archive: zipfile.ZipFile, path: object) -> None:
+    """Check the size that a zip archive unpacks to, before anything is unpacked.
+
+    zipfile never reads more of a file than the archive says it has.
+    """
+    files = archive.infolist()
+    size, packed = sum(file.file_size for file in files), sum(file.compress_size for file in files)
+    if size > max(LARGEST_UNPACKED, LARGEST_RATIO * packed):
+        expected = f"at most {LARGEST_RATIO} times the {packed:,} bytes that it takes"
+        raise wrong_value(f"the unpacked size of {path}", f"{size:,} bytes", expected)
+    check_memory(f"the unpacked size of {path}", size, size, "arrays")
 
 
 def check_output(argument: str, path: str | Path) -> Path:

@@ -335,8 +335,8 @@ def test_classes_are_named_as_their_sub_folders_and_those_of_arrays_not_at_all(p
         for name in ("10", "2", ".hidden"):
             (tmp_path / "pictures" / part / name).mkdir(parents=True)
     (tmp_path / "mine.npz").write_bytes(b"")
-    assert class_names(str(tmp_path / "pictures")) == ("10", "2")
-    assert class_names("pictures", data_dir=tmp_path) == ("10", "2")
+    assert class_names(str(tmp_path / "pictures")) == ("2", "10")
+    assert class_names("pictures", data_dir=tmp_path) == ("2", "10")
     assert class_names("mine.npz", data_dir=tmp_path) is None
     assert class_names("digits") == tuple("0123456789")
     assert class_names("cifar10") == PUBLISHED_DATASETS["cifar10"].class_names

@@ -8,9 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
+from teka.audit.adapters import Preprocessing
+from teka.audit.adapters.case import load_images
 from teka.data import Split, from_arrays, load, resize_bilinear
 from teka.data.dataset import Levels, hold_out_test
 from teka.data.own_images import find_classes, read_arrays, read_image_folder, read_npz
+from teka.prediction.pictures import read_images
 
 GENERATOR = np.random.default_rng(0)
 BYTES = GENERATOR.integers(0, 256, (23, 3, 5, 7), dtype=np.uint8)  # N, C, H, W
@@ -22,7 +25,11 @@ HEIGHT, WIDTH = 5, 7
 
 
 def read(images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options):
-    return read_arrays(images, labels, **options)
+    return read_arrays(images, labels, **options).with_test()[:3]
+
+
+def read_folder(folder: Path, **options):
+    return read_image_folder(folder, **options).with_test()[:3]
 
 
 def test_axes_are_put_in_order():
@@ -194,13 +201,28 @@ def test_a_file_may_use_the_names_of_others(tmp_path: Path, names: tuple[str, ..
         assert torch.equal(part.labels, other.labels)
 
 
-def test_validation_images_of_a_file_are_the_last_for_training(tmp_path: Path):
+def test_validation_images_of_a_file_are_used_for_validation(tmp_path: Path):
     path = tmp_path / "arrays.npz"
-    np.savez(path, train_images=BYTES[:4], train_labels=LABELS[:4], val_images=BYTES[4:], val_labels=LABELS[4:],
+    np.savez(path, train_images=BYTES[:14], train_labels=LABELS[:14], val_images=BYTES[14:], val_labels=LABELS[14:],
              test_images=TEST_BYTES, test_labels=TEST_LABELS)  # fmt: skip
-    found, expected = read_npz(path)[0], read(**TEST)[0]
-    assert torch.equal(found.images, expected.images)
-    assert torch.equal(found.labels, expected.labels)
+    dataset = load(str(path))
+    assert torch.equal(dataset.validation.images, torch.from_numpy(BYTES[14:] / np.float32(255)))
+    assert dataset.validation.labels.tolist() == LABELS[14:].tolist()
+    assert sorted(dataset.train.labels.tolist()) == sorted(LABELS[:14].tolist())
+    assert len(dataset.test) == 6
+    # A size asks for the validation images to be drawn from both.
+    drawn, expected = load(str(path), validation_size=5), from_arrays(BYTES, LABELS, **TEST, validation_size=5)
+    for part in ("train", "validation", "test"):
+        assert torch.equal(getattr(drawn, part).images, getattr(expected, part).images)
+        assert torch.equal(getattr(drawn, part).labels, getattr(expected, part).labels)
+
+
+def test_without_test_images_of_a_file_its_validation_images_are_for_test(tmp_path: Path):
+    path = tmp_path / "arrays.npz"
+    np.savez(path, x_train=BYTES, y_train=LABELS, x_val=TEST_BYTES, y_val=TEST_LABELS)
+    dataset = load(str(path))
+    assert torch.equal(dataset.test.images, torch.from_numpy(TEST_BYTES / np.float32(255)))
+    assert (len(dataset.train), len(dataset.validation)) == (21, 2)
 
 
 def test_a_file_is_loaded_by_its_path(tmp_path: Path):
@@ -299,7 +321,7 @@ def put_classes(folder: Path, counts: dict[str, int], *, channels: int = 1, seed
 def test_without_parts_every_picture_is_in_just_one_part_with_its_class(tmp_path: Path, channels: int):
     images = torch.stack(put_classes(tmp_path, {"b": 4, "a": 3, "c": 6}, channels=channels))
     labels = torch.tensor([0] * 3 + [1] * 4 + [2] * 6)
-    train, test, num_classes = read_image_folder(tmp_path)
+    train, test, num_classes = read_folder(tmp_path)
     assert num_classes == 3
     for part, indices in zip((train, test), hold_out_test(13), strict=True):
         assert torch.equal(part.images, images[indices])
@@ -310,7 +332,7 @@ def test_without_parts_every_picture_is_in_just_one_part_with_its_class(tmp_path
 def test_train_and_test_folders_are_the_parts_whole_and_in_order(tmp_path: Path):
     train_images = put_classes(tmp_path / "train", {"a": 2, "b": 3, "c": 1})
     test_images = put_classes(tmp_path / "test", {"c": 2, "b": 1}, seed=50)
-    train, test, num_classes = read_image_folder(tmp_path)
+    train, test, num_classes = read_folder(tmp_path)
     assert num_classes == 3
     assert torch.equal(train.images, torch.stack(train_images))
     assert train.labels.tolist() == [0, 0, 1, 1, 1, 2]
@@ -331,8 +353,8 @@ def test_classes_are_sorted_by_number_if_all_names_are_integers_else_as_words(tm
         folder = tmp_path / str(number)
         for part in ("train", "test"):
             put_classes(folder / part, dict.fromkeys(names, 1))
-        assert find_classes(folder)[1] == expected
-        train, test, _ = read_image_folder(folder)
+        assert find_classes(folder) == expected
+        train, test, _ = read_folder(folder)
         assert train.labels.tolist() == test.labels.tolist() == [expected.index(name) for name in sorted(names)]
 
 
@@ -341,7 +363,7 @@ def test_hidden_files_and_files_beside_the_classes_are_not_looked_at(tmp_path: P
     for path in (tmp_path / "readme.txt", tmp_path / "a" / ".DS_Store"):
         path.write_text("no picture")
     (tmp_path / ".cache").mkdir()
-    assert sum(map(len, read_image_folder(tmp_path)[:2])) == 6
+    assert sum(map(len, read_folder(tmp_path)[:2])) == 6
 
 
 @pytest.mark.parametrize("format_", ["png", "bmp", "tiff", "ppm"])
@@ -349,7 +371,7 @@ def test_lossless_formats_give_the_same_levels(tmp_path: Path, format_: str):
     put_classes(tmp_path / "train", {"a": 1, "b": 1})
     image = pixels(7)
     put(tmp_path / "test" / "a" / f"one.{format_}", image)
-    _, test, _ = read_image_folder(tmp_path)
+    _, test, _ = read_folder(tmp_path)
     assert torch.equal(test.images[0], image)
 
 
@@ -357,7 +379,7 @@ def test_a_palette_counts_as_colour(tmp_path: Path):
     put_classes(tmp_path / "train", {"a": 1, "b": 1})
     image = pixels(7)
     put(tmp_path / "test" / "a" / "one.gif", image)
-    _, test, _ = read_image_folder(tmp_path)
+    _, test, _ = read_folder(tmp_path)
     assert torch.equal(test.images[0], image.expand(3, -1, -1))
 
 
@@ -365,7 +387,7 @@ def test_one_colour_picture_makes_all_rgb(tmp_path: Path):
     grey = put_classes(tmp_path / "train", {"a": 2, "b": 1})
     colour = pixels(9, channels=3)
     put(tmp_path / "test" / "a" / "one.png", colour)
-    train, test, _ = read_image_folder(tmp_path)
+    train, test, _ = read_folder(tmp_path)
     assert torch.equal(train.images, torch.stack(grey).expand(-1, 3, -1, -1))
     assert torch.equal(test.images[0], colour)
 
@@ -375,7 +397,7 @@ def test_an_opaque_picture_with_an_alpha_channel_is_its_colours(tmp_path: Path):
     colour = pixels(9, channels=3)
     opaque = torch.cat([colour, torch.full((1, HEIGHT, WIDTH), 255, dtype=torch.uint8)])
     put(tmp_path / "test" / "a" / "one.png", opaque)
-    assert torch.equal(read_image_folder(tmp_path)[1].images[0], colour)
+    assert torch.equal(read_folder(tmp_path)[1].images[0], colour)
 
 
 @pytest.mark.parametrize("image_size", [11, (3, 13)])
@@ -385,7 +407,7 @@ def test_every_picture_is_resized_whatever_its_shape(tmp_path: Path, image_size:
     for index, image in enumerate(images):
         put(tmp_path / "train" / "ab"[index // 2] / f"{index}.png", image)
     put(tmp_path / "test" / "a" / "0.png", images[0])
-    train, _, _ = read_image_folder(tmp_path, image_size=image_size)
+    train, _, _ = read_folder(tmp_path, image_size=image_size)
     assert torch.equal(train.images, torch.cat([resize_bilinear(image[None], image_size) for image in images]))
 
 
@@ -394,68 +416,104 @@ def test_the_first_picture_of_another_size_is_an_error_that_names_it(tmp_path: P
     put(tmp_path / "a" / "9.png", pixels(0, height=6))
     put(tmp_path / "b" / "9.png", pixels(0, height=8))
     with pytest.raises(ValueError, match=r"9\.png has 6 × 7 pixels, expected the 5 × 7 of .*000\.png; with image_size"):
-        read_image_folder(tmp_path)
+        read_folder(tmp_path)
 
 
-def transparent(mode: str) -> Image.Image:
-    return Image.new(mode, (WIDTH, HEIGHT), (3, 97) if mode == "LA" else (3, 5, 7, 97))
-
-
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        pytest.param(transparent("RGBA"), "the opacity of .*odd.png is '97 of 255'", id="transparent colours"),
-        pytest.param(transparent("LA"), "the opacity of .*odd.png is '97 of 255'", id="transparent grey"),
-        pytest.param(
-            Image.fromarray(np.full((HEIGHT, WIDTH), 3000, dtype=np.uint16)),
-            "the pixel type of .*odd.png is 'I;16', expected 8 bits a channel",
-            id="16 bits",
-        ),
-    ],
-)
-def test_a_picture_that_would_lose_something_is_an_error_that_names_it(tmp_path: Path, image: Image.Image, message):
-    put_classes(tmp_path, {"a": 3, "b": 3})
-    put(tmp_path / "b" / "odd.png", image)
-    with pytest.raises(ValueError, match=message):
-        read_image_folder(tmp_path)
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F"])
+def test_training_and_prediction_and_audits_read_every_kind_of_picture_alike(tmp_path: Path, mode: str):
+    grey = np.random.default_rng(2).integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
+    deep = {"I;16": grey.astype(np.uint16) * 257, "F": grey / np.float32(255)}
+    image = Image.fromarray(deep[mode]) if mode in deep else Image.fromarray(grey).convert(mode)
+    if mode in ("LA", "RGBA"):
+        image.putalpha(97)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            path = tmp_path / part / name / "one.tif"
+            path.parent.mkdir(parents=True)
+            image.save(path, exif=exif)
+    dataset = load(str(tmp_path), validation_size=0)
+    channels = 1 if mode in ("1", "L", "LA", "I;16", "F") else 3
+    assert dataset.in_channels == channels
+    assert dataset.image_size == (WIDTH, HEIGHT)
+    files = [tmp_path / "test" / name / "one.tif" for name in ("a", "b")]
+    predicted = read_images(files, {}, image_size=dataset.image_size, in_channels=channels)
+    audited = load_images(str(tmp_path), Preprocessing()).images
+    assert torch.equal(dataset.test.images, predicted)
+    assert torch.equal(dataset.test.images, audited)
+    if mode in ("L", "P", "RGB", "I;16", "F"):
+        assert torch.equal(audited[0, 0], torch.from_numpy(np.rot90(grey, -1) / np.float32(255)))
 
 
 def test_a_file_that_is_no_picture_is_an_error_that_names_it(tmp_path: Path):
     put_classes(tmp_path, {"a": 3, "b": 3})
     (tmp_path / "a" / "notes.txt").write_text("no picture")
     with pytest.raises(ValueError, match=r"notes\.txt is no picture that can be read"):
-        read_image_folder(tmp_path)
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        (("train", "val"), {"train": "train", "test": "val"}),
+        (("Training", "Validation"), {"train": "Training", "test": "Validation"}),
+        (("train", "valid", "test"), {"train": "train", "validation": "valid", "test": "test"}),
+        (("training", "testing"), {"train": "training", "test": "testing"}),
+    ],
+    ids=str,
+)
+def test_parts_may_have_the_usual_names(tmp_path: Path, folders, expected):
+    counts = {folder: 11 + number for number, folder in enumerate(folders)}
+    images = {folder: put_classes(tmp_path / folder, {"a": 1, "b": count - 1}) for folder, count in counts.items()}
+    dataset = load(str(tmp_path))
+    assert dataset.num_classes == 2
+    sizes = {part: counts[folder] for part, folder in expected.items()}
+    drawn = 0 if "validation" in expected else 1
+    assert len(dataset.train) == sizes["train"] - drawn
+    assert len(dataset.validation) == sizes.get("validation", drawn)
+    for part in set(expected) - {"train"}:
+        found = getattr(dataset, part)
+        assert torch.equal(found.images, torch.stack(images[expected[part]]) / 255)
+        assert found.labels.tolist() == [0] + [1] * (sizes[part] - 1)
+
+
+def test_a_validation_size_draws_from_training_and_validation_pictures(tmp_path: Path):
+    for part, count in (("train", 4), ("val", 3), ("test", 2)):
+        put_classes(tmp_path / part, {"a": count, "b": 1})
+    dataset = load(str(tmp_path), validation_size=2)
+    assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [7, 2, 3]
 
 
 def test_a_folder_of_another_layout_is_an_error_that_names_it(tmp_path: Path):
     with pytest.raises(ValueError, match=r"the classes of .* is 'none', expected at least two"):
-        read_image_folder(tmp_path)
+        read_folder(tmp_path)
     put_classes(tmp_path, {"train": 3})
     with pytest.raises(ValueError, match=r"the classes of .* is '1 \(train\)', expected at least two"):
-        read_image_folder(tmp_path)
+        read_folder(tmp_path)
+    put_classes(tmp_path, {"bus": 3, "train/cat": 3})
+    with pytest.raises(ValueError, match=r"the pictures in .*train is 'the folder cat', expected files only"):
+        read_folder(tmp_path)
     (tmp_path / "validation").mkdir()
-    with pytest.raises(ValueError, match=r"the pictures in .*validation is 'none'"):
-        read_image_folder(tmp_path)
-    put_classes(tmp_path / "validation", {"a": 2})
-    with pytest.raises(ValueError, match=r"the pictures in .*validation is 'the folder a', expected files only"):
-        read_image_folder(tmp_path)
-    (tmp_path / "test").mkdir()
-    with pytest.raises(ValueError, match=r"only train and test, or only classes; not \['validation'\]"):
-        read_image_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"only parts \(train, val, test\) or only classes; not \['bus'\]"):
+        read_folder(tmp_path)
+    (tmp_path / "val").mkdir()
+    with pytest.raises(ValueError, match="expected one for validation, not val and validation"):
+        read_folder(tmp_path)
 
 
 def test_a_class_of_the_test_part_alone_is_an_error_that_names_it(tmp_path: Path):
     put_classes(tmp_path / "train", {"a": 1, "b": 1})
     put_classes(tmp_path / "test", {"a": 1, "c": 1})
     with pytest.raises(ValueError, match=r"the classes of .*test is 'c', expected those of .*train: a, b"):
-        read_image_folder(tmp_path)
+        read_folder(tmp_path)
 
 
 def test_without_pillow_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     put_classes(tmp_path, {"a": 3, "b": 3})
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
-        read_image_folder(tmp_path)
+        read_folder(tmp_path)
 
 
 def test_a_folder_is_loaded_by_its_path_with_a_tenth_for_validation(tmp_path: Path):
@@ -468,13 +526,13 @@ def test_a_folder_is_loaded_by_its_path_with_a_tenth_for_validation(tmp_path: Pa
 
 def test_a_class_may_be_named_as_a_part(tmp_path: Path):
     put_classes(tmp_path, {"bus": 3, "train": 3})
-    assert read_image_folder(tmp_path)[2] == 2
+    assert read_folder(tmp_path)[2] == 2
 
 
 def test_a_jpeg_is_read_too(tmp_path: Path):
     put_classes(tmp_path / "train", {"a": 1, "b": 1})
     put(tmp_path / "test" / "a" / "one.jpg", torch.full((1, HEIGHT, WIDTH), 97, dtype=torch.uint8))
-    _, test, _ = read_image_folder(tmp_path)
+    _, test, _ = read_folder(tmp_path)
     assert (test.images == 97).all()
 
 
@@ -486,4 +544,4 @@ def test_the_noted_orientation_is_applied(tmp_path: Path):
     path = tmp_path / "test" / "a" / "one.png"
     path.parent.mkdir(parents=True)
     picture(image).save(path, exif=exif)
-    assert torch.equal(read_image_folder(tmp_path)[1].images[0], image.rot90(-1, dims=(1, 2)))
+    assert torch.equal(read_folder(tmp_path)[1].images[0], image.rot90(-1, dims=(1, 2)))

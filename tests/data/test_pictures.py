@@ -1,4 +1,5 @@
 import io
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
+import teka
 from teka.data import resize_bilinear
-from teka.data.pictures import open_picture, read_picture
+from teka.data.pictures import open_picture, read_header, read_picture
 
 GREY = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
 COLOUR = np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8)
@@ -65,6 +67,26 @@ def test_whatever_a_damaged_file_raises_is_an_error_that_names_it(tmp_path: Path
         except ValueError as error:
             refused += f"{path} is no picture that can be read" in str(error)
     assert refused > len(content) // 20
+
+
+def test_other_formats_are_refused_whatever_the_file_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *command, **_: pytest.fail(f"{command} was started"))
+    path = tmp_path / "photo.png"
+    for content in (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n",
+        b"SIMPLE  =                    T" + b" " * 50,
+    ):
+        path.write_bytes(content)
+        for read in (open_picture, read_header):
+            with pytest.raises(ValueError, match=r"photo\.png is no picture that can be read, expected PNG, JPEG, GIF"):
+                read(path)
+
+
+def test_pictures_are_opened_in_one_place():
+    package = Path(teka.__file__).parent
+    paths = [path for path in package.rglob("*.py") if "Image.open(" in path.read_text(encoding="utf-8")]
+    opening = {str(path.relative_to(package)) for path in paths}
+    assert opening == {"data/pictures.py", "training/heads/pictures.py"}  # the latter reads what it has written itself
 
 
 @pytest.mark.parametrize("name", ["none.png", "."], ids=["no file", "a folder"])

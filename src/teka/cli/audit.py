@@ -45,7 +45,8 @@ NOT_SEARCHED = (*RESULTS, "fail_under", "precision", "preset", "budget", "resume
 SETTINGS = ("background", "output", "stride", "seed", "batch_size", "confidence", "num_resamples", "num_examples")
 FORMS_OF_MODELS = "; ".join((*(one.form for one in OWN_LOADERS), *FORMS))
 MODE_HELP = (
-    "How images move, several one after the other, by default crop for photographs and circular for all else: "
+    "How images move, several one after the other, by default crop for a folder of pictures that are mostly 128 pixels "
+    "wide and high or larger, and circular for all else: "
     f"{', '.join(TRANSLATION_MODES)}."
 )
 CHANGE_HELP = f"Other changes to measure too: {', '.join(CHANGES)}."
@@ -183,7 +184,7 @@ def passes(report: AuditReport, metric: str, least: float) -> bool:
 def make_settings(options: Namespace, parts: tuple[str, ...]) -> AuditSettings:
     """The settings that `OPTIONS` ask for, with the parts to do."""
     # A procedure of the literature brings its own movement, of images of the model's size.
-    usual = "circular" if options.modes or options.preset else usual_mode(options.data, options.data_dir)
+    usual = "circular" if options.modes or options.preset else usual_mode(options.data, options.data_dir)[0]
     return AuditSettings(
         shifts=shift_set(options.shifts, options.max_shift, options.step),
         modes=tuple(options.modes or (usual,)),
@@ -284,10 +285,14 @@ def read_model(model: str, options: Namespace) -> Subject:
 
 
 def read_case(
-    subject: Subject, options: Namespace, settings: AuditSettings, read: Callable[..., AuditImages] = load_images
+    subject: Subject,
+    options: Namespace,
+    settings: AuditSettings,
+    read: Callable[..., AuditImages] = load_images,
+    held_out: bool | None = None,
 ) -> AuditCase:
     """A model with its images, by `OPTIONS`."""
-    return make_case(
+    case = make_case(
         subject,
         options.data,
         settings,
@@ -297,8 +302,15 @@ def read_case(
         placed_size=options.placed_size,
         shift="before" if options.shift_before_resize else "after",
         labelled=not options.ignore_labels,
+        held_out=held_out,
         read=read,
     )
+    if options.modes or options.preset:
+        return case
+    mode, reason = usual_mode(options.data, options.data_dir)
+    words = f"{mode}, the default, because {reason}"
+    known = {**case.known, "data_facts": {**case.known["data_facts"], "mode": words}}
+    return dataclasses.replace(case, known=known, description=f"{case.description}; mode {words}")
 
 
 def audit_case(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from teka.audit.adapters.case import AuditCase, load_images
+from teka.audit.adapters.case import AuditCase, is_trained_on, load_images
 from teka.audit.function import evaluating, module_of
 from teka.audit.measure.responses import Responses
 from teka.audit.page.text import audit_text, comparison_text
@@ -57,7 +57,9 @@ def compare(options: Namespace, command: str) -> None:
         subject if names.count(subject.name) == 1 else replace(subject, name=model)
         for model, subject in zip(options.models, subjects, strict=True)
     ]
-    cases = [read_case(subject, options, settings, read) for subject in told]
+    # All models are shown the same images, none of which any of them was trained on.
+    held_out = any(is_trained_on(subject, options.data, options.data_dir) for subject in subjects)
+    cases = [read_case(subject, options, settings, read, held_out) for subject in told]
     check_comparable(cases)
     print(*(case.description for case in cases), sep="\n")
     folders = [None if state is None else make_directory("resume", state / str(at)) for at in range(len(cases))]

@@ -1,6 +1,7 @@
 """Models of this library as subjects of an audit: finished runs, and model files."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from teka import models
@@ -21,7 +22,12 @@ def load_run(path: str, reading: Reading) -> Subject:
     transform, size = _checked(name, data.image_size, data.in_channels, reading)
     # A data set that was passed to `train` has no path, and so no names.
     names = class_names(trained.run.data, data_dir=trained.run.data_dir) if data.name == trained.run.data else None
-    known = {"class_names": names, "num_classes": data.num_classes, "loads_at_input_size": True}
+    known = {
+        "class_names": names,
+        "num_classes": data.num_classes,
+        "loads_at_input_size": True,
+        "trained_on": data.name,
+    }
     return subject_of_module(trained.model, name, "teka run", transform, size, reading.device, **known)
 
 
@@ -30,7 +36,13 @@ def load_model_file(path: str, reading: Reading) -> Subject:
     config = models.read_config(path)
     name = Path(path).name
     transform, size = _checked(name, config.image_size, config.in_channels, reading)
-    known = {"class_names": config.class_names, "num_classes": config.num_classes, "loads_at_input_size": True}
+    run = config.facts.get("run")
+    known = {
+        "class_names": config.class_names,
+        "num_classes": config.num_classes,
+        "loads_at_input_size": True,
+        "trained_on": run.get("data") if isinstance(run, Mapping) else None,
+    }
     return subject_of_module(models.load(path), name, "teka model file", transform, size, reading.device, **known)
 
 

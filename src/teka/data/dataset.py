@@ -1,9 +1,10 @@
 """What a data set is once loaded, and the way there: whole levels as published are parted and become intensities."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -126,31 +127,61 @@ def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, "
     return order[:num_train], order[num_train:]
 
 
-Parts: TypeAlias = tuple[Levels | Split, Levels | Split, int]  # for training, for test, and the number of classes
+class Parts(NamedTuple):
+    """The images of a data set by the parts that it declares."""
+
+    train: Levels | Split  # or all images, if no test part is declared
+    test: Levels | Split | None
+    num_classes: int
+    validation: Levels | Split | None = None
+
+    def with_test(self) -> "Parts":
+        """Return the parts with a fifth of the images held out for test, if no test part is declared."""
+        if self.test is not None:
+            return self
+        train, test = (self.train.take(indices) for indices in hold_out_test(len(self.train)))
+        return self._replace(train=train, test=test)
+
+
+def _join(first: Levels | Split, second: Levels | Split) -> Levels | Split:
+    images, labels = (torch.cat([getattr(first, name), getattr(second, name)]) for name in ("images", "labels"))
+    return dataclasses.replace(first, images=images, labels=labels)
 
 
 def assemble(
     name: str, parts: Parts, image_size: Side | None, validation_size: int | None, train_size: int | None, seed: int
 ) -> Dataset:
-    """Part training images into training and validation, and make intensities of them; every test image is kept.
+    """Divide the training images into training and validation, and convert all to intensities.
 
-    In the order `numpy.random.default_rng(seed).permutation(N)` the last `validation_size` are for validation, by
-    default a tenth, and the first `train_size` of the others for training, by default all.
+    In the order `numpy.random.default_rng(seed).permutation(N)` of the training images the last `validation_size` are
+    for validation, and the first `train_size` of the others for training, by default all. By default the declared
+    validation images are used, or a tenth of the training images if there are none. With a `validation_size` declared
+    validation images are treated as the last training images. Every test image is kept.
     """
-    train, test, num_classes = parts
+    train, test, num_classes, validation = parts.with_test()
+    assert test is not None
+    if validation is not None and validation_size is not None:
+        if validation.images.shape[1:] != train.images.shape[1:] or type(validation) is not type(train):
+            raise wrong_value("validation_size", validation_size, "None: the validation images are of another kind")
+        train, validation = _join(train, validation), None
     if not (len(train) and len(test)):
         raise wrong_value("images", f"{len(train)} for training and {len(test)} for test", "at least one of each")
-    validation_size = len(train) // VALIDATION_SHARE if validation_size is None else validation_size
+    if validation is not None:
+        validation_size = 0
+    elif validation_size is None:
+        validation_size = len(train) // VALIDATION_SHARE
     check_sizes({"seed": seed}, 0)
     check_sizes({"validation_size": validation_size}, 0, len(train) - 1)
     rest = len(train) - validation_size
     check_sizes({"train_size": train_size}, most=rest, or_none=True)
     if image_size is not None:
         image_size = height_and_width("image_size", image_size)
-        num_bytes = 4 * (len(train) + len(test)) * train.images.shape[1] * math.prod(image_size)
+        num_images = len(train) + len(test) + (0 if validation is None else len(validation))
+        num_bytes = 4 * num_images * train.images.shape[1] * math.prod(image_size)
         check_memory("image_size", image_size, num_bytes, "images")
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(train)))
-    chosen = (train.take(order[: rest if train_size is None else train_size]), train.take(order[rest:]), test)
-    learned, validation, held_out = (part.to_split(image_size) for part in chosen)
+    held_out = train.take(order[rest:]) if validation is None else validation
+    chosen = (train.take(order[: rest if train_size is None else train_size]), held_out, test)
+    learned, validation, tested = (part.to_split(image_size) for part in chosen)
     channels, height, width = learned.images.shape[1:]
-    return Dataset(name, learned, validation, held_out, num_classes, (height, width), channels)
+    return Dataset(name, learned, validation, tested, num_classes, (height, width), channels)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from teka.checks import check_name, check_sizes, height_and_width
 from teka.data.catalogue import DIGIT_NAMES, PUBLISHED_DATASETS, read_digits
-from teka.data.dataset import Dataset, Side, assemble
+from teka.data.dataset import Dataset, Parts, Side, assemble
 from teka.data.fetch import Fetcher
 from teka.data.own_images import find_classes, read_arrays, read_image_folder, read_npz
 from teka.data.published import PublishedDataset
@@ -34,14 +34,15 @@ def load(
 
     Args:
         name: "digits" (needs scikit-learn and no files), "mnist", "fashion-mnist" or "cifar10"; or the path of a folder
-            with a sub-folder of pictures for each class, maybe within `train` and `test`, or of an .npz file with the
-            arrays of `teka.data.from_arrays`. A folder that has the name of a data set is meant by `./mnist`.
+            with a sub-folder of pictures for each class, maybe within `train`, `val` and `test`, or of an .npz file
+            with the arrays of `teka.data.from_arrays`. A folder that has the name of a data set is meant by `./mnist`.
         data_dir: Folder with the published files, or with a folder of the data set's name that has them (for CIFAR-10
             also `cifar-10-batches-bin`, as its archive unpacks); Fashion-MNIST is found without it where Debian's
             package dataset-fashion-mnist is installed. A path that is not absolute is looked for in it first.
         image_size: One side or (height, width) in pixels. For digits the canvas that the 8×8 images lie in the middle
             of, 16 by default; for the others the size to which they are resized bilinearly, by default as published.
-        validation_size: Validation images; by default 137 of digits, 5,000 of others published, a tenth of one's own.
+        validation_size: Validation images; by default 137 of digits, 5,000 of others published, and of your own images
+            those declared for validation, or a tenth of the training images.
         train_size: Number of training images; by default all that are not for validation.
         seed: Seed of this split alone. Leave it when the seed of a run changes: runs are compared on the same split.
 
@@ -53,10 +54,10 @@ def load(
         image_size = height_and_width("image_size", image_size, smallest=8 if name == "digits" else 1)
     check_sizes({"seed": seed}, 0)
     if name == "digits":
-        parts, image_size = (*read_digits(16 if image_size is None else image_size), len(DIGIT_NAMES)), None
+        parts, image_size = Parts(*read_digits(16 if image_size is None else image_size), len(DIGIT_NAMES)), None
         validation_size = 137 if validation_size is None else validation_size
     elif name in PUBLISHED_DATASETS:
-        parts = (*PUBLISHED_DATASETS[name].read(data_dir), len(PUBLISHED_DATASETS[name].class_names))
+        parts = Parts(*PUBLISHED_DATASETS[name].read(data_dir), len(PUBLISHED_DATASETS[name].class_names))
         validation_size = 5000 if validation_size is None else validation_size
     else:
         path = find_path(name, data_dir)
@@ -134,7 +135,7 @@ def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, 
     if name in PUBLISHED_DATASETS:
         return PUBLISHED_DATASETS[name].class_names
     path = find_path(name, data_dir)
-    return tuple(find_classes(path)[1]) if path is not None and path.is_dir() else None
+    return tuple(find_classes(path)) if path is not None and path.is_dir() else None
 
 
 def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:

@@ -10,13 +10,15 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from teka.checks import LARGEST, check_name, height_and_width
-from teka.data.dataset import Levels, Parts, Side, Split, hold_out_test
-from teka.data.pictures import open_picture, resize_bilinear
+from teka.data.dataset import Levels, Parts, Side, Split
+from teka.data.pictures import read_picture, resize_bilinear
 from teka.errors import wrong_shape, wrong_value
+from teka.files import check_unpacked
 from teka.memory import check_memory
 
 Array = np.ndarray | Tensor
-PARTS = ("train", "test")
+# What the folders of a data set's parts may be called, in any case.
+PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test", "testing")}
 AXES = ("NHW", "NHWC", "NCHW")
 # What an .npz file may call its arrays: our names first, then those of Keras, MedMNIST and scikit-learn.
 KEYS = {
@@ -28,19 +30,41 @@ KEYS = {
     "validation_labels": ("validation_labels", "val_labels", "y_val"),
     "axes": ("axes",),
 }
-GREY = ("1", "L", "LA")
-_BYTES = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
 
 
-def find_classes(folder: Path) -> tuple[list[Path], list[str]]:
-    """The folders of a folder's parts, `train` and `test` or itself alone, and the sorted names of its classes."""
+def find_parts(folder: Path) -> dict[str, Path]:
+    """Return the folders of the parts "train", "test" and maybe "validation" that a folder declares, or none.
+
+    A folder declares parts if it has a sub-folder for training and one for validation or test. Without one for test,
+    that for validation is the test part.
+    """
     names = [path.name for path in _visible(folder) if path.is_dir()]
-    if not set(PARTS) <= set(names):
-        return [folder], sort_classes(names)
-    if others := sorted(set(names) - set(PARTS)):
-        raise wrong_value(f"the sub-folders of {folder}", names, f"only train and test, or only classes; not {others}")
-    classes = [path.name for path in _visible(folder / PARTS[0]) if path.is_dir()]
-    return [folder / part for part in PARTS], sort_classes(classes)
+    parts: dict[str, Path] = {}
+    others = []
+    for name in names:
+        part = next((part for part, known in PART_NAMES.items() if name.lower() in known), None)
+        if part is None:
+            others.append(name)
+        elif part in parts:
+            raise wrong_value(
+                f"the sub-folders of {folder}", names, f"one for {part}, not {parts[part].name} and {name}"
+            )
+        else:
+            parts[part] = folder / name
+    if "train" not in parts or len(parts) < 2:
+        return {}
+    if others:
+        expected = f"only parts (train, val, test) or only classes; not {others}"
+        raise wrong_value(f"the sub-folders of {folder}", names, expected)
+    if "test" not in parts:
+        parts["test"] = parts.pop("validation")
+    return parts
+
+
+def find_classes(folder: Path) -> list[str]:
+    """Return the sorted names of the classes of a folder of pictures."""
+    top = find_parts(folder).get("train", folder)
+    return sort_classes([path.name for path in _visible(top) if path.is_dir()])
 
 
 def sort_classes(names: Sequence[str]) -> list[str]:
@@ -63,14 +87,18 @@ def class_numbers(names: Sequence[str]) -> list[int] | None:
     return numbers if len(set(numbers)) == len(numbers) else None
 
 
-def find_pictures(folder: Path) -> tuple[list[list[tuple[Path, int]]], list[str]]:
-    """The picture files of each part of a folder with the indices of their classes, and the classes' names."""
-    tops, classes = find_classes(folder)
+def find_pictures(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[str]]:
+    """Return the picture files of each part with the indices of their classes, and the names of the classes.
+
+    A folder without parts has the one part "all".
+    """
+    tops, classes = find_parts(folder) or {"all": folder}, find_classes(folder)
+    first = tops.get("train", folder)
     if len(classes) < 2:
         came = f"{len(classes)} ({', '.join(classes)})" if classes else "none"
-        raise wrong_value(f"the classes of {tops[0]}", came, "at least two sub-folders of pictures")
-    parts = []
-    for top in tops:
+        raise wrong_value(f"the classes of {first}", came, "at least two sub-folders of pictures")
+    parts = {}
+    for part, top in tops.items():
         found: list[tuple[Path, int]] = []
         for place in filter(Path.is_dir, _visible(top)):
             if not (paths := _visible(place)):
@@ -78,26 +106,27 @@ def find_pictures(folder: Path) -> tuple[list[list[tuple[Path, int]]], list[str]
             for path in filter(Path.is_dir, paths):
                 raise wrong_value(f"the pictures in {place}", f"the folder {path.name}", "files only")
             if place.name not in classes:
-                raise wrong_value(f"the classes of {top}", place.name, f"those of {tops[0]}: {', '.join(classes)}")
+                raise wrong_value(f"the classes of {top}", place.name, f"those of {first}: {', '.join(classes)}")
             found += [(path, classes.index(place.name)) for path in paths]
-        parts.append(found)
+        parts[part] = found
     return parts, classes
 
 
-def read_image_folder(folder: Path, *, image_size: Side | None = None) -> tuple[Levels, Levels, int]:
-    """Training and test images of a folder that has a sub-folder for each class, and the number of classes.
+def read_image_folder(folder: Path, *, image_size: Side | None = None) -> Parts:
+    """Return the images of a folder that has a sub-folder for each class, maybe within parts.
 
-    Without parts a fifth is for test (`hold_out_test`). The images are grey if every file is stored as grey, else RGB;
-    a palette counts as colour. Without an `image_size`, to which all are resized, all must be of one size.
+    The images are gray if every file is stored as gray, else RGB.
+    Without an `image_size`, to which all are resized, all must be of one size.
     """
     parts, classes = find_pictures(folder)
-    pictures = [one for part in parts for one in part]
+    pictures = [one for part in parts.values() for one in part]
     images = _read_all([path for path, _ in pictures], image_size)
     levels = Levels(images, torch.tensor([label for _, label in pictures]))
-    counts = [len(part) for part in parts]
-    indices = hold_out_test(len(levels)) if len(parts) == 1 else torch.arange(len(levels)).split(counts)
-    train, test = (levels.take(part) for part in indices)
-    return train, test, len(classes)
+    if "all" in parts:
+        return Parts(levels, None, len(classes))
+    indices = torch.arange(len(levels)).split([len(part) for part in parts.values()])
+    by_part = {part: levels.take(chosen) for part, chosen in zip(parts, indices, strict=True)}
+    return Parts(by_part["train"], by_part["test"], len(classes), by_part.get("validation"))
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -107,7 +136,7 @@ def _visible(folder: Path) -> list[Path]:
 def _read_all(paths: list[Path], image_size: Side | None) -> UInt8[Tensor, "images channels h w"]:
     images = []
     for path in paths:
-        image = _read(path)
+        image = read_picture(path, in_channels=None)
         if not images:
             size = image.shape[1:] if image_size is None else height_and_width("image_size", image_size)
             check_memory("image_size", image_size, len(paths) * size[0] * size[1], "pictures")
@@ -122,43 +151,41 @@ def _read_all(paths: list[Path], image_size: Side | None) -> UInt8[Tensor, "imag
     return torch.stack([image.expand(channels, -1, -1) for image in images])
 
 
-def _read(path: Path) -> UInt8[Tensor, "channels h w"]:
-    picture = open_picture(path)
-    if picture.mode not in _BYTES:
-        raise wrong_value(f"the pixel type of {path}", picture.mode, "8 bits a channel")
-    if picture.has_transparency_data:
-        lowest = np.asarray(picture.convert("RGBA"))[..., 3].min()
-        if lowest < 255:
-            raise wrong_value(f"the opacity of {path}", f"{lowest} of 255", "a picture without transparency")
-    levels = np.array(picture.convert("L" if picture.mode in GREY else "RGB"))
-    return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1)
-
-
 def read_arrays(
     images: Array,
     labels: Array,
     *,
     test_images: Array | None = None,
     test_labels: Array | None = None,
+    validation_images: Array | None = None,
+    validation_labels: Array | None = None,
     axes: str | None = None,
 ) -> Parts:
-    """Training and test images from the arrays that `teka.data.from_arrays` takes, and the number of classes."""
-    if (test_images is None) != (test_labels is None):
-        raise wrong_value("test_labels", None if test_labels is None else "given", "given just when test_images are")
+    """Return the images of the arrays that `teka.data.from_arrays` takes, with validation images if there are any.
+
+    Without test images the validation images are for test.
+    """
     known = _axes(np.shape(images)) if axes is None else axes
     check_name("axes", known, AXES)
     train = _part("images", images, labels, known)
-    if test_images is None or test_labels is None:
-        train, test = (train.take(indices) for indices in hold_out_test(len(train)))
-    else:
-        test = _part("test_images", test_images, test_labels, known)
-    return train, test, 1 + max(int(part.labels.max()) if len(part) else 0 for part in (train, test))
+    others = []
+    for part, part_images, part_labels in (
+        ("test", test_images, test_labels),
+        ("validation", validation_images, validation_labels),
+    ):
+        if (part_images is None) != (part_labels is None):
+            came = None if part_labels is None else "given"
+            raise wrong_value(f"{part}_labels", came, f"given just when {part}_images are")
+        if part_images is not None and part_labels is not None:
+            others.append(_part(f"{part}_images", part_images, part_labels, known))
+    num_classes = 1 + max(int(part.labels.max()) if len(part) else 0 for part in (train, *others))
+    return Parts(train, others[0] if others else None, num_classes, others[1] if len(others) > 1 else None)
 
 
 def read_npz(path: Path) -> Parts:
-    """Training and test images from an .npz file with names of `KEYS`; never unpickled.
+    """Return the images of an .npz file with names of `KEYS`, of which nothing is unpickled.
 
-    Validation images, if it has any, are the last of those for training. Labels may be of shape (N, 1).
+    Labels may be of shape (N, 1).
     """
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -168,6 +195,8 @@ def read_npz(path: Path) -> Parts:
             arrays: dict[str, np.ndarray] = {}
             for key in file.files:
                 check_name("its key", key, [name for names in KEYS.values() for name in names])
+            check_unpacked(file.zip, path)
+            for key in file.files:
                 argument = next(argument for argument, names in KEYS.items() if key in names)
                 if argument in arrays:
                     raise ValueError(f"it has {argument} twice, the second time as {key}")
@@ -176,8 +205,6 @@ def read_npz(path: Path) -> Parts:
         for key in ("images", "labels"):
             if key not in arrays:
                 raise ValueError(f"it has no {key}, only {', '.join(arrays) or 'nothing'}")
-            if (more := arrays.pop(f"validation_{key}", None)) is not None:
-                arrays[key] = np.concatenate([arrays[key], more])
         axes = arrays.pop("axes", None)
         return read_arrays(**arrays, axes=None if axes is None else str(axes))
     except Exception as error:  # what a damaged or made-up header raises depends on where it is wrong

@@ -1,6 +1,9 @@
 """Picture files and whole levels: opening, reading and resizing them as Pillow does."""
 
-from collections.abc import Sequence
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,50 +12,108 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from teka.checks import check_name, height_and_width
-from teka.errors import require, wrong_shape, wrong_value
+from teka.checks import check_name, height_and_width, is_whole
+from teka.errors import require, wrong_shape, wrong_type, wrong_value
 from teka.memory import LARGEST_IMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 GROUNDS = ("auto", "dark", "light")
+# The raster formats that are read. Pillow knows more, but some of them, such as PostScript, start other programs.
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF")
 _CHANNELS = {1: "L", 3: "RGB"}
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
+GRAY = ("1", "L", "LA", "La", *_DEEP)  # modes of Pillow that store no color
 
 
 def open_picture(path: "str | Path | Image") -> "Image":
-    """The pixels of a picture, a file or one that is open, upright as its camera noted it; of several the first."""
+    """Return the pixels of a picture file or an open picture, rotated as its EXIF orientation says.
+
+    Of a file with several frames it is the first.
+    """
     require("PIL", "pictures need", "teka[train]")
     from PIL import Image, ImageOps
 
     if isinstance(path, Image.Image):
         return ImageOps.exif_transpose(path)
-    if not Path(path).is_file():
+    with _reading(path), _open(path) as opened:
+        width, height = opened.size
+        picture = ImageOps.exif_transpose(opened) if width * height <= LARGEST_IMAGE else None
+    if picture is None:
+        came = f"{height:,} × {width:,} pixels"
+        raise wrong_value(f"the size of {path}", came, f"at most {LARGEST_IMAGE:,} pixels")
+    return picture
+
+
+def read_header(path: "str | Path") -> tuple[str, int, int]:
+    """Return the mode, height and width of a picture file without decoding its pixels."""
+    require("PIL", "pictures need", "teka[train]")
+    with _reading(path), _open(path) as opened:
+        return opened.mode, opened.height, opened.width
+
+
+@contextlib.contextmanager
+def _open(path: "str | Path") -> "Iterator[Image]":
+    from PIL import Image
+
+    Image.init()  # a Pillow that was built without a format does not know its name
+    formats = [name for name in FORMATS if name in Image.OPEN]
+    # Pillow maps an uncompressed TIFF that it opens by its name into memory, and then misreads a rotated one.
+    with Path(path).open("rb") as file, Image.open(file, formats=formats) as picture:
+        yield picture
+
+
+@contextlib.contextmanager
+def _reading(path: "str | Path") -> Iterator[None]:
+    """Raise a ValueError that names the file, whatever a missing or damaged file raises within."""
+    from PIL import Image
+
+    if not isinstance(path, (str, os.PathLike)):
+        raise wrong_type("picture", path, "a path or a picture of Pillow")
+    try:
+        is_file = Path(path).is_file()
+    except ValueError:  # a null character
+        is_file = False
+    if not is_file:
         raise wrong_value("picture", str(path), "an existing file")
     try:
-        with Image.open(path) as opened:
-            if opened.width * opened.height > LARGEST_IMAGE:
-                came = f"{opened.height:,} × {opened.width:,} pixels"
-                raise wrong_value(f"the size of {path}", came, f"at most {LARGEST_IMAGE:,} pixels")
-            return ImageOps.exif_transpose(opened)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
+            yield
     except Image.DecompressionBombError as error:
         raise wrong_value(f"the size of {path}", "a bomb", f"at most {LARGEST_IMAGE:,} pixels ({error})") from error
+    except Image.UnidentifiedImageError as error:
+        raise ValueError(f"{path} is no picture that can be read, expected {', '.join(FORMATS)}") from error
     except Exception as error:  # what damaged files raise depends on their format
         raise ValueError(f"{path} is no picture that can be read: {error}") from error
 
 
 def read_picture(
-    path: "str | Path | Image", *, in_channels: int = 1, ground: str = "auto"
+    path: "str | Path | Image", *, in_channels: int | None = 1, ground: str = "auto"
 ) -> UInt8[Tensor, "channels h w"]:
-    """Levels 0 … 255 of a picture of any kind, in grey (Pillow's luminance) or RGB; deeper levels are rounded.
+    """Return the levels 0 … 255 of a picture of any kind, in gray or RGB.
 
-    What is transparent shows the ground: "dark", "light", or with "auto" the one that the rest is farther from.
+    All commands read pictures by this function:
+
+    - The EXIF orientation is applied, and of several frames the first is taken.
+    - Palettes, CMYK and YCbCr become RGB, and RGB becomes gray by Pillow's luminance.
+    - Transparent pixels are blended with the ground.
+    - 16-bit gray levels are divided by 257 and rounded; of 16-bit color Pillow keeps the high byte.
+    - Floating-point levels are from 0 to 1, or from 0 to 255 if the largest is above 1.
+
+    Args:
+        path: The file, or a picture of Pillow.
+        in_channels: 1 for gray, 3 for RGB, None for gray if the picture is stored without color, else RGB.
+        ground: Color behind transparent pixels: "dark", "light", or with "auto" the one of the two that the visible
+            pixels differ from more.
     """
     check_name("ground", ground, GROUNDS)
-    if in_channels not in _CHANNELS:
-        raise wrong_value("in_channels", in_channels, "1 or 3: a picture is grey or has three colours")
+    if in_channels is not None and (not is_whole(in_channels) or in_channels not in _CHANNELS):
+        raise wrong_value("in_channels", in_channels, "1 or 3: a picture is gray or has three colors")
     picture = open_picture(path)
+    if in_channels is None:
+        in_channels = 1 if picture.mode in GRAY else 3
     if picture.mode in _DEEP:
         levels = _to_bytes(np.asarray(picture), path)[..., None].repeat(in_channels, axis=2)
     else:
@@ -61,7 +122,7 @@ def read_picture(
         try:
             levels = np.array(picture.convert(_CHANNELS[in_channels]))
         except ValueError as error:
-            raise wrong_value(f"the pixel type of {path}", picture.mode, "one that becomes grey or RGB") from error
+            raise wrong_value(f"the pixel type of {path}", picture.mode, "one that becomes gray or RGB") from error
     return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1).contiguous()
 
 

@@ -142,25 +142,58 @@ def test_a_model_of_any_size_keeps_the_images(arrays):
 
 
 @pytest.mark.parametrize(
-    ("mode", "sizes", "expected"),
+    ("sizes", "expected"),
     [
-        ("RGB", ((128, 200), (300, 130)), "crop"),
-        ("RGB", ((300, 300), (127, 300)), "circular"),
-        ("L", ((300, 300),), "circular"),
+        ([("RGB", 128, 200)] * 3, "crop"),
+        ([("L", 300, 300)] * 3, "crop"),
+        # One picture of another kind or size changes nothing.
+        ([("RGB", 300, 300)] * 30 + [("L", 300, 300)], "crop"),
+        ([("L", 8, 8)] + [("RGB", 300, 300)] * 30, "crop"),
+        ([("RGB", 300, 127)] * 3, "circular"),
+        ([("RGB", 32, 32)] * 30 + [("RGB", 300, 300)], "circular"),
     ],
+    ids=str,
 )
-def test_photographs_are_seen_through_a_window_and_all_else_is_wrapped(tmp_path, mode, sizes, expected):
+def test_photographs_are_seen_through_a_window_and_all_else_is_wrapped(tmp_path, sizes, expected):
     for label in ("cat", "dog"):
         (tmp_path / label).mkdir()
-        for index, size in enumerate(sizes):
-            Image.new(mode, size).save(tmp_path / label / f"{index}.png")
-    assert usual_mode(str(tmp_path)) == expected
-    assert usual_mode(tmp_path.name, tmp_path.parent) == expected
+        for index, (mode, *size) in enumerate(sizes):
+            Image.new(mode, size).save(tmp_path / label / f"{index:03}.png")
+    mode, reason = usual_mode(str(tmp_path))
+    assert mode == expected
+    assert "128 pixels along the shorter side" in reason
+    assert usual_mode(tmp_path.name, tmp_path.parent)[0] == expected
 
 
 def test_data_sets_and_arrays_are_wrapped(arrays):
     for data in ("digits", "cifar10", arrays, "nowhere"):
-        assert usual_mode(data) == "circular"
+        assert usual_mode(data) == ("circular", "a data set of arrays")
+
+
+def own_model(trained_on: str) -> Subject:
+    return dataclasses.replace(model_of(Preprocessing(), None, 2), trained_on=trained_on)
+
+
+@pytest.mark.parametrize("kind", ["pictures", "arrays"])
+def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them(tmp_path, kind):
+    data, other = tmp_path / "data", tmp_path / "other"
+    write_pictures(data, ("ant", "bee"))
+    if kind == "arrays":
+        every = load_images(str(data), Preprocessing())
+        levels = (255 * every.images).round().byte().numpy()
+        data, other = tmp_path / "data.npz", tmp_path / "other.npz"
+        np.savez(data, images=levels, labels=every.labels.numpy(), axes="NCHW")
+    outside = make_case(model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False)
+    assert len(outside.images) == 9
+    assert f"9 of 9 images of {data}; it declares no test part" in outside.description
+    assert outside.known["data_facts"]["used"] == f"9 of 9 images of {data}; it declares no test part"
+    trained = make_case(own_model(str(data)), str(data), SETTINGS, labelled=False)
+    assert torch.equal(trained.images, load_data(str(data)).test.images)
+    assert f"1 of 1 held-out images of {data}, the fifth that training did not use" in trained.description
+    assert len(make_case(own_model(str(other)), str(data), SETTINGS, labelled=False).images) == 9
+    assert len(make_case(own_model("mnist"), str(data), SETTINGS, labelled=False).images) == 9
+    few = make_case(model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False, num_images=4)
+    assert few.known["data_facts"]["used"].startswith("4 of 9 images")
 
 
 def test_they_are_test_images_in_their_order_and_fewer_are_part_of_more():
@@ -222,7 +255,8 @@ def write_pictures(folder, names, *, sizes=((9, 7),), colour=True):
 def test_the_pictures_are_those_of_the_loaded_data_set(tmp_path, parted, colour):
     for part in ("train", "test") if parted else (".",):
         write_pictures(tmp_path / part, ("bee", "ant"), colour=colour)
-    found, expected = load_images(str(tmp_path), Preprocessing()), load_data(str(tmp_path)).test
+    found = load_images(str(tmp_path), Preprocessing(), held_out=not parted)
+    expected = load_data(str(tmp_path)).test
     assert torch.equal(found.images, expected.images)
     assert torch.equal(found.labels, expected.labels)
     assert (found.class_names, found.image_size, found.num_available) == (("ant", "bee"), (9, 7), len(expected))
@@ -249,7 +283,7 @@ def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
 def test_a_picture_that_cannot_be_looked_at_is_left_to_be_read(tmp_path, monkeypatch):
     write_pictures(tmp_path, ("a", "b"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert usual_mode(str(tmp_path)) == "circular"
+    assert usual_mode(str(tmp_path))[0] == "circular"
     with pytest.raises(ValueError, match=r"the size of .*png is 'a bomb'"):
         load_images(str(tmp_path), Preprocessing())
 

@@ -1,5 +1,6 @@
 """What an audit needs, from a model and the name of data: a function, images as it takes them, and facts of both."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,16 +22,24 @@ from teka.checks import check_name, check_sizes, height_and_width
 from teka.data import load, resize_bilinear
 from teka.data.dataset import hold_out_test
 from teka.data.load import NAMES, class_names, find_path
-from teka.data.own_images import GREY, find_pictures
-from teka.data.pictures import read_picture, to_intensities
+from teka.data.own_images import find_pictures, read_npz
+from teka.data.pictures import GRAY, read_header, read_picture, to_intensities
 from teka.errors import wrong_value
 
 _IMAGES_AT_ONCE = 256
 
 
+# What a data set's images that are audited are called, by their part.
+PARTS = {
+    "test": ("test images", ""),
+    "all": ("images", "; it declares no test part"),
+    "held out": ("held-out images", ", the fifth that training did not use"),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class AuditImages:
-    """Some of the `num_available` test images of a data set, in [0, 1], with channels and size as wanted."""
+    """Some of the `num_available` images of a data set, in [0, 1], with channels and size as wanted."""
 
     name: str
     images: Float[Tensor, "images channels height width"]
@@ -39,6 +48,13 @@ class AuditImages:
     class_names: tuple[str, ...] | None
     image_size: tuple[int, int] | None  # as the data have them; None if the pictures have several sizes
     num_available: int
+    part: str  # one of `PARTS`
+
+    @property
+    def words(self) -> str:
+        """How many images of which part are used."""
+        kind, remark = PARTS[self.part]
+        return f"{len(self.images):,} of {self.num_available:,} {kind} of {self.name}{remark}"
 
 
 def load_images(
@@ -48,25 +64,52 @@ def load_images(
     image_size: Size = None,
     num_images: int | None = None,
     seed: int = 0,
+    held_out: bool = False,
 ) -> AuditImages:
-    """Test images of what `teka.data.load` takes, with a model's channels and size, in the order of the data."""
+    """Load test images of what `teka.data.load` takes, with a model's channels and size, in the order of the data.
+
+    Of a folder or a file that declares no test part all images are taken, or with `held_out` the fifth that
+    `teka.data.load` holds out for test.
+    """
     path = None if data in NAMES else find_path(data, data_dir)
     if path is not None and path.is_dir():
         parts, names = find_pictures(path)
-        # As `teka.data.load` has them: a fifth is for test where there is no such part.
-        found = parts[1] if len(parts) > 1 else [parts[0][one] for one in hold_out_test(len(parts[0]))[1].tolist()]
+        part = "test" if "test" in parts else "held out" if held_out else "all"
+        found = parts["test" if part == "test" else "all"]
+        if part == "held out":
+            found = [found[index] for index in hold_out_test(len(found))[1].tolist()]
         chosen = [found[one] for one in _choose(len(found), num_images, seed)]
         images, size = read_pictures([file for file, _ in chosen], transform, image_size)
         labels = torch.tensor([label for _, label in chosen])
-        return AuditImages(data, images, labels, len(names), tuple(names), size, len(found))
-    dataset = load(data, data_dir=data_dir, image_size=image_size)
-    split = dataset.test.take(torch.tensor(_choose(len(dataset.test), num_images, seed)))
+        return AuditImages(data, images, labels, len(names), tuple(names), size, len(found), part)
+    if path is not None:
+        read = read_npz(path)
+        part = "test" if read.test is not None else "held out" if held_out else "all"
+        test = read.train if part == "all" else read.with_test().test
+        if test is None or not len(test):
+            raise wrong_value(f"the test images of {data}", "none", "at least one")
+        test = test.to_split(image_size)
+        num_classes, names = read.num_classes, None
+    else:
+        dataset = load(data, data_dir=data_dir, image_size=image_size)
+        test, part, num_classes, names = dataset.test, "test", dataset.num_classes, class_names(data)
+    split = test.take(torch.tensor(_choose(len(test), num_images, seed)))
     images = split.images.to(torch.float32)
     levels = (255 * images).round().to(torch.uint8)
     images = levels if torch.equal(to_intensities(levels), images) else images
     placed = torch.cat([transform.place(part) for part in images.split(_IMAGES_AT_ONCE)])
-    names = class_names(data, data_dir=data_dir)
-    return AuditImages(data, placed, split.labels, dataset.num_classes, names, dataset.image_size, len(dataset.test))
+    size = (images.shape[2], images.shape[3])
+    return AuditImages(data, placed, split.labels, num_classes, names, size, len(test), part)
+
+
+def is_trained_on(subject: Subject, data: str, data_dir: str | Path | None = None) -> bool:
+    """Return True if this library trained the model on a folder or a file of the user's, and this is that or a copy."""
+    path = None if data in NAMES else find_path(data, data_dir)
+    if path is None or subject.trained_on is None or subject.trained_on in NAMES:
+        return False
+    known = find_path(subject.trained_on, data_dir)
+    is_same = known is not None and known.samefile(path)
+    return is_same or Path(subject.trained_on).name == path.resolve().name
 
 
 def _choose(available: int, num_images: int | None, seed: int) -> list[int]:
@@ -81,12 +124,12 @@ def _choose(available: int, num_images: int | None, seed: int) -> list[int]:
 def read_pictures(
     files: Sequence[Path], transform: Preprocessing, image_size: Size = None
 ) -> tuple[Float[Tensor, "images channels height width"], tuple[int, int] | None]:
-    """Pictures as a model takes them, of unknown channels grey if all files are; and their size, if it is one."""
+    """Pictures as a model takes them, of unknown channels gray if all files are; and their size, if it is one."""
     channels = transform.in_channels
-    grey = all(_look(file)[0] in GREY for file in files) if channels is None else channels == 1
+    is_gray = all(read_header(file)[0] in GRAY for file in files) if channels is None else channels == 1
     images, sizes = [], set()
     for path in files:
-        levels = read_picture(path, in_channels=1 if grey else 3)[None]
+        levels = read_picture(path, in_channels=1 if is_gray else 3)[None]
         levels = levels if image_size is None else resize_bilinear(levels, image_size)
         sizes.add((levels.shape[2], levels.shape[3]))
         images.append(transform.place(levels))
@@ -96,32 +139,29 @@ def read_pictures(
     return torch.cat(images), sizes.pop() if len(sizes) == 1 else None
 
 
-def _look(path: Path) -> tuple[str, int]:
-    """The mode and the shorter side of a picture, of which only the head is read; ("", 0) if it cannot be."""
-    try:
-        from PIL import Image
-
-        with Image.open(path) as picture:
-            return picture.mode, min(picture.size)
-    except Exception:  # which reading the picture puts into words
-        return "", 0
-
-
 PHOTOGRAPH_SIDE = 128  # pixels
-_LOOKED_AT = 20  # pictures
+_NUM_HEADERS = 20  # pictures
 
 
-def usual_mode(data: str, data_dir: str | Path | None = None) -> str:
-    """The mode in which data are moved unless another is asked for: photographs by "crop", all else by "circular".
+def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]:
+    """Return the mode in which data are shifted unless another is asked for, and the reason in words.
 
-    Photographs are a folder of pictures of which the first are all in colour and of at least `PHOTOGRAPH_SIDE` a side.
+    It is "crop" for a folder of pictures of which most have at least `PHOTOGRAPH_SIDE` pixels along the shorter side,
+    because that is what moving a camera does, and "circular" for all else.
     """
     path = None if data in NAMES else find_path(data, data_dir)
     if path is None or not path.is_dir():
-        return "circular"
-    files = [file for file, _ in find_pictures(path)[0][-1]][:_LOOKED_AT]
-    are_photographs = all(mode not in GREY and side >= PHOTOGRAPH_SIDE for mode, side in map(_look, files))
-    return "crop" if are_photographs else "circular"
+        return "circular", "a data set of arrays"
+    parts = find_pictures(path)[0]
+    files = [file for file, _ in parts.get("test", next(iter(parts.values())))]
+    places = np.linspace(0, len(files) - 1, min(len(files), _NUM_HEADERS)).round().astype(int)
+    sides = []
+    for place in places:
+        with contextlib.suppress(ValueError):  # reading the picture says what is wrong with it
+            sides.append(min(read_header(files[place])[1:]))
+    if sides and float(np.median(sides)) >= PHOTOGRAPH_SIDE:
+        return "crop", f"most pictures have at least {PHOTOGRAPH_SIDE} pixels along the shorter side"
+    return "circular", f"most pictures have fewer than {PHOTOGRAPH_SIDE} pixels along the shorter side"
 
 
 RESIZING = ("before", "after")  # whether images are shifted before or after the resize to the model's size
@@ -151,11 +191,14 @@ def make_case(
     placed_size: Size = None,
     shift: str = "after",
     labelled: bool = True,
+    held_out: bool | None = None,
     read: Callable[..., AuditImages] = load_images,
 ) -> AuditCase:
     """Load the images that a model is audited with, shifted "before" or "after" their resize, and describe both.
 
-    Several models share the images if `read` is one `functools.cache(load_images)` for all.
+    Of data without a test part all images are taken, or with `held_out` the fifth that training holds out; by default
+    that is done for a model that was trained on the data. Several models share the images if `read` is one
+    `functools.cache(load_images)` for all.
     """
     check_name("shift", shift, RESIZING)
     # The size of digits is that of their canvas: there is no resize before which they could be shifted.
@@ -166,7 +209,8 @@ def make_case(
         transform, audited = Preprocessing(subject.transform.in_channels), subject.taking_unplaced_images()
     else:
         (transform, settings), audited = place_for_modes(subject, settings, placed_size), subject
-    chosen = read(data, transform.placing, data_dir, image_size, num_images, settings.seed)
+    held_out = is_trained_on(subject, data, data_dir) if held_out is None else held_out
+    chosen = read(data, transform.placing, data_dir, image_size, num_images, settings.seed, held_out)
     caveats, done = [], transform.describe(chosen.image_size)
     if chosen.image_size is not None:
         largest = max(max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:])))
@@ -186,14 +230,14 @@ def make_case(
     data_facts = {
         "name": chosen.name,
         "image_size": None if chosen.image_size is None else list(chosen.image_size),
-        "test_images": chosen.num_available,
+        "used": chosen.words,
+        "available_images": chosen.num_available,
         "preprocessing": done or "none",
         "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
     }
     model_facts = subject.describe()
     parameters = "" if model_facts["parameters"] is None else f", {model_facts['parameters']:,} parameters"
     came = "of several sizes" if chosen.image_size is None else " × ".join(map(str, chosen.image_size))
-    shown = f"{len(chosen.images):,} of {chosen.num_available:,} test images of {chosen.name}, {came}"
     note = f" ({subject.note})" if subject.note else ""
     model_facts["shifted"] = f"{shift} resizing"
     return AuditCase(
@@ -203,7 +247,7 @@ def make_case(
         labels,
         settings,
         {"class_names": names, "model_facts": model_facts, "data_facts": data_facts, "caveats": tuple(caveats)},
-        f"{subject.name} ({subject.kind}{parameters}) on {shown}{f', {done}' if done else ''}{note}",
+        f"{subject.name} ({subject.kind}{parameters}) on {chosen.words}, {came}{f', {done}' if done else ''}{note}",
     )
 
 

@@ -45,6 +45,7 @@ class Subject:
     note: str = ""  # what else a reader should know of how it was read, a sentence
     output: str = "auto"  # as of `teka.audit.AuditSettings`
     loads_at_input_size: bool = False  # in whole levels, as its training had the data sets
+    trained_on: str | None = None  # name or path of the data set on which this library trained it
 
     def taking_unplaced_images(self) -> "Subject":
         """The same model as a function of images as the data have them: `transform.place` becomes a part of it."""

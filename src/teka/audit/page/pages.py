@@ -202,7 +202,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         raise wrong_value("reports", list(reports), "one or more reports")
     folder = files("teka.audit.page")
     columns, styles = audit_columns(reports), [line_style(at) for at in range(len(reports))]
-    data = dict.fromkeys(str(report.data.get("name", "images")) for report in reports)
+    data = dict.fromkeys(str(report.data.get("used", report.data.get("name", "images"))) for report in reports)
     content = {
         "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),

@@ -55,6 +55,8 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
     if len(counts) > 1:
         counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in found)
     notes += [f"Shifts: {', '.join(counts)}."] if rows else []
+    used = dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
+    notes += [f"Images: {'; '.join(used)}."] if used else []
     if any(is_share(name) for name in columns):
         notes.append("Shares in %. Worst shift: accuracy at the one shift where it is lowest.")
         notes.append("Every shift: correct at all of them.")

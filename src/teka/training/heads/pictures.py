@@ -210,7 +210,7 @@ def draw_frames(
     for moment in moments:
         buffer = io.BytesIO()
         draw_head_centers(record, [moment]).savefig(buffer, format="png", dpi=FRAME_DPI)
-        frames.append(Image.open(buffer).convert("RGB"))
+        frames.append(Image.open(buffer, formats=["PNG"]).convert("RGB"))  # our own
         if progress is not None:
             progress(len(frames), len(moments))
     # The same palette in all, so that what stands still does not flicker; what is nearly white is paper.
