@@ -155,7 +155,7 @@ def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_d
     [
         (first_pixel_class, 0, 1, "passes is 0, expected at least 1"),
         (first_pixel_class, 1, 0, "batch_size is 0, expected at least 1"),
-        (nn.Identity().eval(), 1, 2, "of logits"),
+        (nn.Identity().eval(), 1, 2, "expected the output of a classifier"),
     ],
 )
 def test_pairs_that_cannot_be_asked_are_refused(function, passes: int, batch_size: int, message: str):

@@ -148,7 +148,7 @@ def test_images_that_change_at_most_shifts_come_first_and_those_with_something_t
 
 def test_an_example_has_the_answer_and_its_probability_at_every_shift():
     images = dots(2)
-    responses = measure_responses(left_or_right, images, SHIFTS, Movement("circular"))
+    responses = measure_responses(left_or_right, images, SHIFTS, Movement("circular"), output="logits")
     (example,) = make_examples(left_or_right, images, responses, [0], AuditSettings(batch_size=2))
     share = pytest.approx(float(torch.tensor([1.0, 0.0]).softmax(0)[0]), abs=1e-4)
     assert example.shifts == tuple(SHIFTS)

@@ -12,6 +12,7 @@ from teka.audit.caveats import SEVERITIES, Caveat, training_mode
 from teka.audit.function import evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.layers.blame import LayerFindings
 from teka.audit.measure.outputs import check_labels
+from teka.audit.model_output import STILL
 from teka.audit.movement import MODES
 from teka.audit.page.changes import change_sentence
 from teka.audit.page.notation import write_share, write_size, write_step
@@ -56,11 +57,11 @@ def audit(
     window's.
 
     Args:
-        model: Images (B, C, H, W) to logits (B, K), features (B, …) or dense maps (B, C', H', W'), or to what has
-            them as `.logits` or under "logits". Layers are looked into if it is a `torch.nn.Module`.
+        model: Images (B, C, H, W) to an output that `measure_responses` describes: logits, probabilities, classes,
+            features or maps, or to what has one of these in a field. Layers are examined if it is a `torch.nn.Module`.
         images: Images (N, C, H, W), floating point, as the model takes them. Where the mode fills with a background,
             images before normalisation are better; put the normalisation into the model then.
-        labels: Their classes (N,), integers from 0, or None.
+        labels: Their classes (N,), integers from 0; for a multi-label classifier (N, K) of 0 and 1; or None.
         shifts: The set of shifts, ints along dx or (dy, dx); by default the square of ±8 pixels, less for small images.
         modes: Modes of the function `teka.audit.translate`, each measured for itself; by default "circular".
         preset: A procedure of the literature to add, a name of `teka.audit.procedures.PRESETS`.
@@ -136,8 +137,8 @@ def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str
     if not images.isfinite().all():
         raise wrong_value("images", "NaN or infinity", "finite values")
     if labels is not None:
-        check_labels(labels, len(images))
-    if labels is not None and class_names is not None and int(labels.max()) >= len(class_names):
+        labels = check_labels(labels, len(images))
+    if labels is not None and labels.ndim == 1 and class_names is not None and int(labels.max()) >= len(class_names):
         raise wrong_value("labels", int(labels.max()), f"classes from 0 to {len(class_names) - 1}, as class_names has")
 
 
@@ -236,7 +237,7 @@ def _of_mode(metrics: Metrics, report: AuditReport) -> str:
         return f"{where}, {_undecided_words(report)}."
     if metrics.is_exact:
         error = numbers["maximum_error"].value
-        kind = "does not change" if metrics.output in ("logits", "features") else "moves along exactly"
+        kind = "does not change" if metrics.output in STILL else "moves along exactly"
         right = f"; {_share(numbers['accuracy'])} of the images are answered correctly" if "accuracy" in numbers else ""
         return f"{where}, the output {kind}: relative error at most {write_size(error)}, which is rounding{right}."
     if "flip_rate" not in numbers:

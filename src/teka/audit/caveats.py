@@ -12,6 +12,7 @@ from teka.audit.function import Model, evaluate_model, module_of, relative_diffe
 from teka.audit.images import background_value
 from teka.audit.measure.boxes import LEAST_SCORE
 from teka.audit.measure.responses import Responses
+from teka.audit.model_output import MULTILABEL
 from teka.audit.movement import Movement
 from teka.audit.page.notation import write_share, write_size
 from teka.audit.statistics.intervals import wilson_interval
@@ -69,7 +70,7 @@ def validity(
     yield from few_images(min(one.num_images for one in responses), confidence)
     if module is not None:
         yield from random_features(module)
-    if output == "logits":
+    if responses[0].predictions is not None:
         found: dict[str, Caveat] = {}
         for one in responses:
             for caveat in (*collapse(one), *chance(one)):
@@ -213,19 +214,21 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
         raise wrong_value("responses.output", responses.output, "'logits'")
     found, counts = responses.predictions[responses.evaluated].unique(return_counts=True)
     top, share = int(found[counts.argmax()]), float(counts.max() / counts.sum())
-    labels = responses.labels
+    labels, top_class = responses.labels, f"class {top}"
+    if responses.output in MULTILABEL:  # whose sets of labels are codes
+        top_class = "one set of labels"
     if labels is not None and len(labels.unique()) == 1:
-        label = int(labels[0])
+        same = "have one set of labels" if responses.output in MULTILABEL else f"are of class {int(labels[0])}"
         message = (
-            f"All {responses.num_images} images are of class {label}. A model that always answers {label} is right at "
-            "every shift; look at all classes beside this."
+            f"All {responses.num_images} images {same}. A model that always predicts it is right at every shift; look "
+            "at all classes beside this."
         )
         yield Caveat("one class", "limits", message)
     elif share >= COLLAPSED_SHARE:
         of_it = None if labels is None else write_share(float((labels == top).double().mean()))
         of_class = "" if of_it is None else f", and {of_it} % of the images are of it"
         message = (
-            f"{write_share(share)} % of all answers are class {top}{of_class}. Answers that never change are "
+            f"{write_share(share)} % of all answers are {top_class}{of_class}. Answers that never change are "
             "consistent at every shift, whatever the model sees."
         )
         yield Caveat("constant predictor" if len(found) == 1 else "collapsed predictions", "invalidates", message)
@@ -236,7 +239,7 @@ def chance(responses: Responses) -> Iterator[Caveat]:
     labels, correct = responses.labels, responses.correct
     if labels is None or correct is None:
         return
-    commonest = float(torch.bincount(labels).max() / len(labels))
+    commonest = float(labels.unique(return_counts=True)[1].max() / len(labels))
     accuracy = float(correct[responses.zero].double().mean())
     # Two standard errors, so that a model at chance is not missed by luck. Few images that are all right are no chance.
     if (
@@ -244,12 +247,36 @@ def chance(responses: Responses) -> Iterator[Caveat]:
         and accuracy < 1
         and accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(labels)) ** 0.5
     ):
+        kind = "set of labels" if responses.output in MULTILABEL else "class"
         message = (
             f"Unshifted, {write_share(accuracy)} % of {len(labels)} images are answered correctly, which is not "
-            f"significantly more than the {write_share(commonest)} % of always answering the commonest class. Is the "
+            f"significantly more than the {write_share(commonest)} % of always answering the commonest {kind}. Is the "
             "model trained on these classes, and are the images prepared as in its training?"
         )
         yield Caveat("no better than chance", "invalidates", message)
+
+
+def unused_labels(responses: Responses) -> Iterator[Caveat]:
+    """Labels were given for an output that is not that of a classifier."""
+    if responses.predictions is None:
+        message = (
+            f"Labels were given, but the output of the model was read as {responses.output}, not as that of a "
+            "classifier, so no accuracy was measured. If the model is a classifier, say so by the setting output, or "
+            "choose the output that holds its logits."
+        )
+        yield Caveat("labels not used", "limits", message)
+
+
+def single_values(asked: str, responses: Responses) -> Iterator[Caveat]:
+    """One value for each image was read as a classifier's without having been said to be."""
+    if asked == "auto" and responses.num_values == 1 and responses.output in ("logits", "probabilities"):
+        kind, threshold = ("probability", "½") if responses.output == "probabilities" else ("logit", "0")
+        other = "logits" if responses.output == "probabilities" else "probabilities"
+        message = (
+            f"The model gives one value for each image, which was read as the {kind} of class 1 of two: class 1 is "
+            f"predicted above {threshold}. If it is something else, set output to {other} or to features."
+        )
+        yield Caveat("one value read as two classes", "note", message)
 
 
 def phases_unseen(shifts: Sequence[Sequence[int | float]], stride: Sizes) -> Iterator[Caveat]:

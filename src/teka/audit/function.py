@@ -1,7 +1,7 @@
 """The function under audit: in evaluation mode, called, what it gives checked and compared, and its weights."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from teka.audit.model_output import SelectedOutput, Source, select_output
 from teka.errors import FOREIGN, is_out_of_memory, wrong_shape, wrong_value
 
 Model = Callable[[Tensor], object]
@@ -20,10 +21,10 @@ class ModelError(ValueError):
     >>> import torch
     >>> from teka.audit import ModelError, Movement, measure_responses
     >>> try:
-    ...     measure_responses(lambda images: images.mean(), torch.rand(1, 1, 2, 3), [(0, 0)], Movement("zero"))
+    ...     measure_responses(lambda images: images.mean(), torch.rand(2, 1, 2, 3), [(0, 0)], Movement("zero"))
     ... except ModelError as error:
     ...     print(error)
-    the output of the model has shape () at shift (0, 0), images 0 to 0, expected (1, …), one entry for each image
+    the output of the model at shift (0, 0), images 0 to 1 has shape (), expected (2, …), one entry for each image
     """
 
     responses: Any = None
@@ -64,29 +65,30 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
             part.training = True
 
 
-def logits_of(answer: object) -> object:
-    """The logits of an answer, `.logits` or under "logits", where it has any, else the answer as it is."""
-    return answer.get("logits", answer) if isinstance(answer, Mapping) else getattr(answer, "logits", answer)
-
-
-def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Tensor:
-    """The output of a model in inference mode, or the `logits` of what has some: real, floating-point, (B, …)."""
+def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> SelectedOutput:
+    """Return the output of a model in inference mode, (B, …), by the tables of `teka.audit.model_output`."""
     try:
         with torch.inference_mode():
             result = function(batch)
     except FOREIGN as error:
         hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
         raise ModelError(f"the model raised {type(error).__name__} {where()}: {error}{hint}") from error
-    output = logits_of(result)
-    if not isinstance(output, Tensor):
-        found, expected = f"is a {type(result).__name__}", "a tensor, or one as .logits or under 'logits'"
-    elif not output.is_floating_point():
-        found, expected = f"is of {output.dtype}", "real floating-point values"
-    elif output.ndim < 2 or len(output) != len(batch) or output.numel() == 0:
-        found, expected = f"has shape {tuple(output.shape)}", f"({len(batch)}, …), one entry for each image"
-    else:
-        return output
-    raise ModelError(f"the output of the model {found} {where()}, expected {expected}")
+    try:
+        return output_of(function, batch, result)
+    except FOREIGN as error:
+        said = str(error) if isinstance(error, ValueError) else f"cannot be read: {type(error).__name__}: {error}"
+        raise ModelError(f"the output of the model {where()} {said}") from error
+
+
+def output_of(function: Model, batch: Tensor, result: object) -> SelectedOutput:
+    """Return what is measured of the result of a call, (B, …); a ValueError says what the result is instead."""
+    output = select_output(result, Source(batch, module_of(function)))
+    shape = tuple(output.values.shape)
+    # The shape that came, and not that with another axis, is what the user knows.
+    came = tuple(result.shape) if isinstance(result, Tensor) else shape
+    if not shape or shape[0] != len(batch) or 0 in shape:
+        raise ValueError(f"has shape {came}, expected ({len(batch)}, …), one entry for each image")
+    return output
 
 
 def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | None = None) -> Tensor:
@@ -108,8 +110,14 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
 
 
 def evaluate_model(function: Model, batch: Tensor, where: str, expected_shape: Sequence[int] | None = None) -> Tensor:
-    """What `evaluate` gives of a model that is called by `call_model`."""
-    return evaluate(lambda given: call_model(function, given, lambda: where), batch, expected_shape)
+    """What `evaluate` gives of a model that is called by `call_model`; classes are counted from 1."""
+
+    def answer(given: Tensor) -> Tensor:
+        values = call_model(function, given, lambda: where).values
+        # Class 0 would have the norm zero, relative to which nothing can be compared.
+        return values if values.is_floating_point() else values.double() + 1
+
+    return evaluate(answer, batch, expected_shape)
 
 
 def relative_difference(response: Tensor, reference: Tensor) -> float:

@@ -18,7 +18,8 @@ from teka.audit.layers.blame import LayerFindings, blame_layers
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import Deadline, measure_responses
-from teka.audit.measure.responses import OUTPUTS, Responses
+from teka.audit.measure.responses import Responses
+from teka.audit.model_output import OUTPUTS
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS, PresetResult
 from teka.audit.report import NOISE, VALIDITY, ChangeResult, Example, Failure, make_examples, worst_images
@@ -117,7 +118,11 @@ def find_caveats(work: Work) -> list[caveats.Caveat]:
     found = list(work.results["validity"])
     for mode in settings.modes:
         found += caveats.fill_value(work.images, work.movement(mode))
-    found += caveats.phases_unseen(work.first("mode")[0].shifts, work.stride)
+    responses = work.first("mode")[0]
+    if work.labels is not None:
+        found += caveats.unused_labels(responses)
+    found += caveats.single_values(settings.output, responses)
+    found += caveats.phases_unseen(responses.shifts, work.stride)
     return list(dict.fromkeys(found))
 
 
@@ -232,7 +237,7 @@ def _phases(work: Work, _one: str) -> Iterator[tuple[str, PhaseTable]]:
         reach = settings.reach(work.sizes)
         work.stride = tuple(max([1, *(int(one) for one in within[axis] if one <= reach[axis])]) for axis in range(2))
     elif len(responses.take_complete().shifts) > 1:
-        number = "agreement" if responses.output == "logits" else "error"
+        number = "error" if responses.predictions is None else "agreement"
         choice = best_stride(responses, STRIDES, number=number, seed=settings.seed)
         if choice.stride and choice.p_value < 1 - settings.confidence:
             work.stride = choice.stride, choice.stride
@@ -241,7 +246,9 @@ def _phases(work: Work, _one: str) -> Iterator[tuple[str, PhaseTable]]:
 
 
 def _preset(work: Work, name: str) -> Iterator[PresetResult]:
-    yield PRESETS[name](work.model, work.images, work.labels, work.settings)
+    # The kind that was found, which the images of the procedure alone may leave open.
+    settings = replace(work.settings, output=work.first("mode")[0].output)
+    yield PRESETS[name](work.model, work.images, work.labels, settings)
 
 
 def _derivative(work: Work, direction: str) -> Iterator[LieDerivative]:
@@ -273,15 +280,17 @@ class Part:
     outputs: Sequence[str] = OUTPUTS  # of which it says something
 
 
-NOT_BOXES = tuple(output for output in OUTPUTS if output != "boxes")  # whose numbers are places, in any order
+# The values of boxes are positions, in any order, and those of classes are no sizes.
+CONTINUOUS = tuple(output for output in OUTPUTS if output not in ("boxes", "classes"))
+CHANGED = tuple(output for output in OUTPUTS if output != "boxes")
 PARTS_IN_ORDER = (
     Part("noise", NOISE, _noise),
     Part("mode", "mode {}", _mode, lambda settings: settings.modes),
-    Part("change", "{}", _change, lambda settings: settings.changes, NOT_BOXES),
+    Part("change", "{}", _change, lambda settings: settings.changes, CHANGED),
     Part("layers", "layers", _layers),
     Part("phases", "phases", _phases),
     Part("preset", "preset {}", _preset, lambda settings: [] if settings.preset is None else [settings.preset]),
-    Part("derivative", "derivative along {}", _derivative, lambda _: AXES, NOT_BOXES),
-    Part("sensitivity", "sensitivity in mode {}", _sensitivity, lambda settings: settings.modes, NOT_BOXES),
+    Part("derivative", "derivative along {}", _derivative, lambda _: AXES, CONTINUOUS),
+    Part("sensitivity", "sensitivity in mode {}", _sensitivity, lambda settings: settings.modes, CONTINUOUS),
     Part("examples", "examples", _examples),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from teka.audit.function import Model, call_model, check_evaluation_mode
 from teka.audit.images import roll_and_blank
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.outputs import infer_output
+from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
 from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.bootstrap import ImageResamples, average
@@ -60,8 +60,10 @@ def horn2021(function: Model, images: Images, labels: Labels, settings: AuditSet
         if not keep.any():
             raise wrong_value("images", f"none of {name} with margins of {HORN_MARGIN} columns", "at least one")
         given = function, images[keep], shifts, Movement("lossless")
-        how: Any = {"output": "logits", "batch_size": settings.batch_size, "device": settings.device}
+        how: Any = {"output": settings.output, "batch_size": settings.batch_size, "device": settings.device}
         responses = measure_responses(*given, labels=labels[keep], **how)
+        if responses.predictions is None:
+            raise wrong_value("the output of the model", responses.output, f"one of {', '.join(CLASSIFIERS)}")
         metrics[name] = summarize(responses, **settings.intervals)
         share = (responses.predictions == responses.labels).double().mean(dim=0)
         numbers[f"mean accuracy, {name}"] = _mean_share(share, settings)
@@ -139,7 +141,7 @@ def pair_agreement(
     check_evaluation_mode("function", function)
     check_sizes({"images": len(images), "passes": passes})
     random = np.random.RandomState(settings.seed)
-    agreement = torch.empty(passes, len(images), dtype=torch.bool)
+    agreement, kind = torch.empty(passes, len(images), dtype=torch.bool), settings.output
     for index in range(passes):
         for start in range(0, len(images), settings.batch_size):
             batch = images[start : start + settings.batch_size].to(settings.device)
@@ -147,9 +149,10 @@ def pair_agreement(
             places = [tuple(random.randint(low, high, 2).tolist()) for _ in range(2)]
             what, answers = f"on images {start} to {start + len(batch) - 1}", []
             for seen in (move(batch, place) for place in places):
-                logits = call_model(function, seen, lambda what=what: what)
-                infer_output(logits.shape, seen.shape[2:], "logits")
-                answers.append(logits.argmax(dim=1).cpu())
+                output = call_model(function, seen, lambda what=what: what)
+                if kind == "auto":
+                    kind, _ = infer_kind(output.values, seen.shape[2:], output.kind, among=CLASSIFIERS)
+                answers.append(predict(output.values, kind).cpu())
             agreement[index, start : start + settings.batch_size] = answers[0] == answers[1]
     return agreement
 

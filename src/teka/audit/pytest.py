@@ -20,6 +20,7 @@ from teka.audit.function import check_evaluation_mode
 from teka.audit.measure.distances import noise_floor
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
+from teka.audit.model_output import CLASSIFIERS
 from teka.audit.parts import FEW_IMAGES
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import square_shifts
@@ -51,7 +52,8 @@ def assert_consistent(
     consistency.
 
     Args:
-        model: The classifier, in evaluation mode. It takes images (B, C, H, W) to logits (B, K).
+        model: The classifier, in evaluation mode. It takes images (B, C, H, W) to any output that
+            `teka.audit.measure_responses` reads as that of a classifier.
         images: Images (N, C, H, W).
         labels: Their classes (N,), or None.
         shifts: The largest shift of a square, in pixels, or a set of shifts.
@@ -84,8 +86,10 @@ def assert_consistent(
     settings = AuditSettings(step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed)
     movement = settings.movement(mode, sizes)
     responses = measure_responses(
-        model, images, settings.shifts_for(sizes), movement, labels=labels, output="logits", batch_size=batch_size
+        model, images, settings.shifts_for(sizes), movement, labels=labels, batch_size=batch_size
     )
+    if responses.predictions is None:
+        raise wrong_value("the output of model", responses.output, f"one of {', '.join(CLASSIFIERS)}")
     metrics = summarize(responses, seed=seed)
     if metric not in metrics.numbers:
         raise wrong_value("metric", metric, f"one that these images define: {', '.join(metrics.numbers)}")

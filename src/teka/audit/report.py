@@ -18,6 +18,7 @@ from teka.audit.layers.blame import LayerFindings
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.measure.responses import Responses
+from teka.audit.model_output import CLASSIFIERS, MULTILABEL, predict_with_probability
 from teka.audit.movement import Movement
 from teka.audit.procedures import PresetResult
 from teka.audit.settings import AuditSettings
@@ -246,15 +247,15 @@ def make_examples(
     indices: Iterable[int],
     settings: AuditSettings,
 ) -> Iterator[Example]:
-    """Some of the images, with a classifier's answer and its probability at every shift; none of another output."""
+    """Some of the images, with a classifier's class and its probability at every shift; none of other outputs."""
     movement, shifts = responses.movement, responses.take_complete().shifts
-    for index in indices if responses.predictions is not None else ():
+    for index in indices if responses.output in CLASSIFIERS and responses.output not in MULTILABEL else ():
         placed = movement.place(images[index : index + 1].to(settings.device))
         answers, shares = [], []
         for start in range(0, len(shifts), settings.batch_size):
             moved = torch.cat([movement.move(placed, shift) for shift in shifts[start : start + settings.batch_size]])
-            logits = call_model(function, moved, lambda at=index: f"on image {at}, for an example")
-            share, answer = logits.softmax(dim=1).max(dim=1)
+            output = call_model(function, moved, lambda at=index: f"on image {at}, for an example")
+            share, answer = predict_with_probability(output.values, responses.output)
             answers += answer.tolist()
             shares += [round(one, 4) for one in share.tolist()]
         label = None if responses.labels is None else int(responses.labels[index])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from teka.audit.changes import CHANGES
-from teka.audit.measure.outputs import OUTPUT_CHOICES
+from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Movement
 from teka.audit.shifts import square_shifts
 from teka.audit.statistics.estimate import BootstrapSettings
@@ -43,8 +43,9 @@ class AuditSettings:
         background: Value of the images' background: one, or one for each channel.
         canvas_size: Size of the canvas for mode `canvas`; None for the images' and room for every shift.
         crop_size: Size of the window for mode `crop`; None for the images' less room for every shift.
-        output: "auto", "logits", "features", "dense", "segmentation" or "boxes", of which
-            `measure_responses` says more.
+        output: "auto", or the kind of the model's output: "logits", "probabilities", "classes", "multilabel",
+            "multilabel_probabilities", "features", "dense", "segmentation" or "boxes", of which `measure_responses`
+            says more.
         stride: Pixels to a cell of dense outputs; None divides the sizes.
         layers: Names of the modules to look at; None for all.
         seed: Seed of the bootstrap and of the presets' draws.

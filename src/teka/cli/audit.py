@@ -72,6 +72,7 @@ OPTIONS = (
     Option("--num_classes", int | None, "Number of the model's classes, where --weights are given."),
     Option("--mean", float, "Mean that is taken off intensities in [0, 1], by channel.", nargs="+", metavar="NUMBER"),
     Option("--std", float, "What they are divided by then, by channel.", nargs="+", metavar="NUMBER"),
+    Option("--output_name", str | None, "Output to measure, if the model has several: its name, or index in a tuple."),
     Option("--bgr", bool, "The model takes blue, green, red."),
     Option("--shift_before_resize", bool, "Shift images by the data's pixels, then resize them; else by the model's."),
     Option("--mode", str, MODE_HELP, dest="modes", nargs="+", action="extend", metavar="MODE"),
@@ -280,6 +281,7 @@ def read_model(model: str, options: Namespace) -> Subject:
         options.device,
         options.data_dir,
         options.trust,
+        options.output_name,
     )
     return load(model, reading, loaders=OWN_LOADERS)
 

@@ -74,7 +74,7 @@ def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_b
     mnist = load("mnist", loaders=OWN_LOADERS)
     case = make_case(mnist, str(tmp_path), SETTINGS, shift="before", labelled=False)
     assert tuple(case.images.shape[1:]) == (1, 9, 7)
-    assert call_model(case.function, case.images, str).shape[1:] == (10,)
+    assert call_model(case.function, case.images, str).values.shape[1:] == (10,)
     # Of digits it is the canvas that has a size.
     assert tuple(make_case(mnist, "digits", SETTINGS, shift="before").images.shape[2:]) == (28, 28)
 

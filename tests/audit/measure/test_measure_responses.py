@@ -32,7 +32,8 @@ SHIFTS = square_shifts(3)
 
 def test_a_classifier_of_the_column_answers_with_the_moved_column():
     columns = [0, 3, 7, 12]
-    result = measure_responses(column_of, points(columns), SHIFTS, CIRCULAR, labels=torch.tensor(columns))
+    labels = torch.tensor(columns)
+    result = measure_responses(column_of, points(columns), SHIFTS, CIRCULAR, labels=labels, output="logits")
     assert result.output == "logits"
     assert result.evaluated.all()
     for row, (_, right) in enumerate(result.shifts):
@@ -187,7 +188,7 @@ def test_bad_input_is_refused(as_users_run_it):
         ({"labels": LABELS - 1}, "labels is -1"),
         ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
         ({"output": "logit"}, "output is 'logit'.*did you mean 'logits'"),
-        ({"output": "dense"}, "since the output is said to be dense"),
+        ({"output": "dense"}, "since it is said to be 'dense'"),
         ({"stride": 0}, "stride is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"budget_seconds": 0.0}, "budget_seconds is 0.0"),
@@ -285,9 +286,9 @@ def test_what_was_measured_before_the_classifier_raised_is_kept():
 @pytest.mark.usefixtures("as_users_run_it")
 def test_what_cannot_be_searched_is_refused():
     for changes, message in [
-        ({"function": lambda images: images}, r"\(batch, classes\) with two or more classes"),
+        ({"function": lambda images: images}, r"\(45, 2, 11, 13\), expected the output of a classifier"),
         ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
-        ({"labels": None}, "labels is None, expected a tensor"),
+        ({"labels": None}, "labels is None, expected the class of each image"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"shifts": [(0, 1)]}, "with the zero shift"),
     ]:

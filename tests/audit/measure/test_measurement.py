@@ -138,5 +138,5 @@ def test_large_numbers_whose_sum_is_infinite_are_measured():
 
 def test_outputs_of_changing_shape_are_refused():
     sizes = itertools.chain([6], itertools.repeat(5))
-    with pytest.raises(ModelError, match=r"shape \(5, 5\) at shift .* expected \(5, 6\), as at first"):
+    with pytest.raises(ModelError, match=r"at shift .* of shape \(5, 5\), expected .* of shape \(5, 6\), as at first"):
         measure_responses(lambda images: images[:, 0, 0, : next(sizes)], models.IMAGES, SQUARE, ZERO, batch_size=5)

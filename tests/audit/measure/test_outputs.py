@@ -11,14 +11,7 @@ from torch.nn.functional import avg_pool2d
 
 from teka.audit import axis_shifts, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.outputs import (
-    check_dense_shifts,
-    class_overlap,
-    compared_maps,
-    infer_output,
-    squares,
-    sum_of_squares,
-)
+from teka.audit.measure.outputs import check_dense_shifts, class_overlap, compared_maps, squares, sum_of_squares
 from teka.audit.movement import Movement
 from teka.audit.statistics.summarize import summarize
 
@@ -164,43 +157,6 @@ def test_a_convolution_without_padding_is_compared_once_its_stride_is_given():
         )
 
 
-def test_the_kind_follows_from_the_shape():
-    for shape, expected in [
-        ((3, 10), ("logits", None)),
-        ((3, 1), ("features", None)),
-        ((3, 4, 5), ("features", None)),
-        ((3, 4, 12, 18), ("dense", (1, 1))),
-        ((3, 4, 6, 6), ("dense", (2, 3))),
-        ((3, 4, 1, 9), ("dense", (12, 2))),
-        ((3, 4, 1, 1), ("features", None)),
-        ((3, 4, 5, 9), ("features", None)),
-    ]:
-        assert infer_output(shape, (12, 18)) == expected, shape
-
-
-def test_a_choice_goes_before_the_shape():
-    assert infer_output((3, 10), (12, 18), "features") == ("features", None)
-    assert infer_output((3, 4, 6, 6), (12, 18), "features") == ("features", None)
-    assert infer_output((3, 4, 1, 1), (12, 18), "dense") == ("dense", (12, 18))
-
-
-def test_a_stride_makes_maps_of_other_sizes_dense():
-    assert infer_output((3, 4, 10, 16), (12, 18), stride=1) == ("dense", (1, 1))
-    assert infer_output((3, 4, 5, 5), (12, 18), "dense", (2, 3)) == ("dense", (2, 3))
-
-
-def test_an_output_of_another_kind_is_refused():
-    for shape, output, stride, message in [
-        ((3, 10), "dense", None, r"shape \(3, 10\), expected \(batch, channels, size, size\)"),
-        ((3, 4, 5, 9), "dense", None, r"expected sizes that divide \(12, 18\).*give stride"),
-        ((3, 4, 6), "logits", None, r"shape \(3, 4, 6\), expected \(batch, classes\)"),
-        ((3, 1), "logits", None, "two or more classes"),
-        ((3, 10), "auto", 2, r"stride is 2, expected None"),
-    ]:
-        with raises_for((shape, output, stride), ValueError, match=message):
-            infer_output(shape, (12, 18), output, stride)
-
-
 def test_a_segmentation_that_moves_along_overlaps_wholly_and_one_that_stays_as_worked_out_by_hand():
     images = torch.zeros(2, 1, 4, 6)
     images[:, :, 1:3, 1:3] = 1.0
@@ -221,7 +177,7 @@ def test_a_segmentation_that_moves_along_overlaps_wholly_and_one_that_stays_as_w
     assert overlap is not None
     # By one column 2 of the 4 cells stay, of a union of 6; of the ground 18 of 22. By (1, 2) none, and 16 of 24.
     assert overlap[:, 0].tolist() == pytest.approx([1.0, (2 / 6 + 18 / 22) / 2, (0 + 16 / 24) / 2])
-    with pytest.raises(ValueError, match="the output of the model has shape"):
+    with pytest.raises(ValueError, match=r"of shape \(6, 1, 4, 6\), expected maps of logits"):
         measure_responses(lambda batch: batch, images, shifts, CIRCULAR, output="segmentation")
 
 

@@ -13,14 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from teka.audit.adapters.answers import BOX_LISTER, CLASSIFIER, SEGMENTER
 from teka.audit.adapters.matching import match_library
-from teka.audit.adapters.onnx_model import load_onnx
+from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.programs import is_script, load_exported, load_script
 from teka.audit.adapters.reading import READING, Reading
-from teka.audit.adapters.subject import Subject, subject_of_module, tensors_only
+from teka.audit.adapters.subject import (
+    CLASSIFIER,
+    ENCODER,
+    LIST_DETECTOR,
+    SEGMENTER,
+    Subject,
+    subject_of_module,
+    tensors_only,
+)
 from teka.audit.adapters.transformers_model import load_transformers
+from teka.audit.model_output import num_classes_of
 from teka.data import Normalize
 from teka.errors import FOREIGN, first_line, require, wrong_value
 from teka.files import expand_user
@@ -30,7 +38,7 @@ __all__ = ["Loader", "Preprocessing", "Reading", "Subject", "load"]
 _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz")
 _WITH_WEIGHTS = {True: " with trained weights", False: ""}
 _PRESET_FIELDS = ("resize_size", "mean", "std", "interpolation")
-_PRESET_TASKS = {"SemanticSegmentation": SEGMENTER, "ObjectDetection": BOX_LISTER}
+_PRESET_TASKS = {"SemanticSegmentation": SEGMENTER, "ObjectDetection": LIST_DETECTOR}
 
 
 def load_timm(name: str, reading: Reading = READING) -> Subject:
@@ -43,7 +51,9 @@ def load_timm(name: str, reading: Reading = READING) -> Subject:
     own = _of_levels(library.data.create_transform(**config))
     read = match_library(own, read_data_config(config), f"timm:{name}", "its transform")
     transform, size = reading.fit(read)
-    return subject_of_module(module, name, "timm", transform, size, reading.device, num_classes=module.num_classes)
+    # Models without a classifier, as those trained without labels are, have 0 classes and give features.
+    task, num_classes = (CLASSIFIER, module.num_classes) if module.num_classes else (ENCODER, None)
+    return subject_of_module(module, name, "timm", transform, size, reading.device, task, num_classes=num_classes)
 
 
 def load_torchvision(name: str, reading: Reading = READING) -> Subject:
@@ -167,7 +177,9 @@ def load(spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = (
     if reading.weights is not None and not loader.takes_weights:
         raise wrong_value("weights", str(reading.weights), f"None for {loader.form}: it has its own")
     subject = loader.read(spec, reading)
-    if reading.num_classes is not None and subject.num_classes not in (None, reading.num_classes):
+    if reading.output_name is not None and not isinstance(subject.function, OnnxFunction):
+        subject = subject.choosing_output(reading.output_name)
+    if reading.num_classes is not None and subject.num_classes not in (None, num_classes_of(reading.num_classes)):
         expected = f"a model of {reading.num_classes} classes; it has {subject.num_classes}"
         raise wrong_value("model", spec, expected)
     return subject

@@ -16,7 +16,8 @@ from teka.audit.adapters.labels import match_labels
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.reading import Size
 from teka.audit.adapters.subject import Subject
-from teka.audit.caveats import other_scale, resized
+from teka.audit.caveats import Caveat, other_scale, resized
+from teka.audit.model_output import CLASSIFIERS, MULTILABEL
 from teka.audit.settings import AuditSettings
 from teka.checks import check_name, check_sizes, height_and_width
 from teka.data import load, resize_bilinear
@@ -220,7 +221,11 @@ def make_case(
         caveats += other_scale(subject.transform.resize, transform.resize)
     if settings.output == "auto":
         settings = dataclasses.replace(settings, output=subject.output)
-    labelled = labelled and settings.output in ("auto", "logits")  # which alone are compared with classes
+    if labelled and settings.output in MULTILABEL:
+        labelled = False
+        message = f"{subject.name} predicts several labels for an image, but {data} has one class for each image"
+        caveats.append(Caveat("labels not used", "limits", f"{message}, so no accuracy was measured."))
+    labelled = labelled and settings.output in ("auto", *CLASSIFIERS)
     labels, names = None, subject.class_names
     if labelled:
         labels, matched = match_labels(chosen.labels, chosen.num_classes, chosen.class_names, subject)

@@ -44,6 +44,9 @@ class Reading:
         data_dir: Folder with the data set's files, for loaders of models that know their data.
         trust: Allow files that contain a program, which can run any code or read and write any file with your
             rights: TorchScript and `torch.export`. Set it only for a file from a source whose scripts you would run.
+        output_name: The output to measure of a model that has several, by its name, or its index in a tuple; None
+            leaves the choice to `teka.audit.model_output.FIELDS`, and of an ONNX file takes "logits" or the first
+            output of floating-point numbers.
 
     Raises:
         ValueError: No such file of weights, one of `mean` and `deviation` without the other, or one of wrong numbers.
@@ -58,6 +61,7 @@ class Reading:
     device: torch.device | str | None = None
     data_dir: str | None = None
     trust: bool = False
+    output_name: str | None = None
 
     def __post_init__(self) -> None:
         check_sizes({"num_classes": self.num_classes}, or_none=True)

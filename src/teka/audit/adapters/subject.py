@@ -4,19 +4,35 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.adapters.answers import CLASSIFIER, Task, read_logits
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.function import weights_hash
+from teka.audit.model_output import Source, num_classes_of, select_output
 from teka.codec import encode
 from teka.errors import FOREIGN, wrong_value
 
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is made for, and the kind of its output, as of `teka.audit.AuditSettings`."""
+
+    words: str
+    output: str
+    takes_lists: bool = False  # of images, in place of batches
+
+
+CLASSIFIER = Task("an image classifier", "auto")
+MULTILABEL_CLASSIFIER = Task("an image classifier", "multilabel")
+REGRESSOR = Task("a regression model", "features")
+SEGMENTER = Task("a model of semantic segmentation", "segmentation")
+ENCODER = Task("an encoder of images", "features")
+DETECTOR = Task("a detector of objects", "boxes")
+LIST_DETECTOR = Task("a detector of objects", "boxes", takes_lists=True)
 _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
@@ -55,6 +71,22 @@ class Subject:
         placing = Wrapped(place, function) if is_module else lambda images: function(place(images))
         return replace(self, function=placing, input_size=None, in_channels=None)
 
+    def choosing_output(self, name: str) -> "Subject":
+        """The same model, of whose outputs the one of this name is measured, or of this index in a tuple."""
+
+        def choose(output: object, images: Tensor) -> Tensor:
+            return select_output(output, Source(images, self.module), name=name).values
+
+        function = self.function
+        if isinstance(function, Wrapped):
+            chosen = Wrapped(function.before, function.model, choose)
+        elif isinstance(function, nn.Module):
+            chosen = Wrapped(lambda images: images, function, choose)
+        else:
+            chosen = lambda images: choose(function(images), images)  # noqa: E731
+        known = {} if name == "logits" else {"class_names": None, "num_classes": None}
+        return replace(self, function=chosen, output="auto", **known)
+
     def describe(self) -> dict[str, object]:
         """What a report keeps of the model, ready for JSON."""
         kept = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
@@ -67,7 +99,10 @@ class Wrapped(nn.Module):
     """A model with a step before it, and what is measured taken out of what it returns to images."""
 
     def __init__(
-        self, before: Callable[[Tensor], object], model: nn.Module, after: Callable[[Any, Tensor], object] = read_logits
+        self,
+        before: Callable[[Tensor], object],
+        model: nn.Module,
+        after: Callable[[Any, Tensor], object] = lambda output, images: output,
     ) -> None:
         super().__init__()
         self.before, self.model, self.after = before, model, after
@@ -92,7 +127,14 @@ def subject_of_module(
     """The subject of a module, moved to the device, with its normalisation before it; what else is known is a field."""
     module = module if device is None else module.to(device)
     known |= {"transform": transform, "weights_hash": weights_hash(module), "output": task.output}
-    read = partial(task.read, num_classes=known.get("num_classes"))
+    num_outputs = known.get("num_classes")
+    if task is CLASSIFIER and num_outputs == 1:
+        known |= {"num_classes": num_classes_of(num_outputs), "class_names": None}
+
+    def read(output: Any, images: Tensor) -> object:
+        if task is CLASSIFIER and not _has_logits(output):
+            return output
+        return select_output(output, Source(images, module, num_outputs), kind=task.output).values
 
     def before(images: Tensor) -> object:
         normal = transform.normalize(images)
@@ -100,6 +142,10 @@ def subject_of_module(
 
     function = Wrapped(before, module, read)
     return Subject(name, kind, function, module, input_size, transform.in_channels, **known)
+
+
+def _has_logits(output: object) -> bool:
+    return "logits" in output if isinstance(output, Mapping) else hasattr(output, "logits")
 
 
 @contextmanager

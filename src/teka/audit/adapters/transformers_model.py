@@ -7,12 +7,24 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from teka.audit.adapters.answers import CLASSIFIER, DETECTOR, ENCODER, SEGMENTER, Task
 from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.reading import READING, Reading
-from teka.audit.adapters.subject import Subject, read_as, spoken_names, subject_of_module
+from teka.audit.adapters.subject import (
+    CLASSIFIER,
+    DETECTOR,
+    ENCODER,
+    MULTILABEL_CLASSIFIER,
+    REGRESSOR,
+    SEGMENTER,
+    Subject,
+    Task,
+    read_as,
+    spoken_names,
+    subject_of_module,
+)
 from teka.data import Normalize
 from teka.errors import require, wrong_value
 from teka.files import expand_user, read_json
@@ -23,14 +35,22 @@ STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", 
 _RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _WARPED_FROM = 384  # from this side on ConvNeXt's processor does not crop
 Resize = int | tuple[int, int]
-# By how the name of an architecture ends, what it is for, and the library's class that makes such models.
+# By the end of the name of an architecture: the task of the model, and the library's class that makes such models.
 TASKS = {
     "ForImageClassification": (CLASSIFIER, "AutoModelForImageClassification"),
+    "ForImageClassificationWithTeacher": (CLASSIFIER, "AutoModelForImageClassification"),
     "ForSemanticSegmentation": (SEGMENTER, "AutoModelForSemanticSegmentation"),
     "ForObjectDetection": (DETECTOR, "AutoModelForObjectDetection"),
+    "ForPreTraining": (ENCODER, "AutoModel"),
+    "ForMaskedImageModeling": (ENCODER, "AutoModel"),
     "Model": (ENCODER, "AutoModel"),
-    "": (CLASSIFIER, "AutoModelForImageClassification"),
+    # The class of the architecture itself, which no class for all of them loads with its weights checked.
+    "VisionModelWithProjection": (ENCODER, None),
+    "Backbone": (ENCODER, None),
 }
+# Tasks of classifiers by the `problem_type` of their config.
+PROBLEMS = {"multi_label_classification": MULTILABEL_CLASSIFIER, "regression": REGRESSOR}
+POOLER = "pooler."  # how the names of weights of a ViT's pooler begin, which trained encoders often lack
 
 
 def read_processor_file(folder: Path, in_channels: int) -> Preprocessing | None:
@@ -119,7 +139,8 @@ def _per_channel(argument: str, values: object, in_channels: int) -> list[float]
 def load_transformers(source: str, reading: Reading = READING) -> Subject:
     """A vision model of `transformers` in float32, with the settings of its image processor, where it has one.
 
-    What its config says that it is for decides what is measured: logits, maps of classes, boxes, or features.
+    Its config decides what is measured: logits, maps of classes, boxes, or features. The features of a model of images
+    and text (CLIP, SigLIP) are those of the image. A masked autoencoder (ViTMAE) sees the whole image.
     """
     library = require("transformers", "this model needs", "teka[audit]")
     folder = expand_user(source)
@@ -130,28 +151,70 @@ def load_transformers(source: str, reading: Reading = READING) -> Subject:
             module = _trained(models, source, task)
         else:
             module = reading.fill(_drawn(library, models, source, reading, task))
-        in_channels = int(getattr(module.config, "num_channels", 3))
+        vision = getattr(module.config, "vision_config", module.config)
+        in_channels = int(getattr(vision, "num_channels", 3))
         transform, note = _preprocessing(library, source, in_channels, task)
-    side, size = getattr(module.config, "image_size", None), transform.crop or transform.resize
+    side, size = getattr(vision, "image_size", None), transform.crop or transform.resize
     fitted, wanted = reading.fit(transform)
     if reading.input_size is not None or (size is None and side is not None):
         fitted, size = fitted.resized_to(side if wanted is None else wanted)
     size = size if isinstance(size, tuple) else None
     name = Path(source).name if Path(source).is_dir() else source
     known: dict[str, Any] = {"note": note}
-    if task is not ENCODER:
+    if task not in (ENCODER, REGRESSOR):
         known |= {"class_names": spoken_names(module.config.id2label), "num_classes": module.config.num_labels}
+    if task is ENCODER:
+        module = _image_encoder(module)
     return subject_of_module(module.eval(), name, "transformers", fitted, size, reading.device, task, **known)
 
 
+class ImageEncoder(nn.Module):
+    """The image encoder of a model of images and text, whose features are those that are compared with texts."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, pixel_values: Tensor) -> object:
+        """Return the features of images, as `get_image_features` of the model gives them."""
+        return self.model.get_image_features(pixel_values=pixel_values)
+
+
+class UnmaskedEncoder(nn.Module):
+    """A masked autoencoder's encoder that sees all patches, in their order, and draws nothing."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.config.mask_ratio = 0.0
+
+    def forward(self, pixel_values: Tensor) -> object:
+        """Return the output of the encoder."""
+        num_patches = self.model.embeddings.patch_embeddings(pixel_values).shape[1]
+        # The patches are sorted by this noise, which is drawn if it is not given.
+        noise = torch.arange(num_patches, device=pixel_values.device).expand(len(pixel_values), -1)
+        return self.model(pixel_values, noise=noise)
+
+
+def _image_encoder(module: Any) -> nn.Module:
+    """Return the part of a model that encodes images, as a function of images alone, without random choices."""
+    if hasattr(module, "get_image_features"):
+        return ImageEncoder(module)
+    return UnmaskedEncoder(module) if hasattr(getattr(module, "embeddings", None), "random_masking") else module
+
+
 def _task(library: Any, source: str) -> tuple[Task, Any]:
-    """What the model of a config is for, and the library's class that makes it; a classifier if it does not say."""
+    """Return the task of the model of a config, and the library's class that makes it; a classifier by default."""
     with read_as(source, "a vision model of transformers by its config"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_no_kernel(config)
-        named = (config.architectures or ["ForImageClassification"])[0]
-        task, models = next(found for end, found in TASKS.items() if named.endswith(end))
-        return task, getattr(library, models)
+    architecture = (config.architectures or ["ForImageClassification"])[0]
+    found = next((found for end, found in TASKS.items() if architecture.endswith(end)), None)
+    if found is None:
+        endings = ", ".join(f"…{end}" for end in TASKS)
+        raise wrong_value("the architecture of the model", architecture, f"one of {endings}")
+    task = PROBLEMS.get(str(getattr(config, "problem_type", None)), CLASSIFIER) if found[0] is CLASSIFIER else found[0]
+    return task, getattr(library, found[1] or architecture)
 
 
 def check_no_kernel(config: Any) -> None:
@@ -168,7 +231,9 @@ def _trained(models: Any, source: str, task: Task) -> Any:
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
         module, found = models.from_pretrained(source, output_loading_info=True, **settings)
     missing = sorted(found["missing_keys"]) + sorted(map(str, found["mismatched_keys"]))
-    if missing:
+    if task is ENCODER and missing and all(name.startswith(POOLER) for name in missing):
+        module.pooler = None  # as by add_pooling_layer=False, so that the class token is measured
+    elif missing:
         expected = f"weights for the whole model; {', '.join(missing[:3])} would be left at random"
         raise wrong_value("model", source, expected)
     return module

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from teka._compat import widest
-from teka.audit.function import Model, check_evaluation_mode, evaluate_model, logits_of
+from teka.audit.function import Model, check_evaluation_mode, evaluate_model, output_of
 from teka.audit.images import ImageSet, check_images, fourier_shift
 from teka.checks import check_kind, check_sizes
 from teka.errors import FOREIGN, wrong_value
@@ -105,9 +105,7 @@ def _measure(
     """‖L f(x)‖ / ‖f(x)‖ of each image."""
 
     def answer(batch: Tensor) -> Tensor:
-        result = logits_of(function(batch))
-        assert isinstance(result, Tensor)
-        return result
+        return output_of(function, batch, function(batch)).values
 
     ratios: list[float] = []
     for batch in images.split(batch_size):

@@ -15,9 +15,10 @@ from teka.audit.function import Model, ModelError, tensor_hash, weights_hash
 from teka.audit.images import ImageSet, Size
 from teka.audit.measure.measurement import Device, Measurement
 from teka.audit.measure.responses import Responses
+from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import Movement
 from teka.audit.shifts import SubpixelShifts
-from teka.checks import WHOLE, check_kind, check_sizes
+from teka.checks import check_sizes
 from teka.codec import encode
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
@@ -121,7 +122,7 @@ def measure_responses(
     shifts: SubpixelShifts,
     movement: Movement,
     *,
-    labels: Shaped[Tensor, " images"] | None = None,
+    labels: Shaped[Tensor, "images *labels"] | None = None,
     output: str = "auto",
     stride: Size | None = None,
     batch_size: int = 256,
@@ -141,14 +142,18 @@ def measure_responses(
     `bilinear` at stride 1. In modes without circular edges only cells whose content came from inside are compared.
 
     Args:
-        function: Images (B, C, *S) to logits (B, K), features (B, …) or maps (B, C', *S'), or to what has `.logits`.
+        function: Images (B, C, *S) to an output of one of the kinds of `teka.audit.model_output.KINDS`: logits (B, K),
+            probabilities, classes (B,), features (B, …), maps (B, C', *S'), or to what has one of these in a field.
         images: Images (N, C, *S).
         shifts: The set of shifts, with the zero shift. Repeats count once.
         movement: How the images are moved.
-        labels: Their classes (N,), integers from 0 to K − 1, or None. Only logits are compared with them.
-        output: "logits", "features", "dense", "segmentation" (dense logits of the class of each cell), "boxes"
-            (`teka.audit.measure.boxes`), or "auto": (B, K) with K ≥ 2 are logits; maps whose sizes divide those of the
-            images and are not all 1 are dense; all else is features.
+        labels: Their classes (N,), integers from 0 to K − 1, or for several labels of an image (N, K) of 0 and 1; or
+            None. Only the predictions of classifiers are compared with them.
+        output: The kind of the output, a name of `teka.audit.model_output.KINDS`, or "auto": maps whose sizes divide
+            those of the images and are not all 1 are dense; whole numbers (B,) are classes; with labels (N, K) an
+            output (B, K) has a logit or a probability for each label; any other (B, K), or (B,) for two classes, has
+            logits, or probabilities if it lies in [0, 1] and sums to 1; all else is features. Axes of size 1 say
+            nothing: (B, K, 1, 1) is (B, K).
         stride: Pixels for a cell of a dense output that does not cover the images; None divides the sizes.
         batch_size: Images for one call.
         device: Where the images are moved and the model gets them; None leaves them where they are.
@@ -231,7 +236,7 @@ def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> i
 def search_worst(
     function: Model,
     images: ImageSet,
-    labels: Shaped[Tensor, " images"],
+    labels: Shaped[Tensor, "images *labels"],
     shifts: SubpixelShifts,
     movement: Movement,
     *,
@@ -247,10 +252,11 @@ def search_worst(
     lower bound where time ran out. Arguments, errors and result are as of `measure_responses`; `progress` gets the
     seconds left if no further image failed, and `evaluated` is False where an image was not shown.
     """
-    check_kind("labels", labels, WHOLE)
     check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)
-    measurement = Measurement(function, images, shifts, movement, labels, "logits", None, device)
+    if labels is None:
+        raise wrong_value("labels", None, "the class of each image")
+    measurement = Measurement(function, images, shifts, movement, labels, "auto", None, device, CLASSIFIERS)
     return _ask(measurement, deadline, batch_size, None, until=True)
 
 

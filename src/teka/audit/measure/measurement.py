@@ -14,6 +14,7 @@ from teka.audit.function import Model, ModelError, call_model, check_evaluation_
 from teka.audit.images import ImageSet, Size, check_images
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
+from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, OUTPUTS, WITH_PROBABILITIES, arrange, infer_kind
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, shift_order
 from teka.checks import check_name, check_stride
@@ -27,7 +28,7 @@ Device = torch.device | str | None
 # Outputs wait until there are so many numbers or calls of them, or for so long: with few numbers it is calls of torch
 # that take the time.
 WAITING_NUMBERS, WAITING_CALLS, WAITING_SECONDS = 2**16, 16, 0.5
-OF_LOGITS = ("loss", "probability_change", "divergence")
+OF_PROBABILITIES = ("loss", "probability_change", "divergence")
 
 
 class Segment(NamedTuple):
@@ -101,13 +102,15 @@ class Measurement:
         images: ImageSet,
         shifts: SubpixelShifts,
         movement: Movement,
-        labels: Shaped[Tensor, " images"] | None,
+        labels: Shaped[Tensor, "images *labels"] | None,
         output: str,
         stride: Size | None,
         device: Device,
+        among: Sequence[str] = OUTPUTS,
     ) -> None:
         check_evaluation_mode("function", function)
-        check_name("output", output, outputs.OUTPUT_CHOICES)
+        check_name("output", output, OUTPUT_CHOICES)
+        self._among = among
         self.moved = MovedImages(images, shifts, movement, device)
         self._function, self._output = function, output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
@@ -171,6 +174,7 @@ class Measurement:
             self.moved.given_shifts,
             self._output,
             labels=self._labels,
+            num_values=self._references.shape[1] if self._output in CLASSIFIERS else None,
             calls=self.calls,
             seconds=self.seconds_before + seconds,
             forward_seconds=self.forward_seconds,
@@ -188,43 +192,49 @@ class Measurement:
         segments = self.moved.segments(entries)
         batch = self.moved.batch(segments)
         start = time.perf_counter()
-        output = call_model(self._function, batch, lambda: self.moved.where(segments))
+        output, kind = call_model(self._function, batch, lambda: self.moved.where(segments))
         if output.device.type == "cuda":
             torch.cuda.synchronize(output.device)
         self.forward_seconds += time.perf_counter() - start
         self.calls += 1
-        if len(self._tables) == 1:
-            self._begin(output, batch.shape[2:])
-        elif output.shape[1:] != self._references.shape[1:]:
-            found = f"has shape {tuple(output.shape)} {self.moved.where(segments)}"
-            expected = (len(entries), *self._references.shape[1:])
-            raise ModelError(f"the output of the model {found}, expected {expected}, as at first")
+        is_first = len(self._tables) == 1
+        output = self._begin(output, kind, batch.shape[2:]) if is_first else arrange(output, self._output)
+        if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
+            found = f"{self.moved.where(segments)} is {output.dtype} of shape {tuple(output.shape)}"
+            expected = f"{self._references.dtype} of shape {(len(entries), *self._references.shape[1:])}, as at first"
+            raise ModelError(f"the output of the model {found}, expected {expected}")
         return output
 
-    def _begin(self, output: Tensor, seen_size: Sequence[int]) -> None:
-        moved, labels = self.moved, self._labels
-        self._output, self._stride = outputs.infer_output(output.shape, seen_size, self._output, self._stride)
+    def _begin(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> Tensor:
+        """Decide by the first output what all of them are, and return it as `arrange` does."""
+        moved, label_axes = self.moved, 0 if self._labels is None else self._labels.ndim
+        asked = kind if self._output == "auto" else self._output
+        given = output, seen_size, asked, self._stride, label_axes, self._among
+        self._output, self._stride = infer_kind(*given)
+        output = arrange(output, self._output)
         if self._stride is not None:
             outputs.check_dense_shifts(moved.shifts, output.shape[2:], self._stride, seen_size, moved.movement)
         if self._output == "boxes" and moved.movement.change is not None:
             raise wrong_value("mode", moved.movement.mode, "one that shifts images, for an output of boxes")
         self._seen_size = tuple(seen_size)
-        self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
+        if output.is_floating_point():
+            self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
         names, ranks = ["error_squared", "norm_squared"], []
         if self._output in ("segmentation", "boxes"):
             names.append("overlap")
         if self._output == "features" and output.ndim == 2:
             names, ranks = [*names, "cosine_distance"], ["rank"]
-        if self._output == "logits":
-            if labels is not None and int(labels.max()) >= output.shape[1]:
-                raise wrong_value("labels", int(labels.max()), f"classes below {output.shape[1]}, the number of logits")
-            names += OF_LOGITS if labels is not None else OF_LOGITS[1:]
+        self._labels = outputs.fit_labels(self._labels, self._output, output.shape[1])
+        if self._output in WITH_PROBABILITIES:
+            names += OF_PROBABILITIES if self._labels is not None else OF_PROBABILITIES[1:]
+        if self._output in CLASSIFIERS:
             ranks = ["predictions"]
         self._tables |= {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
         self._tables |= {name: torch.full((len(moved),), -1) for name in ranks}
         fits = moved.num_images * output[0].nbytes <= RESIDENT_BYTES
         shape = (moved.num_images, *output.shape[1:])
         self._references = torch.zeros(shape, dtype=output.dtype, device=output.device if fits else "cpu")
+        return output
 
     def _flush(self) -> None:
         """Note the outputs that wait."""
@@ -254,7 +264,7 @@ class Measurement:
             own = images.to(references.device)
             reference = references[own].to(output.device)
             labels = None if self._labels is None else self._labels[images]
-            noted = outputs.vector_errors(output, reference, labels, self._output == "logits")
+            noted = outputs.vector_errors(output, reference, labels, self._output)
             if "rank" in self._tables:
                 noted |= outputs.feature_distances(output.to(references.device), references, own)
         else:

@@ -1,6 +1,5 @@
 """What a model's outputs are, and how far they are from what they should be."""
 
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -9,62 +8,63 @@ from torch import Tensor
 
 from teka._compat import precise
 from teka.audit.changes import compared_after
-from teka.audit.images import Size
 from teka.audit.measure.boxes import box_overlap
-from teka.audit.measure.responses import OUTPUTS
+from teka.audit.model_output import CLASSIFIERS, KIND_BY_NAME, MULTILABEL, encode_label_sets, num_classes_of
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
-from teka.checks import WHOLE, check_stride, check_tensor
+from teka.checks import WHOLE, check_kind
 from teka.errors import wrong_shape, wrong_value
 
-OUTPUT_CHOICES = ("auto", *OUTPUTS)
-MAPS = ("dense", "segmentation")
 Maps = Float[Tensor, "batch channels *cells"]
 Compared = Float[Tensor, "batch channels *compared"]
-Answers = Float[Tensor, "batch channels ..."]
+Answers = Shaped[Tensor, "batch channels ..."]
 Squares = Float[Tensor, " batch"]
 Classes = Int[Tensor, "batch *cells"]
 Labels = Int[Tensor, " batch"] | None
 Tables = dict[str, Shaped[Tensor, " batch"]]
 Sizes = Sequence[int]
-Stride = tuple[int, ...] | None
-
-
-def infer_output(shape: Sizes, seen: Sizes, output: str = "auto", stride: Size | None = None) -> tuple[str, Stride]:
-    """Kind and stride of an output (B, …) of images of some spatial size, as `measure_responses` describes them."""
-    sizes, is_logits = tuple(shape[2:]), len(shape) == 2 and shape[1] >= 2
-    is_map = len(shape) == 2 + len(seen)
-    divides = is_map and not any(map(operator.mod, seen, sizes))
-    if output == "auto":
-        if is_map and (stride is not None or (divides and max(sizes) > 1)):
-            output = "dense"
-        else:
-            output = "logits" if is_logits else "features"
-    if output in MAPS:
-        if not is_map or (output == "segmentation" and shape[1] < 2):
-            channels = "channels" if output == "dense" else "classes"
-            expected = f"(batch, {channels}{', size' * len(seen)}), since the output is said to be {output}"
-            raise wrong_shape("the output of the model", shape, expected)
-        if stride is None and not divides:
-            expected = f"sizes that divide {tuple(seen)}, those of the images; or give stride"
-            raise wrong_shape("the output of the model", shape, expected)
-        covering = tuple(map(operator.floordiv, seen, sizes))
-        return output, covering if stride is None else check_stride(stride, len(sizes))
-    if stride is not None:
-        raise wrong_value("stride", stride, f"None, since an output of shape {tuple(shape)} is not a dense one")
-    if output == "logits" and not is_logits:
-        raise wrong_shape("the output of the model", shape, "(batch, classes) with two or more classes, of logits")
-    if output == "boxes" and (len(shape) != 3 or shape[2] < 5 or len(seen) != 2):
-        raise wrong_shape("the output of the model", shape, "(batch, boxes, 4 + classes), of boxes in images")
-    return output, None
 
 
 def check_labels(labels: Tensor, num_images: int) -> Tensor:
-    """The labels in int64 on the CPU, one class for each image."""
-    check_tensor("labels", labels, num_images, dtypes=WHOLE)
+    """Return the labels in int64 on the CPU: the class (N,) of each image, or the labels (N, K) that it has.
+
+    Labels (N, K) are 0 and 1, of any dtype; (N, 1) are the classes of a binary classifier.
+    """
+    check_kind("labels", labels, None)
+    if labels.ndim not in (1, 2) or len(labels) != num_images or 0 in labels.shape[1:]:
+        raise wrong_shape("labels", labels.shape, f"({num_images},), or ({num_images}, labels) of 0 and 1")
+    if labels.ndim == 2:
+        if not ((labels == 0) | (labels == 1)).all():
+            raise wrong_value("labels", "other than 0 and 1", f"0 or 1 for each label, of shape {tuple(labels.shape)}")
+        labels = labels.long()
+        return (labels[:, 0] if labels.shape[1] == 1 else labels).cpu()
+    check_kind("labels", labels, None if labels.dtype == torch.bool else WHOLE)
     if (labels < 0).any():
         raise wrong_value("labels", int(labels.min()), "classes of at least 0")
     return labels.to("cpu", torch.int64)
+
+
+def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
+    """Return the labels as what a classifier of a kind predicts: classes, or codes of sets of labels.
+
+    Outputs of other kinds are compared with no labels; those of a class are kept, those of sets are not.
+
+    Raises:
+        ValueError: Labels that this classifier cannot predict.
+    """
+    if labels is None or kind not in CLASSIFIERS:
+        return None if labels is None or labels.ndim == 2 else labels
+    if kind in MULTILABEL:
+        if tuple(labels.shape) != (len(labels), num_values):
+            raise wrong_shape("labels", labels.shape, f"({len(labels)}, {num_values}) of 0 and 1, one for each label")
+        return encode_label_sets(labels)
+    if labels.ndim == 2:
+        raise wrong_shape("labels", labels.shape, f"({len(labels)},), the class of each image, for an output of {kind}")
+    num_classes = num_classes_of(num_values) or 0
+    if kind != "classes" and int(labels.max()) >= num_classes:
+        expected = f"classes below {num_classes}, of an output of {num_values} {kind}"
+        raise wrong_value("labels", int(labels.max()), expected)
+    return labels
 
 
 def check_dense_shifts(shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement) -> None:
@@ -138,14 +138,21 @@ def feature_distances(
     return {"cosine_distance": (found - every[own]).square().sum(dim=1) / 2, "rank": 1 + nearer}
 
 
-def vector_errors(output: Answers, reference: Answers, labels: Labels, is_logits: bool) -> Tables:
-    """The tables of `Responses` for outputs that should stay as the reference is."""
-    noted = squares(output, reference)
-    if not is_logits:
+def vector_errors(output: Answers, reference: Answers, labels: Labels, kind: str) -> Tables:
+    """The tables of `Responses` for outputs of a kind that should stay as the reference is."""
+    if kind == "classes":
+        # As vectors of zeros with a one at the class.
+        changed = (output != reference).double()[:, 0]
+        noted = {"error_squared": 2 * changed, "norm_squared": torch.ones_like(changed)}
+    else:
+        noted = squares(output, reference)
+    row = KIND_BY_NAME[kind]
+    if row.predict is not None:
+        noted["predictions"] = row.predict(output)
+    if row.log_probabilities is None:
         return noted
-    log_moved, log_unshifted = precise(torch.stack([output, reference])).log_softmax(dim=2)
-    probability, top = log_unshifted.exp(), reference.argmax(dim=1, keepdim=True)
-    noted["predictions"] = output.argmax(dim=1)
+    log_moved, log_unshifted = row.log_probabilities(output), row.log_probabilities(reference)
+    probability, top = log_unshifted.exp(), log_unshifted.argmax(dim=1, keepdim=True)
     noted["probability_change"] = (log_moved.gather(1, top).exp() - probability.gather(1, top)).abs()[:, 0]
     # Rounding may bring it below zero.
     noted["divergence"] = (probability * (log_unshifted - log_moved)).sum(dim=1).clamp(min=0)

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from teka.audit.model_output import OUTPUTS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.checks import check_name
 from teka.errors import wrong_value
 
-OUTPUTS = ("logits", "features", "dense", "segmentation", "boxes")
 WITH_ZERO = "a set with the zero shift, to which the others are compared"
 SINGLE_PRECISION = 2.0**-23
 _TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "loss", "probability_change", "divergence")
@@ -35,15 +35,15 @@ class Responses:
 
     movement: Movement
     shifts: CheckedShifts  # S, one step for each spatial axis; of images, (dy, dx). The zero shift is among them
-    # "logits" (B, K) and "features" (B, …) should stay, "dense" maps (B, C', *S'), maps of logits (B, K, *S') of a
-    # "segmentation", and "boxes" (B, M, 4 + K), as `teka.audit.measure.boxes` has them, move along.
-    output: str
+    output: str  # a kind of `teka.audit.model_output.KINDS`
     evaluated: Bool[Tensor, "shifts images"]  # which entries are there
     # ‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² over the cells that are compared; for logits and features T_s f(x) = f(x).
     error_squared: Float[Tensor, "shifts images"]
     norm_squared: Float[Tensor, "shifts images"]
-    labels: Int[Tensor, " images"] | None = None  # the images' classes
-    predictions: Int[Tensor, "shifts images"] | None = None  # it and the following are None without logits
+    # The images' classes, or the codes of their sets of labels (`teka.audit.model_output.encode_label_sets`).
+    labels: Int[Tensor, " images"] | None = None
+    predictions: Int[Tensor, "shifts images"] | None = None  # likewise; None but of classifiers
+    # It and the following are None where the model gives no probabilities of classes.
     loss: Float[Tensor, "shifts images"] | None = None  # cross-entropy of the label in nats; None without labels
     probability_change: Float[Tensor, "shifts images"] | None = None  # |p_s(c) − p_0(c)|, c the top class unshifted
     divergence: Float[Tensor, "shifts images"] | None = None  # KL(p_0 ‖ p_s) in nats
@@ -52,6 +52,7 @@ class Responses:
     # 1 − cos(f(T_s x), f(x)); it and the next are None but of features.
     cosine_distance: Float[Tensor, "shifts images"] | None = None
     rank: Int[Tensor, "shifts images"] | None = None  # of f(x) among all images' by cosine to f(T_s x), from 1 on
+    num_values: int | None = None  # of a classifier for each image; None where it is not known
     calls: int = 0  # of the model
     seconds: float = 0.0  # wall time of the measurement
     forward_seconds: float = 0.0  # that within the model

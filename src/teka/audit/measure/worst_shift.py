@@ -12,10 +12,11 @@ from teka.audit.function import Model
 from teka.audit.images import ImageSet
 from teka.audit.measure.measure_responses import Progress
 from teka.audit.measure.measurement import Device, Measurement
+from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts
 from teka.audit.statistics.estimate import check_confidence, scipy_special
-from teka.checks import WHOLE, check_kind, check_sizes
+from teka.checks import check_sizes
 from teka.errors import wrong_value
 
 FIRST_IMAGES = 32  # of the first round; each further one doubles them
@@ -65,7 +66,7 @@ class WorstShift:
 def find_worst_shift(
     function: Model,
     images: ImageSet,
-    labels: Shaped[Tensor, " images"],
+    labels: Shaped[Tensor, "images *labels"],
     shifts: SubpixelShifts,
     movement: Movement,
     *,
@@ -86,7 +87,7 @@ def find_worst_shift(
     independent ones (Vatutin and Mikhailov 1982), which binomial tails bound (Hoeffding 1956).
 
     Args:
-        function: Images (B, C, *S) to logits (B, K).
+        function: Images (B, C, *S) to the output of a classifier, as of `measure_responses`.
         images: Images (N, C, *S).
         labels: Their classes (N,).
         shifts: The set of shifts, with the zero shift.
@@ -102,12 +103,13 @@ def find_worst_shift(
     Raises:
         ValueError: As `measure_responses`; a share or a confidence outside (0, 1).
     """
-    check_kind("labels", labels, WHOLE)
     check_sizes({"batch_size": batch_size})
     check_confidence(confidence)
     if not 0 < share <= 1:
         raise wrong_value("share", share, "a number above 0 and at most 1")
-    measurement = Measurement(function, images, shifts, movement, labels, "logits", None, device)
+    if labels is None:
+        raise wrong_value("labels", None, "the class of each image")
+    measurement = Measurement(function, images, shifts, movement, labels, "auto", None, device, CLASSIFIERS)
     search = _Search(measurement, batch_size, share, (1 - confidence) / 2, seed, progress)
     while search.grow():
         search.drop()

@@ -1,0 +1,438 @@
+import dataclasses
+import math
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.audit.adapters.tiny_vit import quiet
+from tests.audit.measure.models import present
+from tests.raising import raises_for
+from torch import Tensor, nn
+from transformers.modeling_outputs import ImageClassifierOutput
+
+from teka.audit import AuditSettings, audit
+from teka.audit.adapters import Reading, load
+from teka.audit.adapters.case import make_case
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.model_output import (
+    CLASSIFIERS,
+    MULTILABEL,
+    OUTPUTS,
+    Source,
+    encode_label_sets,
+    infer_kind,
+    read_detections,
+    read_queries,
+    select_output,
+)
+from teka.audit.movement import Movement
+
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+CLASSES = {"id2label": dict(enumerate("abc")), "label2id": dict(zip("abc", range(3), strict=True))}
+SIZES = {"image_size": [32, 32], "patch_size": 4, "num_channels": 3}
+MODELS = {
+    "segmentation": lambda: transformers.SegformerForSemanticSegmentation(
+        transformers.SegformerConfig(
+            num_encoder_blocks=2,
+            depths=[1, 1],
+            sr_ratios=[2, 1],
+            hidden_sizes=[8, 8],
+            patch_sizes=[3, 3],
+            strides=[2, 2],
+            num_attention_heads=[1, 1],
+            mlp_ratios=[1, 1],
+            decoder_hidden_size=8,
+            **CLASSES,
+        )
+    ),
+    "boxes": lambda: transformers.YolosForObjectDetection(
+        transformers.YolosConfig(**TINY, **SIZES, num_detection_tokens=6, **CLASSES)
+    ),
+    "features": lambda: transformers.ViTModel(transformers.ViTConfig(**TINY, **{**SIZES, "image_size": 32})),
+}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Sixty pictures of noise, of 32 × 32, in two classes."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("pictures")
+    torch.manual_seed(0)
+    for number in range(60):
+        (folder / f"{number % 2}").mkdir(exist_ok=True)
+        levels = torch.randint(256, (32, 32, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(levels).save(folder / f"{number % 2}" / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("output", MODELS)
+def test_a_model_of_transformers_is_measured_by_what_it_is_for(output, pictures, tmp_path):
+    torch.manual_seed(0)
+    with quiet():
+        model = MODELS[output]()
+        if output == "boxes":  # that are found: the scores of one class above all others
+            model.class_labels_classifier.layers[-1].bias.data = torch.tensor([0.0, 9.0, 0.0, 0.0])
+        model.save_pretrained(tmp_path / "model")
+        subject = load(str(tmp_path / "model"), Reading(input_size=32))
+    assert subject.output == output
+    settings = AuditSettings(shifts=[(0, 1), (2, 0)], parts=(), num_examples=0, num_resamples=40)
+    case = make_case(subject, str(pictures), settings)
+    assert case.labels is None
+    report = audit(case.function, case.images, settings=case.settings, **case.known)
+    assert report.failures == ()
+    expected = {"segmentation": "overlap", "boxes": "overlap", "features": "retrieval"}[output]
+    assert 0 <= report.metrics[0].numbers[expected].value <= 1
+
+
+def test_a_segmentation_is_enlarged_to_the_images(tmp_path):
+    with quiet():
+        MODELS["segmentation"]().save_pretrained(tmp_path)
+        maps = load(str(tmp_path)).function(torch.rand(2, 3, 32, 64))
+    assert isinstance(maps, torch.Tensor)
+    assert maps.shape == (2, 3, 32, 64)
+
+
+def test_boxes_are_in_pixels_and_scores_leave_out_no_object():
+    images = torch.zeros(1, 3, 10, 20)
+    logits, boxes = torch.tensor([[[0.0, 2.0, 0.0]]]), torch.tensor([[[0.5, 0.5, 0.2, 0.4]]])
+    (box,) = read_queries(logits, boxes, Source(images, num_classes=2))[0]
+    assert box[:4].tolist() == pytest.approx([8, 3, 12, 7])
+    assert box[4:].tolist() == pytest.approx(torch.tensor([0.0, 2.0, 0.0]).softmax(0)[:2].tolist())
+    (box,) = read_queries(logits, boxes, Source(images, num_classes=3))[0]
+    assert box[4:].tolist() == pytest.approx([0.5, torch.tensor(2.0).sigmoid().item(), 0.5])
+
+
+def test_of_a_list_of_detections_there_is_one_row_for_each_and_the_rest_is_empty():
+    found = {"boxes": torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7]]), "scores": torch.tensor([0.3, 0.8])}
+    found["labels"] = torch.tensor([1, 0])
+    none = {"boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.int64)}
+    boxes = read_detections([found, none], Source(torch.zeros(2, 3, 8, 8), num_classes=2))
+    assert boxes.shape == (2, 300, 6)
+    assert boxes[0, :2].tolist() == [pytest.approx([4, 5, 6, 7, 0.8, 0]), pytest.approx([0, 1, 2, 3, 0, 0.3])]
+    assert boxes[0, 2:].abs().sum() == boxes[1].abs().sum() == 0
+
+
+BATCH = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.3, -4.0], [1.0, 1.5, 2.5], [-1.0, -2.0, -0.5]])
+MAPS = torch.rand(4, 5, 2, 3, generator=torch.Generator().manual_seed(1))
+TOKENS = torch.rand(4, 7, 5, generator=torch.Generator().manual_seed(2))
+
+
+class Pair(NamedTuple):
+    logits: Tensor
+    attentions: Tensor
+
+
+@dataclasses.dataclass
+class Output:
+    loss: Tensor | None
+    logits: Tensor
+
+
+class WithClassToken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 5))
+
+
+def select(result, module=None, images=BATCH, **options):
+    values, kind = select_output(result, Source(images, module), **options)
+    return values, kind
+
+
+def test_the_logits_of_a_structured_output_are_measured_whatever_its_type():
+    for result in (
+        LOGITS,
+        LOGITS.numpy(),
+        LOGITS.numpy().astype(">f4"),
+        (LOGITS,),
+        [LOGITS],
+        {"scores": LOGITS},
+        {"loss": 0.5, "logits": LOGITS},
+        {"logits": LOGITS, "pooler_output": TOKENS[:, 0]},
+        Pair(LOGITS, TOKENS),
+        Output(None, LOGITS),
+        SimpleNamespace(logits=LOGITS),
+        ImageClassifierOutput(logits=LOGITS, hidden_states=(TOKENS, TOKENS)),
+    ):
+        values, kind = select(result)
+        assert kind == "auto", type(result)
+        assert torch.equal(values, LOGITS), type(result)
+
+
+def test_features_are_pooled_by_the_output_of_the_pooler_the_class_token_or_the_mean():
+    plain = nn.Linear(1, 1)
+    for result, module, expected in (
+        ({"image_embeds": TOKENS[:, 1], "last_hidden_state": TOKENS}, None, TOKENS[:, 1]),
+        ({"last_hidden_state": TOKENS, "pooler_output": TOKENS[:, 3]}, WithClassToken(), TOKENS[:, 3]),
+        ({"last_hidden_state": TOKENS, "pooler_output": None}, WithClassToken(), TOKENS[:, 0]),
+        ({"last_hidden_state": TOKENS}, plain, TOKENS.mean(1)),
+        ({"last_hidden_state": MAPS}, None, MAPS.mean((2, 3))),
+        ({"last_hidden_state": MAPS, "cls_token_value": TOKENS[:, :1]}, None, TOKENS[:, 0]),
+        ({"pooler_output": MAPS[..., :1, :1]}, None, MAPS[..., 0, 0]),
+        ({"feature_maps": (MAPS[..., :1], MAPS)}, None, MAPS.mean((2, 3))),
+    ):
+        values, kind = select(result, module)
+        assert kind == "features"
+        torch.testing.assert_close(values, expected)
+
+
+def test_the_output_of_a_segmenter_or_a_detector_is_recognised_by_its_fields():
+    maps = OrderedDict(out=MAPS, aux=MAPS)
+    assert select(maps)[1] == "segmentation"
+    assert select(maps)[0].shape == (4, 5, 8, 8)
+    assert select({"logits": TOKENS, "pred_boxes": TOKENS[..., :4]})[1] == "boxes"
+    one = {"boxes": torch.zeros(1, 4), "scores": torch.ones(1), "labels": torch.ones(1, dtype=torch.int64)}
+    assert select([one] * 4)[1] == "boxes"
+
+
+def test_an_output_is_chosen_by_its_name_or_its_index():
+    assert torch.equal(select({"logits": LOGITS, "other": TOKENS}, name="other")[0], TOKENS)
+    assert torch.equal(select((LOGITS, TOKENS), name="1")[0], TOKENS)
+    with pytest.raises(ValueError, match=r"output_name is 'othr', expected one of .*'other'; did you mean 'other'"):
+        select({"logits": LOGITS, "other": TOKENS}, name="othr")
+    with pytest.raises(ValueError, match=r"output_name is 'logits', expected .* none, because it is torch.float32"):
+        select(LOGITS, name="logits")
+
+
+def test_what_is_no_output_is_described():
+    for result, message in (
+        (None, "is None, expected one tensor"),
+        ((), "is an empty tuple"),
+        ({}, "is an empty dict"),
+        ("a cat", "is of type str"),
+        (0.5, "is of type float"),
+        ([0.5, 0.5], r"is a list of '0' \(float\)"),
+        ((LOGITS, TOKENS), r"is a tuple of '0' \(torch.float32 of shape \(4, 3\)\), '1' .*output_name"),
+        ({"a": LOGITS, "b": None, "c": TOKENS}, r"'b' \(None\)"),
+        (LOGITS.to(torch.complex64), "is of torch.complex64, expected real"),
+        (np.array(["cat"] * 4), "is an array of <U3"),
+        (LOGITS.to_sparse(), "layout torch.sparse_coo"),
+        (LOGITS.to("meta"), "on meta"),
+        ({"last_hidden_state": TOKENS}, "the class token cannot be found"),
+    ):
+        with raises_for(message, ValueError, match=message):
+            select(result)
+
+
+def kind_of(values, **options):
+    return infer_kind(values, (12, 18), **options)[0]
+
+
+def test_the_kind_follows_from_shape_dtype_and_values():
+    shares = LOGITS.softmax(1)
+    for values, expected in (
+        (LOGITS, "logits"),
+        (LOGITS.half(), "logits"),
+        (LOGITS.bfloat16(), "logits"),
+        (LOGITS[:, :, None, None], "logits"),
+        (LOGITS[:, :1], "logits"),
+        (LOGITS[:, :1, None, None], "logits"),
+        (shares, "probabilities"),
+        (shares.bfloat16(), "probabilities"),
+        (shares[:, :, None, None], "probabilities"),
+        (shares[:, :1], "probabilities"),
+        (torch.rand(4, 3) * 0.3, "logits"),
+        (torch.arange(4)[:, None], "classes"),
+        (torch.tensor([[True], [False]]), "classes"),
+        (torch.rand(3, 4, 5), "features"),
+        (torch.rand(3, 4, 5, 9), "features"),
+    ):
+        assert infer_kind(values, (12, 18)) == (expected, None), values.shape
+    for sizes, stride in (((12, 18), (1, 1)), ((6, 6), (2, 3)), ((1, 9), (12, 2))):
+        assert infer_kind(torch.rand(3, 4, *sizes), (12, 18)) == ("dense", stride)
+
+
+def test_with_several_labels_of_an_image_each_value_is_of_one_label():
+    shares = LOGITS.sigmoid()
+    assert kind_of(LOGITS, label_axes=2) == "multilabel"
+    assert kind_of(LOGITS[:, :, None, None], label_axes=2) == "multilabel"
+    assert kind_of(shares, label_axes=2) == "multilabel_probabilities"
+    # These exclude each other.
+    assert kind_of(LOGITS.softmax(1), label_axes=2) == "probabilities"
+
+
+def test_the_kind_that_is_asked_for_holds():
+    assert infer_kind(LOGITS, (12, 18), "features") == ("features", None)
+    assert infer_kind(LOGITS.softmax(1), (12, 18), "logits") == ("logits", None)
+    assert infer_kind(torch.rand(3, 4, 6, 6), (12, 18), "features") == ("features", None)
+    assert infer_kind(torch.rand(3, 4, 1, 1), (12, 18), "dense") == ("dense", (12, 18))
+    assert infer_kind(torch.rand(3, 4, 10, 16), (12, 18), stride=1) == ("dense", (1, 1))
+    assert infer_kind(torch.rand(3, 4, 5, 5), (12, 18), "dense", (2, 3)) == ("dense", (2, 3))
+
+
+def test_an_output_of_another_kind_is_refused_with_its_shape_and_dtype():
+    for shape, kind, stride, message in (
+        ((3, 10), "dense", None, r"torch.float32 of shape \(3, 10\), expected maps"),
+        ((3, 4, 5, 9), "dense", None, r"expected sizes that divide \(12, 18\).*give stride"),
+        ((3, 4, 6), "logits", None, r"shape \(3, 4, 6\), expected \(batch, classes\) of floating-point numbers"),
+        ((3, 4, 6), "probabilities", None, "expected .* sum to 1"),
+        ((3, 4), "classes", None, "whole numbers"),
+        ((3, 1, 12, 18), "segmentation", None, "two or more classes"),
+        ((3, 10), "auto", 2, "stride is 2, expected None"),
+    ):
+        with raises_for((shape, kind), ValueError, match=message):
+            infer_kind(torch.rand(shape) + 1, (12, 18), kind, stride)
+    with pytest.raises(ValueError, match=r"torch.int64 of shape \(3, 4\), expected floating-point numbers"):
+        infer_kind(torch.ones(3, 4, dtype=torch.int64), (12, 18))
+    with pytest.raises(ValueError, match="expected the output of a classifier"):
+        infer_kind(torch.rand(3, 4, 5), (12, 18), among=CLASSIFIERS)
+
+
+@given(st.integers(1, 100), st.integers(0, 2**32))
+def test_sets_of_labels_have_the_same_code_only_if_they_are_the_same(num_labels, seed):
+    labels = torch.randint(2, (6, num_labels), generator=torch.Generator().manual_seed(seed))
+    codes = encode_label_sets(labels)
+    assert (codes >= 0).all()
+    same = (labels[:, None] == labels[None]).all(dim=2)
+    assert torch.equal(codes[:, None] == codes[None], same)
+
+
+# Images of one lit pixel, whose column decides.
+POINTS = torch.eye(6)[:, None, None, :]
+SHIFTS = [(0, 0), (0, 1), (0, 3)]
+COLUMNS = torch.tensor([[(column + right) % 6 for column in range(6)] for _, right in SHIFTS])
+SCORES = torch.tensor([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0])  # of each column
+
+
+def measure(function, labels=None, **options):
+    return measure_responses(function, POINTS, SHIFTS, Movement("circular"), labels=labels, **options)
+
+
+def score(images):
+    return images.flatten(1) @ SCORES
+
+
+def several(images):
+    return torch.stack([score(images), -score(images), score(images) - 0.75], dim=1)
+
+
+LABELS = torch.tensor([0, 0, 0, 1, 1, 0])
+BINARY = {
+    "(B,)": score,
+    "(B, 1)": lambda images: score(images)[:, None],
+    "(B, 1, 1, 1)": lambda images: score(images)[:, None, None, None],
+    "squeezed": lambda images: score(images).squeeze(),
+    "probability": lambda images: score(images).sigmoid(),
+    "numpy": lambda images: score(images).numpy(),
+    "half": lambda images: score(images).half(),
+    "bfloat16": lambda images: {"logits": score(images).bfloat16()},
+    "class": lambda images: (score(images) > 0).long(),
+    "bool": lambda images: score(images) > 0,
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+@pytest.mark.parametrize("form", BINARY)
+def test_a_binary_classifier_is_one_whatever_it_returns(form, batch_size):
+    responses = measure(BINARY[form], LABELS, batch_size=batch_size)
+    expected = (SCORES[COLUMNS] > 0).long()
+    assert torch.equal(present(responses.predictions), expected)
+    assert torch.equal(present(responses.correct), expected == LABELS)
+    if form in ("class", "bool"):
+        assert responses.loss is None
+        assert torch.equal(responses.error_squared > 0, expected != expected[0])
+        return
+    # Binary cross-entropy, and the difference of the probabilities of the class predicted.
+    shares, tolerance = SCORES[COLUMNS].double().sigmoid(), 2e-3 if form == "bfloat16" else 1e-6
+    loss = -torch.where(LABELS == 1, shares.log(), (1 - shares).log())
+    torch.testing.assert_close(responses.loss, loss, rtol=0, atol=tolerance)
+    torch.testing.assert_close(responses.probability_change, (shares - shares[0]).abs(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_probabilities_and_pooled_maps_are_measured_as_the_logits_that_they_stand_for(batch_size):
+    def logits(images):
+        return torch.stack([score(images), 0.5 * images[..., 0].flatten(), -score(images)], dim=1)
+
+    labels = torch.tensor([2, 2, 2, 0, 0, 1])
+    plain = measure(logits, labels)
+    for function in (
+        lambda images: logits(images).softmax(1),
+        lambda images: logits(images)[..., None, None],
+        lambda images: logits(images)[..., None, None].squeeze(),
+        lambda images: [logits(images)],
+    ):
+        found = measure(function, labels, batch_size=batch_size)
+        for name in ("predictions", "loss", "probability_change", "divergence"):
+            torch.testing.assert_close(getattr(found, name), getattr(plain, name), rtol=1e-5, atol=1e-6)
+
+
+def test_the_sets_of_labels_that_a_multi_label_classifier_predicts_are_compared_as_wholes():
+    predicted = torch.stack([SCORES > 0, SCORES < 0, SCORES > 0.75], dim=1)  # of each column
+    labels = predicted.clone()
+    labels[0, 2] = True
+    agreement = (predicted[COLUMNS] == predicted[COLUMNS[0]]).all(dim=2)
+    correct = (predicted[COLUMNS] == labels).all(dim=2)
+    for function, sets in (
+        (several, labels),
+        (several, labels.float()),
+        (lambda images: several(images).sigmoid(), labels.long()),
+        (lambda images: several(images)[..., None, None], labels),
+    ):
+        responses = measure(function, sets, batch_size=5)
+        assert responses.output in MULTILABEL
+        assert torch.equal(present(responses.correct), correct)
+        assert torch.equal(present(responses.agreement), agreement)
+    assert torch.equal(present(measure(several, output="multilabel").agreement), agreement)
+
+
+def test_labels_that_a_classifier_cannot_predict_are_refused():
+    for function, labels, options, message in (
+        (score, LABELS + 1, {}, "labels is 2, expected classes below 2"),
+        (several, LABELS + 2, {}, "labels is 3, expected classes below 3"),
+        (several, torch.zeros(6, 2), {}, r"labels has shape \(6, 2\), expected \(6, 3\)"),
+        (several, LABELS, {"output": "multilabel"}, r"labels has shape \(6,\), expected \(6, 3\)"),
+        (several, torch.full((6, 3), 0.5), {}, "labels is 'other than 0 and 1'"),
+        (
+            lambda images: several(images).softmax(1),
+            torch.zeros(6, 3),
+            {},
+            r"labels has shape \(6, 3\), expected \(6,\)",
+        ),
+        (lambda images: score(images).long() - 3, LABELS, {}, "holds the class -5, expected classes of at least 0"),
+    ):
+        with raises_for(message, ValueError, match=message):
+            measure(function, labels, **options)
+
+
+def test_a_report_says_that_labels_were_not_used_and_that_one_value_was_read_as_two_classes():
+    settings = AuditSettings(shifts=[(0, 1)], parts=(), num_resamples=40)
+
+    def caveats(function, labels):
+        report = audit(function, POINTS.expand(-1, 1, 3, -1).contiguous(), labels, settings=settings)
+        assert report.failures == ()
+        return [caveat.name for caveat in report.caveats]
+
+    assert "labels not used" in caveats(lambda images: images, LABELS)
+    assert "labels not used" not in caveats(lambda images: images, None)
+    assert "one value read as two classes" in caveats(lambda images: images[:, 0, 0] @ SCORES, LABELS)
+    assert "one value read as two classes" not in caveats(lambda images: several(images[:, :, :1]), LABELS)
+
+
+@pytest.mark.parametrize("form", ["class", "probability", "several"])
+def test_every_part_of_an_audit_takes_every_kind_of_classifier(form):
+    function = several if form == "several" else BINARY[form]
+    labels = torch.randint(2, (40, 3), generator=torch.Generator().manual_seed(0))
+    images = torch.rand(40, 1, 1, 6, generator=torch.Generator().manual_seed(0))
+
+    class Model(nn.Module):
+        def forward(self, images):
+            return function(images - 0.5)
+
+    settings = AuditSettings(shifts=[(0, 1), (0, 2)], num_resamples=40, changes=("flip",))
+    report = audit(Model(), images, labels if form == "several" else labels[:, 0], settings=settings)
+    assert [failure for failure in report.failures if failure.part != "layers"] == []
+    assert {"accuracy", "consistency"} <= report.metrics[0].numbers.keys()
+    assert len(report.examples) == (0 if form == "several" else 8)
+    str(report)
+    assert report.responses[0].unpack().output == report.metrics[0].output
+    assert set(OUTPUTS) >= {report.metrics[0].output}
+    assert math.isfinite(report.metrics[0].numbers["consistency"].value)
