@@ -222,9 +222,7 @@ def test_recomputation_of_a_forward_pass_without_a_context_ignores_one_around_th
     torch.testing.assert_close(inputs.grad, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:None of the inputs have requires_grad"
-)  # the inner one, in the outer's forward pass
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the inner one
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were(use_reentrant: bool):
     torch.manual_seed(0)
