@@ -6,7 +6,7 @@ import pytest
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's of nested tensors, and transformers' of a renamed argument
+@pytest.mark.filterwarnings("ignore:.*nested_tensor", "ignore:.*nested tensor")
 def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}

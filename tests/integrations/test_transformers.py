@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +8,42 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from transformers import (
+    ASTConfig,
+    ASTModel,
     AutoImageProcessor,
     AutoModelForImageClassification,
+    BartConfig,
+    BartModel,
+    BeitConfig,
+    BeitModel,
     BertConfig,
     BertModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
     DeiTConfig,
     DeiTModel,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PretrainedConfig,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    StaticCache,
     Trainer,
     TrainingArguments,
+    VideoMAEConfig,
+    VideoMAEModel,
     ViTConfig,
     ViTModel,
+    VivitConfig,
+    VivitModel,
+    VJEPA2Config,
+    VJEPA2Model,
     pipeline,
 )
 
@@ -31,9 +56,9 @@ from teka.integrations.transformers import (
     TekaImageProcessor,
     register,
 )
+from teka.integrations.transformers.attention import attend
 from teka.models import load
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of the name of the cache, which they change
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 WORDS = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
 KEPT = (torch.arange(9) >= torch.tensor([[0], [3]])).long()
@@ -46,6 +71,9 @@ def make(kind: str, implementation: str = "sdpa") -> Any:
         "vit": lambda: ViTModel(ViTConfig(image_size=(32, 24), patch_size=8, **SIZES)),
         "deit": lambda: DeiTModel(DeiTConfig(image_size=32, patch_size=8, **SIZES)),
         "bert": lambda: BertModel(BertConfig(vocab_size=50, **SIZES)),
+        "llama": lambda: LlamaForCausalLM(
+            LlamaConfig(vocab_size=50, num_key_value_heads=2, bos_token_id=0, eos_token_id=None, **SIZES)
+        ),
         "gpt2": lambda: GPT2LMHeadModel(
             GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=None)
         ),
@@ -93,7 +121,7 @@ def test_a_state_generates_what_all_keys_generate(name: str, beams: int):
     options = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0, "num_beams": beams, "output_logits": True}
     options |= {"attention_mask": KEPT, "return_dict_in_generate": True}
     expected = model.generate(WORDS, use_cache=False, **options)
-    for cache in ({}, {"past_key_values": StateCache()}):
+    for cache in ({}, {"cache": StateCache()}):
         found = model.generate(WORDS, **options, **cache)
         assert torch.equal(found.sequences, expected.sequences)
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-8, atol=1e-8)
@@ -103,7 +131,7 @@ def test_a_state_does_not_grow_and_goes_on_with_several_words():
     model, cache = make("gpt2", "teka"), StateCache()
     with torch.no_grad():
         expected = model(WORDS).logits
-        parts = [model(WORDS[:, a:b], past_key_values=cache).logits for a, b in ((0, 4), (4, 5), (5, 9))]
+        parts = [model(WORDS[:, a:b], cache=cache).logits for a, b in ((0, 4), (4, 5), (5, 9))]
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-8, atol=1e-8)
     state: Any = cache.layers[0]
     state = state.state
@@ -113,18 +141,195 @@ def test_a_state_does_not_grow_and_goes_on_with_several_words():
 
 def test_a_state_is_not_for_a_model_of_other_attention():
     model, cache = make("gpt2"), StateCache()
-    model(WORDS, past_key_values=cache)
+    model(WORDS, cache=cache)
     with pytest.raises(ValueError, match=r"attn_implementation is .*, expected 'teka' or a variant"):
-        model(WORDS[:, :1], past_key_values=cache)
+        model(WORDS[:, :1], cache=cache)
 
 
-def test_an_image_of_another_size_needs_its_grid():
-    model = make("deit", "teka")
-    images = torch.zeros(1, 3, 32, 24, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"the number of tokens is 14, expected 16 patches, \(4, 4\), and class"):
+IMAGE: dict[str, Any] = {"image_size": 32, "patch_size": 8, **SIZES}
+CLIP: dict[str, Any] = {**SIZES, "image_size": 16, "num_frames": 6}
+SOUND: dict[str, Any] = {"num_mel_bins": 20, "max_length": 40, "patch_size": 8, "frequency_stride": 4, "time_stride": 6}
+# Model, config, shape of the inputs, and the grid and prefix that the model's architecture has.
+PLACED: dict[str, tuple[type, PretrainedConfig, tuple[int, ...], tuple[int, ...], int]] = {
+    "vit": (ViTModel, ViTConfig(**IMAGE), (3, 32, 32), (4, 4), 1),
+    "sides": (ViTModel, ViTConfig(**{**IMAGE, "image_size": (16, 31)}), (3, 16, 31), (2, 3), 1),
+    "deit": (DeiTModel, DeiTConfig(**IMAGE), (3, 32, 32), (4, 4), 2),
+    "beit": (BeitModel, BeitConfig(**IMAGE), (3, 32, 32), (4, 4), 1),
+    "registers": (
+        Dinov2WithRegistersModel,
+        Dinov2WithRegistersConfig(**IMAGE, num_register_tokens=3),
+        (3, 32, 32),
+        (4, 4),
+        4,
+    ),
+    "clip": (CLIPVisionModel, CLIPVisionConfig(**IMAGE), (3, 32, 32), (4, 4), 1),
+    "siglip": (SiglipVisionModel, SiglipVisionConfig(**IMAGE), (3, 32, 32), (4, 4), 0),
+    "videomae": (VideoMAEModel, VideoMAEConfig(**CLIP, patch_size=8), (6, 3, 16, 16), (3, 2, 2), 0),
+    "vivit": (VivitModel, VivitConfig(**CLIP, tubelet_size=[2, 8, 4]), (6, 3, 16, 16), (3, 2, 4), 1),
+    "vjepa2": (
+        VJEPA2Model,
+        VJEPA2Config(**SIZES, patch_size=8, crop_size=16, frames_per_clip=6, mlp_ratio=2, pred_num_hidden_layers=1),
+        (6, 3, 16, 16),
+        (3, 2, 2),
+        0,
+    ),
+    "sound": (ASTModel, ASTConfig(**SIZES, **SOUND), (40, 20), (4, 6), 2),
+}
+
+
+def placed(kind: str, name: str = "teka") -> tuple[Any, Tensor, Callable[[Any, Tensor], Tensor]]:
+    """A model with attention that is far from uniform, its inputs, and its outputs as a function of both."""
+    torch.manual_seed(0)
+    model_class, config, shape, *_ = PLACED[kind]
+    model: Any = model_class(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.ndim > 1 else 1)
+    model.set_attn_implementation(name)
+    options = {"skip_predictor": True} if kind == "vjepa2" else {}
+    inputs = torch.randn(2, *shape, dtype=torch.float64)
+    return model.double().eval(), inputs, lambda model, inputs: model(inputs, **options).last_hidden_state
+
+
+@pytest.mark.parametrize("kind", PLACED)
+def test_patches_are_on_their_grid_after_the_tokens_that_the_architecture_puts_before_them(kind: str):
+    model, inputs, call = placed(kind)
+    *_, shape, prefix = PLACED[kind]
+    with torch.no_grad():
+        with teka.on(teka.Grid(shape), prefix):
+            expected = call(model, inputs)
+        torch.testing.assert_close(call(model, inputs), expected, rtol=1e-12, atol=1e-12)
+        with teka.on(teka.Grid(shape, spacing=2.0), prefix):
+            assert (call(model, inputs) - expected).norm() > 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize(("kind", "sides"), [("vit", (32, 40)), ("vit", (24, 24)), ("deit", (32, 24))])
+def test_an_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, int], replaced: bool):
+    model, *_ = placed(kind)
+    if replaced:
+        replace_attention(model)
+    images = torch.randn(1, 3, *sides, dtype=torch.float64)
+    grid, prefix = teka.Grid((sides[0] // 8, sides[1] // 8)), PLACED[kind][4]
+    expected = f"the number of tokens is {grid.num_tokens + prefix}, expected {16 + prefix} for the config's images"
+    with pytest.raises(ValueError, match=f"{expected}, 4 × 4 patches after {prefix} other tokens; .* teka.on"):
         model(images, interpolate_pos_encoding=True)
-    with teka.on(teka.Grid((4, 3)), num_prefix_tokens=2):
-        assert model(images, interpolate_pos_encoding=True).last_hidden_state.shape == (1, 14, 32)
+    with teka.on(grid, num_prefix_tokens=prefix):
+        output = model(images, interpolate_pos_encoding=True).last_hidden_state
+    assert output.shape == (1, grid.num_tokens + prefix, 32)
+
+
+def test_an_image_of_another_size_needs_no_grid_without_relative_positions():
+    images = torch.randn(1, 3, 24, 40, dtype=torch.float64)
+    found, expected = (
+        placed("vit", name)[0](images, interpolate_pos_encoding=True).last_hidden_state
+        for name in ("teka:softmax", "sdpa")
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_activation_checkpointing_gives_the_same_gradients(use_reentrant: bool, replaced: bool):
+    model, *_ = placed("vit")
+    if replaced:
+        replace_attention(model)
+    model.train()  # without dropout, whose probability is 0 by default
+    images = torch.randn(1, 3, 24, 40, dtype=torch.float64)
+    weights = torch.randn(1, 16, 32, dtype=torch.float64)
+    gradients = []
+    for is_checkpointed in (False, True):
+        if is_checkpointed:
+            model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+        leaf = images.clone().requires_grad_()
+        with teka.on(teka.Grid((3, 5)), num_prefix_tokens=1):
+            output = model(leaf, interpolate_pos_encoding=True).last_hidden_state
+        (output * weights).sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+STATIC = ["teka", "teka:softmax", "teka:focused", "teka:squared_relu-decay"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", STATIC)
+def test_a_static_cache_gives_the_logits_of_no_cache(kind: str, name: str):
+    model = make(kind, name)
+    cache = StaticCache(config=model.config, max_cache_len=14)
+    with torch.no_grad():
+        expected = model(WORDS, attention_mask=KEPT, use_cache=False).logits
+        parts = [
+            model(WORDS[:, start:stop], attention_mask=KEPT[:, :stop], cache=cache).logits
+            for start, stop in ((0, 4), (4, 5), (5, 9))
+        ]
+    kept = KEPT.bool()
+    torch.testing.assert_close(torch.cat(parts, dim=1)[kept], expected[kept], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_generation_with_a_static_cache_is_that_without_a_cache(name: str):
+    model = make("llama", name)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    options |= {"attention_mask": KEPT, "return_dict_in_generate": True}
+    expected = model.generate(WORDS, use_cache=False, **options)
+    found = model.generate(WORDS, cache_implementation="static", **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_mask_of_pairs_says_how_far_a_static_cache_is_filled(additive: bool):
+    model = make("gpt2", "teka")
+    cache = StaticCache(config=model.config, max_cache_len=14)
+    with torch.no_grad():
+        expected = model(WORDS, use_cache=False).logits
+        for start, stop in ((0, 6), (6, 7), (7, 9)):
+            keep = torch.ones(stop - start, 14, dtype=torch.bool).tril(start).expand(2, 1, -1, -1)
+            mask = torch.zeros(keep.shape).masked_fill(~keep, -torch.inf).double() if additive else keep
+            found = model(WORDS[:, start:stop], attention_mask=mask, cache=cache).logits
+            torch.testing.assert_close(found, expected[:, start:stop], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("cache_implementation", ["static", "dynamic"])
+def test_a_sliding_window_is_refused(cache_implementation: str):
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "sliding_window": 4}
+    model: Any = MistralForCausalLM(MistralConfig(vocab_size=50, pad_token_id=0, **sizes))
+    model.set_attn_implementation("teka")
+    with pytest.raises(ValueError, match=r"the model's attention mask is .*, expected causal or bidirectional"):
+        model.generate(WORDS, max_new_tokens=2, cache_implementation=cache_implementation)
+
+
+def test_what_changes_the_weights_of_attention_is_refused():
+    beit = BeitModel(BeitConfig(**IMAGE, use_relative_position_bias=True))
+    beit.set_attn_implementation("teka:softmax")  # its bias is 0 at first, but learned
+    with pytest.raises(ValueError, match="attention_mask is 'additive', expected 0 or −∞ for each pair"):
+        beit(torch.zeros(1, 3, 32, 32))
+    layer, tokens = nn.Identity(), torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="softcap of Identity is 'given'"):
+        attend(layer, tokens, tokens, tokens, None, pair=("softmax", None), softcap=50.0)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 3, 3\)"):
+        attend(layer, tokens, tokens, tokens, torch.ones(1, 3, 3), pair=("softmax", None))
+
+
+def test_positions_between_different_sequences_are_refused():
+    sizes: dict[str, Any] = {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+    }
+    model = BartModel(BartConfig(vocab_size=50, encoder_attention_heads=4, decoder_attention_heads=4, **sizes)).eval()
+    model.set_attn_implementation("teka")
+    with pytest.raises(ValueError, match="BartAttention is 'attention to other tokens than its own', expected self"):
+        model(WORDS)
+    outputs = []
+    for name in ("teka:softmax", "sdpa"):
+        model.set_attn_implementation(name)
+        outputs.append(model(WORDS).last_hidden_state)
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])

@@ -63,10 +63,11 @@ class StateLayer(CacheLayerMixin):
 
 
 class StateCache(Cache):
-    """A cache for models with `attn_implementation="teka"`: a state of fixed size a layer, at any number of tokens.
+    """A cache with a state of fixed size per layer, for causal models with `attn_implementation="teka"`.
 
-    Each new token costs the same, where a cache of keys costs L. Kernels without a state, such as softmax, are a
-    ValueError. `model.generate(..., past_key_values=StateCache())`, or `cache=` in newer transformers.
+    The cost of a new token does not depend on the number of tokens before it, unlike that of a cache of keys. Kernels
+    without such a state, for example softmax, raise a ValueError. Older versions of transformers call the argument
+    `past_key_values` instead of `cache`.
 
     >>> import torch, transformers
     >>> from teka.integrations.transformers import StateCache, register
@@ -74,7 +75,7 @@ class StateCache(Cache):
     >>> config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
     >>> model, cache = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="teka"), StateCache()
     >>> words, length = torch.tensor([[1, 2, 3]]), {"min_new_tokens": 5, "max_new_tokens": 5}
-    >>> model.generate(words, past_key_values=cache, pad_token_id=0, **length).shape
+    >>> model.generate(words, cache=cache, pad_token_id=0, **length).shape
     torch.Size([1, 8])
     >>> cache.get_seq_length(), cache.layers[0].state.total.total.shape
     (7, torch.Size([1, 2, 8, 9]))
