@@ -1,10 +1,13 @@
 """Messages for bad input, in one voice: the argument, what came, what was expected."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 
+MOST_CHARACTERS = 300  # of another library's message within one of teka's
+JOINERS = "\u200c\u200d"  # invisible characters that Persian words and emoji need
 FOREIGN = (Exception, SystemExit)  # what another's code may raise; only an interrupt goes through
 
 
@@ -45,15 +48,46 @@ def require(package: str, needed: str, install: str) -> ModuleType:
         raise ImportError(f"{needed} {name}, which cannot be imported: pip install {install}") from error
 
 
+def printable(text: object) -> str:
+    """Return text with control and bidirectional characters as escapes, so that it cannot steer a terminal."""
+    return "".join(one if _is_printable(one) else one.encode("unicode_escape").decode() for one in str(text))
+
+
+def _is_printable(character: str) -> bool:
+    return character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs"
+
+
+def one_line(text: object, most: int = MOST_CHARACTERS) -> str:
+    """Return text of unknown origin as one printable line of at most `most` characters.
+
+    >>> one_line("three short   words", most=11)
+    'three shor…'
+    """
+    line = printable(" ".join(str(text).split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error from other code as one short line, or the name of its class if it has none."""
+    return one_line(_text(error)) or type(error).__name__
+
+
 def first_line(error: BaseException) -> str:
-    """What an error says first, or its class if it says nothing: a reason that fits into another message."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Return the first line of an error's message, short and printable, or the name of its class if it has none."""
+    return next(filter(None, map(one_line, _text(error).splitlines())), type(error).__name__)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # which a class of other code may raise
+        return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory was not enough: Python's, numpy's, or torch's of any device."""
     # The allocator of torch's CPU has no class of error of its own.
     return isinstance(error, MemoryError) or any(
-        words in f"{type(error).__name__}: {error}"
+        words in f"{type(error).__name__}: {_text(error)}"
         for words in ("OutOfMemoryError", "can't allocate memory", "Storage size calculation overflowed")
     )

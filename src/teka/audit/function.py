@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from teka.audit.model_output import SelectedOutput, Source, select_output
-from teka.errors import FOREIGN, is_out_of_memory, wrong_shape, wrong_value
+from teka.errors import FOREIGN, is_out_of_memory, message_of, wrong_shape, wrong_value
 
+_call_context: Callable[[], AbstractContextManager[None]] = nullcontext
 Model = Callable[[Tensor], object]
 
 
@@ -65,18 +66,30 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
             part.training = True
 
 
+def observe_calls(context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Set what makes the context in which code of a model runs from now on, say to limit its time."""
+    global _call_context
+    _call_context = context
+
+
+def calling() -> AbstractContextManager[None]:
+    """Return a context for code of a model."""
+    return _call_context()
+
+
 def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> SelectedOutput:
     """Return the output of a model in inference mode, (B, …), by the tables of `teka.audit.model_output`."""
     try:
-        with torch.inference_mode():
+        with calling(), torch.inference_mode():
             result = function(batch)
     except FOREIGN as error:
         hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
-        raise ModelError(f"the model raised {type(error).__name__} {where()}: {error}{hint}") from error
+        raise ModelError(f"the model raised {type(error).__name__} {where()}: {message_of(error)}{hint}") from error
     try:
         return output_of(function, batch, result)
     except FOREIGN as error:
-        said = str(error) if isinstance(error, ValueError) else f"cannot be read: {type(error).__name__}: {error}"
+        is_said = isinstance(error, ValueError)
+        said = message_of(error) if is_said else f"cannot be read: {type(error).__name__}: {message_of(error)}"
         raise ModelError(f"the output of the model {where()} {said}") from error
 
 

@@ -11,9 +11,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 from teka import __version__
-from teka.errors import is_out_of_memory, unknown_name
+from teka.cli import child
+from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
+from teka.errors import first_line, is_out_of_memory, one_line, unknown_name
 
 # Where each command is within this package, and what it is for.
 COMMANDS = {
@@ -42,31 +45,60 @@ commands:
 {}
 
 teka COMMAND --help shows the options of a command, with examples; teka --version the version."""
-USAGE_ERROR = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+MOST_CHARACTERS = 2000  # of an error, whose foreign parts are shorter
+ISOLATED = ("audit", "compare", "mend")  # commands that run a model's code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the `teka` command with the words after `teka`, the process's own by default.
+    """Run the `teka` command.
+
+    Without arguments, as the command line calls it, commands that run a model's code do so in a child process, so that
+    the code cannot end the command without an error. With arguments everything runs in this process, where a model can
+    end it by `os._exit` or a crash.
+
+    Args:
+        arguments: The words after `teka`; by default those of the process.
 
     Returns:
-        Exit code: 0; 1 when an audit stayed below what it was held to, and for nothing else; 130 when interrupted; and
-        2, with one line on standard error, for whatever else is in the way of an answer.
+        Exit code: 0 if all went well, 1 only if an audit stayed below its threshold, 130 if interrupted, and 141 if the
+        reader of the output is gone. For anything else it is 2, with one line on standard error.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and words and words[0] in ISOLATED:
+        return child.run_in_child(run, words, partial(_say, words))
+    return run(words)
+
+
+def run(words: list[str]) -> int:
+    """Run a command in this process, from its words to its exit code."""
     _open_output()
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    before = _output()
     try:
-        code = _run(given)
+        try:
+            code = _run(words)
+        except SystemExit:  # of the parser, which has printed help or an error
+            sys.stdout.flush()
+            raise
+        if code != USAGE_ERROR and _output() != before:
+            return _say(words, "the model's code closed or replaced standard output")
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        if child.in_child() and not child.was_interrupted():
+            return _say(words, "the model's code raised KeyboardInterrupt")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one has nothing left to stop
         sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
+    except BrokenPipeError:
+        _close_output()
+        return BROKEN_PIPE
     except OSError as error:
         _close_output()
         where = f": {error.filename}" if error.filename else ""
-        return _say(given, f"{error.strerror}{where}" if error.strerror else error)
+        return _say(words, f"{error.strerror}{where}" if error.strerror else error)
+    finally:
+        if _output() != before:
+            _close_output()
 
 
 def _run(given: list[str]) -> int:
@@ -93,7 +125,7 @@ def _run(given: list[str]) -> int:
     except (ValueError, ImportError) as error:
         return _say(given, error)
     shown = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_: f"teka {name}: warning: {' '.join(str(message).split())}\n"
+    warnings.formatwarning = lambda message, *_: f"teka {name}: warning: {one_line(message, MOST_CHARACTERS)}\n"
     try:
         return command.main(options, shlex.join(["teka", *given])) or 0
     except OSError:
@@ -106,14 +138,24 @@ def _run(given: list[str]) -> int:
         if is_out_of_memory(error):
             return _say(given, str(error) or "out of memory")
         traceback.print_exc()
-        return _say(given, "this is a mistake of teka's own; please report it with the lines above")
+        return _say(given, "internal error; please report it with the traceback above")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # teka raises none
+        return _say(given, f"the model's code raised {type(error).__name__}: {first_line(error)}")
     finally:
         warnings.formatwarning = shown
 
 
 def _say(given: Sequence[str], message: object) -> int:
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{' '.join(['teka', *given[:1]])}: error: {' '.join(str(message).split())}\n")
+    """Print an error in one line, even if a model's code closed standard error, and return its exit code."""
+    line = f"{' '.join(['teka', *given[:1]])}: error: {one_line(message, MOST_CHARACTERS)}\n"
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode(errors="replace"))
     return USAGE_ERROR
 
 
@@ -127,10 +169,23 @@ def _open_output() -> None:
             stream.reconfigure(errors="replace")
 
 
+def _output() -> tuple[object, ...]:
+    """Return what identifies standard output, which differs once a model's code has closed or replaced it."""
+    stream = sys.stdout
+    if stream is None or stream.closed:
+        return (None,)
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # a stream in memory has no number
+        return (stream,)
+    return (stream, status.st_dev, status.st_ino)
+
+
 def _close_output() -> None:
-    """Let Python not try at its end to write what could not be written."""
-    for stream in (sys.stdout, sys.stderr):
+    """Keep Python from writing at its exit what could not be written."""
+    for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         try:
             stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (OSError, ValueError, AttributeError):
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)

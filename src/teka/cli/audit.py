@@ -15,7 +15,7 @@ from teka.audit.adapters import FORMS, Reading, Subject, load
 from teka.audit.adapters.case import AuditCase, AuditImages, load_images, make_case, usual_mode
 from teka.audit.adapters.reading import Size
 from teka.audit.changes import CHANGES
-from teka.audit.function import evaluating, module_of
+from teka.audit.function import evaluating, module_of, observe_calls
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
@@ -29,6 +29,7 @@ from teka.audit.shifts import axis_shifts, square_shifts
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
 from teka.checks import check_name
+from teka.cli.child import report_calls
 from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.errors import require, wrong_value
@@ -270,7 +271,8 @@ def write_results(
 
 
 def read_model(model: str, options: Namespace) -> Subject:
-    """A model, by `OPTIONS`."""
+    """Load a model by `OPTIONS`. From here on --budget limits each call of the model's code."""
+    observe_calls(report_calls(options.budget))
     reading = Reading(
         options.input_size,
         options.weights,

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
-from teka.errors import nearest
+from teka.errors import nearest, printable
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -131,6 +131,7 @@ def progress_bar(*, lines: bool = False) -> Iterator[Show]:
     with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
 
         def show(stage: str, done: int, total: int | None, text: str) -> None:
+            stage, text = printable(stage), printable(text)
             if lines and not console.is_terminal:
                 print(f"{stage} {done}/{total} {text}".rstrip(), flush=True)
             if stages[-1:] != [stage]:  # whose time counts from here

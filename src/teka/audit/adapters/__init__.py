@@ -28,9 +28,10 @@ from teka.audit.adapters.subject import (
     tensors_only,
 )
 from teka.audit.adapters.transformers_model import load_transformers
+from teka.audit.function import calling
 from teka.audit.model_output import num_classes_of
 from teka.data import Normalize
-from teka.errors import FOREIGN, first_line, require, wrong_value
+from teka.errors import FOREIGN, first_line, message_of, require, wrong_value
 from teka.files import expand_user
 
 __all__ = ["Loader", "Preprocessing", "Reading", "Subject", "load"]
@@ -211,13 +212,14 @@ def _make(file: Path, name: str) -> object:
     sys.path.insert(0, folder)
     sys.modules[described.name] = module  # as dataclasses and pickles of the file look there
     try:
-        described.loader.exec_module(module)
-        factory: Callable[[], object] | None = getattr(module, name, None)
-        if callable(factory):
-            return factory()
+        with calling():
+            described.loader.exec_module(module)
+            factory: Callable[[], object] | None = getattr(module, name, None)
+            if callable(factory):
+                return factory()
     # Whatever the user's code raises is named with the file; an interrupt goes through.
     except FOREIGN as error:
-        raise ValueError(f"{file}:{name} raised {type(error).__name__}: {error}") from error
+        raise ValueError(f"{file}:{name} raised {type(error).__name__}: {message_of(error)}") from error
     finally:
         sys.path.remove(folder)
     defined = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]

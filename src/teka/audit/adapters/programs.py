@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.reading import Reading
 from teka.audit.adapters.subject import Subject, read_as, subject_of_module, tensors_only
+from teka.audit.function import calling
 from teka.errors import wrong_value
 from teka.files import expand_user
 
@@ -89,7 +90,7 @@ def _quiet() -> Iterator[None]:
 def load_script(path: str, reading: Reading) -> Subject:
     """Load a file that `torch.jit.save` wrote."""
     check_trusted(path, reading, "A TorchScript program", "can read and write any file")
-    with read_as(path, "a program of TorchScript"), _quiet():
+    with read_as(path, "a program of TorchScript"), _quiet(), calling():
         module = torch.jit.load(expand_user(path), map_location=reading.device or "cpu").eval()
     filters = next((one for one in module.state_dict().values() if one.ndim == 4), None)
     in_channels = None if filters is None or filters.shape[1] not in (1, 3) else filters.shape[1]
@@ -100,7 +101,7 @@ def load_script(path: str, reading: Reading) -> Subject:
 def load_exported(path: str, reading: Reading) -> Subject:
     """Load a file that `torch.export.save` wrote and whose only input is images (B, C, H, W)."""
     check_trusted(path, reading, "A torch.export program", "can run any code")
-    with tensors_only(path, "a program of torch.export"), _quiet():
+    with tensors_only(path, "a program of torch.export"), _quiet(), calling():
         program = torch.export.load(expand_user(path))
     inputs = [one for one in program.graph.nodes if one.name in program.graph_signature.user_inputs]
     shapes: list[Any] = [getattr(one.meta.get("val"), "shape", ()) for one in inputs]

@@ -14,7 +14,7 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.function import weights_hash
 from teka.audit.model_output import Source, num_classes_of, select_output
 from teka.codec import encode
-from teka.errors import FOREIGN, wrong_value
+from teka.errors import FOREIGN, message_of, wrong_value
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def read_as(model: str, expected: str) -> Iterator[None]:
     try:
         yield
     except FOREIGN as error:
-        raise wrong_value("model", model, f"{expected} ({' '.join(str(error).split())})") from error
+        raise wrong_value("model", model, f"{expected} ({message_of(error)})") from error
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from teka._compat import uncompiled
 from teka.audit.function import Model, ModelError
 from teka.audit.images import RealImages
 from teka.audit.layers.recogniser import Layout, Recogniser, pads_edge
-from teka.errors import FOREIGN
+from teka.errors import FOREIGN, message_of
 
 COPIES = 4  # images as they are, once more, and with the edge overwritten: top and bottom, left and right
 # A cell has felt the edge if it changed by more than so many roundings of the largest number of its layer, or by more
@@ -62,10 +62,10 @@ class Trace(ExitStack):
         self._calls = dict.fromkeys(self._modules, 0)
         self._running: list[tuple[str, int]] = []
         try:
-            with uncompiled():
+            with calling(), uncompiled():
                 self._model(batch)
         except FOREIGN as error:
-            raise ModelError(f"the model raised {type(error).__name__} for {what}: {error}") from error
+            raise ModelError(f"the model raised {type(error).__name__} for {what}: {message_of(error)}") from error
 
     def _before(self, name: str, module: nn.Module, arguments: tuple, options: dict) -> None:
         self._calls[name] += 1

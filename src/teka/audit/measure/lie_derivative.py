@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from teka._compat import widest
-from teka.audit.function import Model, check_evaluation_mode, evaluate_model, output_of
+from teka.audit.function import Model, calling, check_evaluation_mode, evaluate_model, output_of
 from teka.audit.images import ImageSet, check_images, fourier_shift
 from teka.checks import check_kind, check_sizes
-from teka.errors import FOREIGN, wrong_value
+from teka.errors import FOREIGN, message_of, wrong_value
 
 STEP = 1 / 32  # step of the central difference, between its error of order h² and rounding of order ε / h
 TensorFunction = Callable[[Tensor], Tensor]
@@ -88,7 +88,7 @@ def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: 
             except FOREIGN as error:  # whatever an operation raises that has no such derivative
                 if method == list(DERIVATIVES)[-1]:
                     raise
-                tried.append(f"{method}: {type(error).__name__}: {error}")
+                tried.append(f"{method}: {type(error).__name__}: {message_of(error)}")
                 continue
             if any(measured[method]):
                 break
@@ -105,7 +105,8 @@ def _measure(
     """‖L f(x)‖ / ‖f(x)‖ of each image."""
 
     def answer(batch: Tensor) -> Tensor:
-        return output_of(function, batch, function(batch)).values
+        with calling():
+            return output_of(function, batch, function(batch)).values
 
     ratios: list[float] = []
     for batch in images.split(batch_size):
