@@ -1,6 +1,15 @@
 import pytest
 
-from teka.errors import first_line, unknown_name, wrong_shape, wrong_type, wrong_value
+from teka.errors import (
+    first_line,
+    is_out_of_memory,
+    message_of,
+    printable,
+    unknown_name,
+    wrong_shape,
+    wrong_type,
+    wrong_value,
+)
 
 
 def test_an_unknown_name_comes_with_all_known_ones_and_the_nearest():
@@ -39,3 +48,21 @@ def test_a_wrong_shape_is_named_with_what_came_and_what_was_expected():
 def test_the_reason_of_an_error_is_its_first_line_or_its_class():
     assert first_line(RuntimeError("no such key\nat line 3")) == "no such key"
     assert first_line(AssertionError()) == "AssertionError"
+
+
+def test_a_message_from_elsewhere_is_one_short_printable_line():
+    error = RuntimeError("first\nsecond \x1b[2J\u202e" + "x" * 1000)
+    assert message_of(error).startswith(r"first second \x1b[2J\u202exxx")
+    assert len(message_of(error)) == 300
+    assert first_line(error) == "first"
+    assert (message_of(KeyError()), first_line(ValueError("\n\n"))) == ("KeyError", "ValueError")
+    assert printable("naïve 👩\u200d🔬 a\u00a0b") == "naïve 👩\u200d🔬 a\u00a0b"
+
+
+def test_a_message_that_cannot_be_made_is_the_name_of_its_class():
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise TypeError("no words")
+
+    assert (message_of(BrokenError()), first_line(BrokenError())) == ("BrokenError", "BrokenError")
+    assert not is_out_of_memory(BrokenError())

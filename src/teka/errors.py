@@ -53,6 +53,11 @@ def printable(text: object) -> str:
     return "".join(one if _is_printable(one) else one.encode("unicode_escape").decode() for one in str(text))
 
 
+def printable_lines(text: object) -> str:
+    """Return text as `printable` does, but with its line breaks."""
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
 def _is_printable(character: str) -> bool:
     return character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs"
 
@@ -63,8 +68,12 @@ def one_line(text: object, most: int = MOST_CHARACTERS) -> str:
     >>> one_line("three short   words", most=11)
     'three shor…'
     """
-    line = printable(" ".join(str(text).split()))
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    return shorten(printable(" ".join(str(text).split())), most)
+
+
+def shorten(text: str, most: int) -> str:
+    """Return text of at most `most` characters, the last of which is "…" where more are left out."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def message_of(error: BaseException) -> str:

@@ -82,7 +82,10 @@ def run_command(arguments: Sequence[str]) -> Outcome:
     signal.alarm(SECONDS)
     try:
         with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output), warnings.catch_warnings():
-            return Outcome(_code(arguments), error.getvalue())
+            code = _code(arguments)
+            if signal.getsignal(signal.SIGALRM) is not _time_is_over:  # the command has turned it into an error
+                raise TooLong(f"more than {SECONDS} s")
+            return Outcome(code, error.getvalue())
     except BaseException:  # whatever comes through is what the campaign looks for
         return Outcome(None, traceback.format_exc())
     finally:
@@ -102,4 +105,5 @@ def _code(arguments: Sequence[str]) -> int:
 
 
 def _time_is_over(*_: object) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     raise TooLong(f"more than {SECONDS} s")

@@ -51,7 +51,7 @@ class AuditSettings:
         seed: Seed of the bootstrap and of the presets' draws.
         device: Where images are taken; None leaves them.
         batch_size: Images for one call.
-        budget_seconds: Time for the whole audit; None for no limit.
+        budget_seconds: Time for the whole audit; None for no limit. A call of the model that has begun is not ended.
         precision: Points of percent. So many images are taken, in random order, that half of the interval of the
             consistency, or of the mean IoU, is at most this; None takes all.
         confidence: Of intervals and bands.

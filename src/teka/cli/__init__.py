@@ -79,10 +79,10 @@ def run(words: list[str]) -> int:
         except SystemExit:  # of the parser, which has printed help or an error
             sys.stdout.flush()
             raise
-        if code != USAGE_ERROR and _output() != before:
-            return _say(words, "the model's code closed or replaced standard output")
-        sys.stdout.flush()
-        return code
+        if _output() == before:
+            sys.stdout.flush()
+            return code
+        return code if code == USAGE_ERROR else _say(words, "the model's code closed or replaced standard output")
     except KeyboardInterrupt:
         if child.in_child() and not child.was_interrupted():
             return _say(words, "the model's code raised KeyboardInterrupt")

@@ -20,7 +20,7 @@ from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.pages import write_audit_page
 from teka.audit.page.summary import badge_svg, summary_markdown
-from teka.audit.page.tables import WIDTH
+from teka.audit.page.tables import LONGEST_TEXT, WIDTH
 from teka.audit.page.text import audit_text
 from teka.audit.procedures import PRESETS
 from teka.audit.report import AuditReport
@@ -32,7 +32,7 @@ from teka.checks import check_name
 from teka.cli.child import report_calls
 from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Option, command, fields_of, progress_bar
-from teka.errors import require, wrong_value
+from teka.errors import one_line, printable, require, wrong_value
 from teka.files import check_output, make_directory, resolve_path, write_bytes, write_json
 
 SHIFT_SETS = ("square", "axes", "dy", "dx")
@@ -83,7 +83,9 @@ OPTIONS = (
     Option("--placed_size", Size, "Size of what modes crop and canvas move, by default with room for every shift."),
     Option("--ignore_labels", bool, "Leave out accuracy, as for data of other classes than the model's."),
     Option("--layers", str, "Modules to look at, all by default.", nargs="+", metavar="NAME"),
-    Option("--budget", float | None, "Seconds for each model; shifts go from coarse to fine."),
+    Option(
+        "--budget", float | None, "Seconds for each model, from coarse to fine shifts. A model that hangs is ended."
+    ),
     Option("--trust", bool, TRUST_HELP),
     Option("--device", str | None, "Where the model runs, such as cuda; the CPU by default."),
     Option("--preset", str | None, f"A procedure of the literature to add: {', '.join(PRESETS)}."),
@@ -137,7 +139,7 @@ def audit(options: Namespace, command: str) -> int:
             raise wrong_value("find_worst", options.find_worst, expected)
     state = check_files(options)
     case = read_case(read_model(options.model, options), options, settings)
-    print(case.description)
+    print(one_line(case.description, LONGEST_TEXT))
     if options.find_worst is not None:
         for caveat in case.known["caveats"]:
             print(textwrap.fill(f"{caveat.name}: {caveat.message}", WIDTH))
@@ -259,7 +261,7 @@ def write_results(
 
     def write(writer: Callable[[Path], object], path: Path) -> None:
         writer(path)
-        print(f"written: {path}")
+        print(f"written: {printable(path)}")
 
     with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
         results.callback(print, text)

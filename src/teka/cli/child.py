@@ -21,7 +21,7 @@ USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 GRACE_SECONDS = 10.0  # for a call that began within the budget, for an interrupted child, and for its cleanup
-_LONGEST_WAIT = 3600.0  # seconds
+_LONGEST_WAIT = 1.0  # seconds, because a process that the child has left behind can keep its pipes open
 _INTERRUPT_SECONDS = 1.0  # a terminal and the parent both send an interrupt; within this time they count as one
 _IDLE, _CALL, _DONE = b"idle", b"call", b"done"
 
@@ -76,12 +76,12 @@ def _await_code(process: BaseProcess, receiver: Connection, seconds: float | Non
     while True:
         left = deadline - time.monotonic()
         ready = wait([receiver, process.sentinel], min(max(left, 0.0), _LONGEST_WAIT))
-        if not ready:
-            if left <= 0:
-                return reason
-            continue
+        if not ready and left <= 0:
+            return reason
         if receiver not in ready and not receiver.poll():
-            return None
+            if process.exitcode is not None:
+                return None
+            continue
         try:
             kind, *rest = receiver.recv_bytes().split()
         except (EOFError, OSError):
@@ -134,7 +134,8 @@ def _run_child(run: Callable[[list[str]], int], words: list[str], connection: Co
     global _connection
     _connection = connection
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, _raise_interrupt())
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is in the background of a shell
+        signal.signal(signal.SIGINT, _raise_interrupt())
     try:
         code = run(words)
     except SystemExit as error:  # of the parser, which has printed help or an error

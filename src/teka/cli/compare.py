@@ -11,6 +11,7 @@ import torch
 from teka.audit.adapters.case import AuditCase, is_trained_on, load_images
 from teka.audit.function import evaluating, module_of
 from teka.audit.measure.responses import Responses
+from teka.audit.page.tables import LONGEST_TEXT
 from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport, make_examples
 from teka.audit.settings import PARTS
@@ -27,7 +28,7 @@ from teka.cli.audit import (
 )
 from teka.cli.parser import Option, command
 from teka.codec import encode
-from teka.errors import wrong_value
+from teka.errors import one_line, wrong_value
 from teka.files import make_directory
 
 
@@ -61,7 +62,7 @@ def compare(options: Namespace, command: str) -> None:
     held_out = any(is_trained_on(subject, options.data, options.data_dir) for subject in subjects)
     cases = [read_case(subject, options, settings, read, held_out) for subject in told]
     check_comparable(cases)
-    print(*(case.description for case in cases), sep="\n")
+    print(*(one_line(case.description, LONGEST_TEXT) for case in cases), sep="\n")
     folders = [None if state is None else make_directory("resume", state / str(at)) for at in range(len(cases))]
     reports = [
         audit_modes(case, command, folder, debug=options.debug) for case, folder in zip(cases, folders, strict=True)

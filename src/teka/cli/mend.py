@@ -12,6 +12,7 @@ from teka.audit.adapters.case import AuditCase
 from teka.audit.layers.fixes import FIXES
 from teka.audit.page.compared import excluded, write_ends
 from teka.audit.page.notation import listed, write_difference, write_p_value
+from teka.audit.page.tables import LONGEST_TEXT
 from teka.audit.page.text import audit_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
@@ -23,7 +24,7 @@ from teka.cli.parser import Option, command
 from teka.codec import encode
 from teka.convert.mending import Mending
 from teka.convert.mending import mend as mend_model
-from teka.errors import FOREIGN, first_line, wrong_value
+from teka.errors import FOREIGN, first_line, one_line, printable, printable_lines, wrong_value
 from teka.files import make_directory, write_bytes
 from teka.models.model_file import pack
 
@@ -61,13 +62,13 @@ def mend(options: Namespace, command: str) -> None:
         copy.deepcopy(case.function)
     except FOREIGN as error:
         raise wrong_value("model", options.model, f"a module that can be copied ({first_line(error)})") from error
-    print(case.description)
+    print(one_line(case.description, LONGEST_TEXT))
     folder = None if state is None else make_directory("resume", state / "before")
     before = audit_modes(case, command, folder, debug=options.debug)
     if before.layers is None:
         raise ValueError("; ".join(f"{failure.part}: {failure.message}" for failure in before.failures))
     mended, done = mend_model(case.function, before.layers, fixes)
-    print(*(f"{fix}: {FIXES[fix].does} ({FIXES[fix].source})" for fix in done.fixed), done, sep="\n")
+    print(*(f"{fix}: {FIXES[fix].does} ({FIXES[fix].source})" for fix in done.fixed), printable_lines(done), sep="\n")
     made = {fix: len(layers) for fix, layers in done.fixed.items() if layers}
     if not made:
         content = {"reports": [before.to_dict()], "comparisons": [], "mending": encode(done)}
@@ -123,4 +124,4 @@ def _write_weights(case: AuditCase, mended: nn.Module, done: Mending, path: Path
         return
     place = next((name for name, one in case.function.named_modules() if one is case.subject.module), "")
     write_bytes(path, pack(mended.get_submodule(place), "float32"))
-    print(f"written: {path}")
+    print(f"written: {printable(path)}")

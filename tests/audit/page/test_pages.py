@@ -191,3 +191,13 @@ def test_no_report_is_refused(tmp_path):
     with pytest.raises(ValueError, match="reports"):
         write_audit_page([], tmp_path / "audit.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_names_from_a_file_are_text_without_control_characters():
+    name = "<img src=x>\x1b[2J\u202e"
+    page = render_audit_page([make_report(name=name), make_report(name="plain")])
+    assert Page(page).open == []
+    assert not [attributes for _, attributes in Page(page).elements if attributes.get("src") == "x"]
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert r"&lt;img src=x&gt;\x1b[2J\u202e" in page

@@ -68,3 +68,15 @@ def test_a_caveat_of_several_models_stands_once_in_the_summary():
     text = summary_markdown([make_report("patches"), make_report("rotation")])
     assert text.count("- all models: Limited validity, **few images**.") == 1
     assert text.count("few images") == 1
+
+
+def test_names_from_a_file_are_shown_as_they_are():
+    name = "<img src=x>|`x`\x1b[2J\n\n# head\u202e\ud800"
+    report = dataclasses.replace(make_report(caveats=(dataclasses.replace(VOID, message=name),)), name=name)
+    text = summary_markdown([report])
+    shown = r"&lt;img src=x>\|\`x\`"
+    assert text.startswith(rf"**{shown}\\x1b\[2J # head\\u202e\\ud800.** ")
+    assert text.count(shown) == text.count("img") == 4
+    assert text.encode().decode() == text
+    assert "\n# head" not in text
+    assert "<img src=x>|`x`" in badge_of(report)[2]

@@ -51,3 +51,32 @@ def test_comma_separated_values_are_read_back_whatever_the_words():
     text = csv_text(("model", "value", "end"), [(words, 0.123456789, None), ("b", 3, 4.0)])
     read = list(csv.reader(io.StringIO(text)))
     assert read == [["model", "value", "end"], [words, "0.123457", ""], ["b", "3", "4"]]
+
+
+HOSTILE = "=1+1|<img src=x>\x1b[2J\u202e`x`"
+
+
+def test_a_terminal_gets_no_control_characters_and_no_endless_cells():
+    shown = Table(HOSTILE, ("name", HOSTILE), ((HOSTILE, "7"), ("x" * 10_000, "8"))).plain(WIDEST)
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert r"=1+1|<img src=x>\x1b[2J\u202e`x`" in shown
+    assert "x" * 499 + "…" in shown
+    assert "x" * 501 not in shown
+
+
+def test_markdown_shows_names_as_they_are():
+    heading, _, head, _, row = Table(HOSTILE, ("a_b *c*",), ((f"{HOSTILE}\nnext",),)).markdown().splitlines()
+    shown = r"=1+1\|&lt;img src=x>\\x1b\[2J\\u202e\`x\`"
+    assert heading == f"### {shown}"
+    assert head == r"| a_b \*c\* |"
+    assert row == f"| {shown}<br>next |"
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "  =1", "＝1", "\t=1"])
+def test_a_spreadsheet_computes_no_name(name):
+    head, cell = csv.reader(io.StringIO(csv_text((name,), [(name,)])))
+    assert head == cell
+    assert not head[0].lstrip().startswith(("=", "+", "-", "@", "＝"))
+    assert name.strip() in head[0]
+    assert csv_text(("a",), [(-0.5,)]) == "a\n-0.5\n"

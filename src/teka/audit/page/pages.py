@@ -21,7 +21,7 @@ from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS, NumberMetric
 from teka.audit.statistics.ranking import Pair
-from teka.errors import require, wrong_value
+from teka.errors import printable_lines, require, wrong_value
 from teka.files import write_bytes
 
 FIRST_NUMBERS = ("consistency", "accuracy", "worst_shift_accuracy", "overlap", "minimum_overlap", "retrieval")
@@ -255,9 +255,21 @@ def render_page(package: str, template: str, content: Mapping[str, object]) -> s
         return (files(package if name == template else "teka.audit.page") / name).read_text(encoding="utf-8")
 
     environment = Environment(
-        loader=FunctionLoader(read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(read),
+        autoescape=True,
+        finalize=_visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters["visible"] = _visible
     return environment.get_template(template).render(style=Markup(read("style.css")), **content)
+
+
+def _visible(value: object) -> object:
+    """Return what a template writes, with control characters of plain text as escapes."""
+    is_text = isinstance(value, str) and not hasattr(value, "__html__")
+    return printable_lines(value) if is_text else value
 
 
 def data_uri(png: bytes) -> str:

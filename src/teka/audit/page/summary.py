@@ -1,14 +1,13 @@
 """What an audit comes to, in few words: Markdown for a pull request, and a badge for a README."""
 
 from collections.abc import Sequence
-from html import escape
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import winner
 from teka.audit.page.notation import MISSING, write_interval, write_share
 from teka.audit.page.pages import audit_columns, audit_rows, caveat_models, interval_note
-from teka.audit.page.svg import element, title
-from teka.audit.page.tables import Table
+from teka.audit.page.svg import element, escape, title
+from teka.audit.page.tables import Table, markdown_text
 from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
@@ -27,9 +26,9 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
     parts = []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
         headline, evidence = winner([pair for pair in pairs if pair.comparison.movement.mode == mode], reports)
-        parts += [f"**{headline}**", "\n".join(f"- {sentence}" for _, sentence in evidence)]
+        parts += [f"**{markdown_text(headline)}**", "\n".join(f"- {markdown_text(words)}" for _, words in evidence)]
     for report in reports:
-        parts.append(f"**{report.name}.** {report.verdict[0]}")
+        parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
     columns = audit_columns(reports, SUMMARY_NUMBERS)
     rows = []
     for row in audit_rows(reports, columns):
@@ -40,7 +39,10 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
         parts.append(Table("", ("model, mode", *heads, "images", "shifts"), tuple(rows)).markdown())
         parts.append(interval_note(reports, columns).replace("Below", "Beside"))
     caveats = caveat_models(reports).items()
-    lines = (f"- {names}: {SEVERITIES[one.severity]}, **{one.name}**. {one.message}" for one, names in caveats)
+    lines = (
+        f"- {markdown_text(names)}: {SEVERITIES[one.severity]}, **{one.name}**. {markdown_text(one.message)}"
+        for one, names in caveats
+    )
     parts.append("\n".join(lines))
     return "\n\n".join(part for part in parts if part) + "\n"
 

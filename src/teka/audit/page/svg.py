@@ -1,12 +1,13 @@
 """Drawings within a page, as SVG that needs no other package and is sharp on paper: elements, lines, scales."""
 
+import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal
 
 from teka.audit.page.style import GRID, SOFT, LineStyle
+from teka.errors import printable
 
 POINTS = {
     "o": "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0z",
@@ -25,6 +26,11 @@ LABEL = {"text-anchor": "middle", "font-size": 12.0, "fill": SOFT, "font-weight"
 """How the words of a drawing look unless they say otherwise."""
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 DECADES_FOR_LOGARITHM = 2.5  # numbers that span more powers of ten than this are drawn on a logarithmic scale
+
+
+def escape(words: str) -> str:
+    """Return words as text of XML, which takes no control characters."""
+    return html.escape(printable(words))
 
 
 def element(name: str, attributes: Mapping[str, object], *content: str) -> str:

@@ -2,17 +2,25 @@
 
 import csv
 import io
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from teka.errors import one_line, printable, printable_lines, shorten
 from teka.files import write_bytes
 
 GAP = 2
 WIDTH = 120  # columns of the terminal that a table fits into, unless it is asked to fit into fewer
 WIDEST = 10_000  # of a table whose names are never wrapped
+LONGEST_CELL = 500  # characters of a line of a cell
+LONGEST_TEXT = 2000  # characters of a paragraph
+# What begins an element, an entity, emphasis, code, a link or another cell.
+_MARKS = re.compile(r"<(?=[a-zA-Z/!?])|&(?=[a-zA-Z#])|[\\\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")
+_ENTITIES = {"<": "&lt;", "&": "&amp;"}
+_FORMULA = tuple("=+-@＝＋－＠")  # how a cell begins that a spreadsheet computes
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Table:
 
     def plain(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
         """Aligned text: long names are wrapped, to a narrowest column, then columns that do not fit continue below."""
+        self = replace(self, title=printable(self.title), heads=_clean(self.heads), rows=tuple(map(_clean, self.rows)))
         columns = list(zip(self.heads, *self.rows, strict=True))
         sizes = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
         sizes[0] = min(sizes[0], max(narrowest, width - sum(size + GAP for size in sizes[1:])))
@@ -58,17 +67,38 @@ class Table:
     def markdown(self) -> str:
         """A Markdown table, its title above it as a heading of the third level."""
         rules = ("---", *["--:"] * (len(self.heads) - 1))
-        marks = str.maketrans({"\\": "\\\\", "|": "\\|", "\n": "<br>"})
-        lines = [[cell.translate(marks) for cell in line] for line in (self.heads, *self.rows)]
+        lines = [
+            ["<br>".join(markdown_text(part, LONGEST_CELL) for part in cell.split("\n")) for cell in line]
+            for line in (self.heads, *self.rows)
+        ]
         body = "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rules, *lines[1:]))
-        return f"### {self.title}\n\n{body}" if self.title else body
+        return f"### {markdown_text(self.title)}\n\n{body}" if self.title else body
+
+
+def _clean(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """Return cells whose lines are printable and not too long."""
+    return tuple("\n".join(shorten(printable(part), LONGEST_CELL) for part in cell.split("\n")) for cell in cells)
+
+
+def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
+    """Return text, such as a name from a file, as one line of Markdown that shows it as it is."""
+    return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), one_line(text, most))
+
+
+def csv_words(text: str) -> str:
+    """Return text for a cell of a CSV file, with an apostrophe before what a spreadsheet would take for a formula."""
+    text = printable_lines(text)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
 
 
 def csv_text(heads: Sequence[str], rows: Iterable[Sequence[str | float | int | None]]) -> str:
     """Rows as comma-separated values, numbers to six digits, nothing where a number is None."""
     text = io.StringIO()
-    lines = ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
-    csv.writer(text, lineterminator="\n").writerows([heads, *lines])
+
+    def write(cell: str | float | int | None) -> str | int | None:
+        return f"{cell:.6g}" if isinstance(cell, float) else csv_words(cell) if isinstance(cell, str) else cell
+
+    csv.writer(text, lineterminator="\n").writerows([write(cell) for cell in row] for row in (heads, *rows))
     return text.getvalue()
 
 
@@ -85,5 +115,8 @@ def write_files(
     """Write the files of a folder, all of whose contents are ready, by their names."""
     for name, content in contents.items():
         write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
-    terminal = [*(table.plain() for table in tables), *(textwrap.fill(note, WIDTH) for note in notes)]
+    terminal = [
+        *(table.plain() for table in tables),
+        *(textwrap.fill(one_line(note, LONGEST_TEXT), WIDTH) for note in notes),
+    ]
     return Written(tuple(folder / name for name in contents), "\n\n".join(terminal))

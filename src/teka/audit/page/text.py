@@ -8,12 +8,12 @@ from teka.audit.page.compared import differing, reference_of, valid_pairs, winne
 from teka.audit.page.layers import blamed_layers
 from teka.audit.page.notation import is_share, missing_intervals, write_difference, write_p_value
 from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
-from teka.audit.page.tables import Table
+from teka.audit.page.tables import LONGEST_TEXT, Table
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
-from teka.errors import wrong_value
+from teka.errors import one_line, wrong_value
 
 WIDTH = 100  # columns of a terminal that the text fits into
 INVALID = "Rows marked invalid are for diagnosis only"
@@ -29,7 +29,7 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     several = len(reports) > 1
     texts = [_numbers(reports, several)]
     for report in reports:
-        lines = [report.name] if several else []
+        lines = _wrap(report.name) if several else []
         for sentence in report.verdict:
             lines += _wrap(sentence)
         for caveat in sorted_caveats(report.caveats):
@@ -64,6 +64,7 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
 
 
 def _wrap(words: str, first: str = "") -> list[str]:
+    words = one_line(words, LONGEST_TEXT)
     return textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from teka import __version__
 from teka.audit.page.charts import encode_png
 from teka.audit.page.pages import data_uri, render_page
-from teka.audit.page.tables import Written, write_files
+from teka.audit.page.tables import Written, markdown_text, write_files
 from teka.checks import check_name
 from teka.errors import unknown_name
 from teka.experiments.reproduce import horn2021
@@ -125,7 +125,7 @@ def write_reproduction(folder: str | Path, *, description: str = "", planned: in
         "notes": notes,
         "commands": sorted({result.command for result in study.results}),
     }
-    parts = [f"# {TITLE}", description, *(table.markdown() for table in tables), *notes]
+    parts = [f"# {TITLE}", description, *(table.markdown() for table in tables), *map(markdown_text, notes)]
     contents: dict[str, str | bytes] = {
         "table1.md": "\n\n".join(part for part in parts if part) + "\n",
         "table1.csv": horn2021.table1_csv(study),

@@ -7,7 +7,7 @@ from typing import get_args
 
 from teka.audit.page.charts import encode_png
 from teka.audit.page.notation import listed
-from teka.audit.page.tables import Written, write_files
+from teka.audit.page.tables import Written, csv_words, markdown_text, write_files
 from teka.audit.statistics.estimate import Estimate
 from teka.errors import require
 from teka.experiments.study.report.curves import draw_learning_curves
@@ -65,7 +65,11 @@ def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     require("pandas", "reports need", "teka[report]")
     import pandas as pd
 
-    return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+    cells = [
+        {csv_words(name): csv_words(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in rows
+    ]
+    return pd.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def _summary(
@@ -110,7 +114,7 @@ def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: in
     notes = study_notes(study, reference)
     summary = json.dumps(_summary(study, rows, reference), indent=2, ensure_ascii=False, allow_nan=False)
     contents: dict[str, str | bytes] = {
-        "summary.md": "\n\n".join([*(table.markdown() for table in tables), *notes]) + "\n",
+        "summary.md": "\n\n".join([*(table.markdown() for table in tables), *map(markdown_text, notes)]) + "\n",
         "summary.csv": as_csv([row for _, row in rows]),
         "summary.json": f"{summary}\n",
         **(_pictures(matrix, reference) if study.results else {}),
