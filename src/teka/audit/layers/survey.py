@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka._compat import uncompiled
-from teka.audit.function import Model, ModelError
+from teka.audit.function import Model, ModelError, calling
 from teka.audit.images import RealImages
 from teka.audit.layers.recogniser import Layout, Recogniser, pads_edge
 from teka.errors import FOREIGN, message_of
