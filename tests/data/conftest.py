@@ -117,6 +117,7 @@ class SyntheticIdx:
             class_names=("a", "b", "c"),
             remedy="Ask the author.",
             hashes=hashes,
+            sizes={file: len(content) for file, content in self.contents.items()},
             addresses=addresses,
             system_folder=system_folder,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from teka.data.fetch import Fetcher, PublishedFile
+from teka.data.fetch import Fetcher, PublishedFile, _Limited
 
 # Bytes that do not pack, so that what is sent is long against the pieces it is read in.
 CONTENT = torch.randint(0, 256, (90_001,), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy().tobytes()
@@ -111,6 +111,21 @@ def test_a_download_of_another_packing_is_an_error_that_says_so_and_leaves_nothi
     with pytest.raises(ConnectionError, match=r"images\.gz: SHA256 hash of downloaded file \(images\)"):
         FETCHER.fetch(file, tmp_path)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_download_is_given_up_where_it_grows_beyond_its_size(server, file, tmp_path: Path, monkeypatch, packed: bool):
+    written = []
+    write = _Limited.write
+    monkeypatch.setattr(_Limited, "write", lambda self, content: written.append(write(self, content)))
+    bomb = bytes(20_000_000)
+    server.files["images.gz"] = gzip.compress(bomb) if packed else bomb
+    with pytest.raises(ConnectionError, match="it is larger than the published file"):
+        ONCE.fetch(replace(file, max_bytes=len(CONTENT)), tmp_path)
+    assert sum(written) < 3 * len(CONTENT)
+    assert names(tmp_path) == []
+    server.files["images.gz"] = PACKED  # which is a little larger than its content
+    assert ONCE.fetch(replace(file, max_bytes=len(CONTENT)), tmp_path).read_bytes() == CONTENT
 
 
 def test_a_server_that_declares_the_packing_changes_nothing(server, file: PublishedFile, tmp_path: Path):

@@ -1,5 +1,6 @@
 import pickle
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ OF_AXES = {"NCHW": BYTES, "NHWC": BYTES.transpose(0, 2, 3, 1), "NHW": BYTES[:, 0
 HEIGHT, WIDTH = 5, 7
 
 
-def read(images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options):
+def read(
+    images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options
+) -> tuple[Any, Any, int]:
     return read_arrays(images, labels, **options).with_test()[:3]
 
 
-def read_folder(folder: Path, **options):
+def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
     return read_image_folder(folder, **options).with_test()[:3]
 
 
@@ -172,7 +175,7 @@ def test_a_file_holds_the_arguments(tmp_path: Path):
         path = tmp_path / "arrays.npz"
         save(path, images=OF_AXES["NHWC"], labels=LABELS, test_images=TEST_BYTES.transpose(0, 2, 3, 1),
              test_labels=TEST_LABELS, axes="NHWC")  # fmt: skip
-        found = read_npz(path)
+        found: Any = read_npz(path)
         expected = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
         assert found[2] == expected[2]
         for part, expected_part in zip(found[:2], expected[:2], strict=True):
@@ -194,7 +197,8 @@ def test_a_file_may_use_the_names_of_others(tmp_path: Path, names: tuple[str, ..
     arrays = (BYTES, LABELS[:, None], TEST_BYTES, TEST_LABELS)
     given: dict[str, Any] = dict(zip(names, arrays, strict=True))
     np.savez(tmp_path / "arrays.npz", **given)
-    found, expected = read_npz(tmp_path / "arrays.npz"), read(**TEST)
+    found: Any = read_npz(tmp_path / "arrays.npz")
+    expected = read(**TEST)
     assert found[2] == expected[2]
     for part, other in zip(found[:2], expected[:2], strict=True):
         assert torch.equal(part.images, other.images)
@@ -290,6 +294,21 @@ def test_a_file_with_a_changed_byte_is_an_error_or_unchanged(tmp_path: Path):
         except ValueError as error:
             found = str(error)
         assert str(path) in found if isinstance(found, str) else torch.equal(found, read()[0].images)
+
+
+def test_an_archive_that_unpacks_to_much_more_than_it_takes_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("teka.files.LARGEST_UNPACKED", 2**20)
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, images=np.zeros((64, 256, 256), np.uint8), labels=np.arange(64) % 2)
+    tracemalloc.start()
+    with pytest.raises(
+        ValueError, match=r"the unpacked size of .*bomb\.npz is '4,19.,... bytes', expected at most 200"
+    ):
+        read_npz(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    np.savez(path, images=np.zeros((64, 256, 256), np.uint8), labels=np.arange(64) % 2)
+    assert len(read_npz(path).train) == 64
 
 
 def pixels(seed: int, channels: int = 1, height: int = HEIGHT, width: int = WIDTH) -> torch.Tensor:

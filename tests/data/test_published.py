@@ -1,11 +1,13 @@
 import gzip
 import hashlib
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
 
+from teka.data.catalogue import FASHION_MNIST, MNIST
 from teka.data.dataset import Levels
 from teka.data.published import read_idx
 
@@ -62,8 +64,42 @@ def test_too_few_bytes_are_an_error_that_names_the_file(to_idx, path: Path):
 
 def test_too_many_bytes_are_an_error_that_names_the_sizes(to_idx, path: Path):
     path.write_bytes(to_idx(VALUES) + b"\0")
-    with pytest.raises(ValueError, match=r"too long: it unpacks to 47 bytes, expected 46 for the sizes \(2, 3, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"too long: it unpacks to at least 47 bytes, expected 46 for the sizes \(2, 3, 5\)"
+    ):
         read_idx(path, num_axes=3)
+
+
+def peak_bytes(act) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"size of|too long|not the published file"):
+            act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_more_is_unpacked_than_the_header_and_the_catalogue_say(to_idx, path: Path):
+    with gzip.open(path, "wb") as file:
+        file.write(to_idx(VALUES))
+        for _ in range(64):
+            file.write(bytes(2**20))
+    assert peak_bytes(lambda: read_idx(path, num_axes=3)) < 2**20
+    with gzip.open(path, "wb") as file:
+        file.write(bytes([0, 0, 8, 3]) + b"".join(side.to_bytes(4, "big") for side in (64, 1024, 1024)))
+        for _ in range(64):
+            file.write(bytes(2**20))
+    assert peak_bytes(lambda: read_idx(path, num_axes=3, num_bytes=46)) < 2**20
+    with gzip.open(path, "wb") as file:
+        file.write(bytes([0, 0, 8, 3]) + b"\xff" * 12)
+    assert peak_bytes(lambda: read_idx(path, num_axes=3)) < 2**20
+
+
+def test_the_catalogue_knows_the_sizes_of_its_files():
+    for dataset in (MNIST, FASHION_MNIST):
+        assert list(dataset.sizes) == list(dataset.hashes)
+        assert list(dataset.sizes.values()) == [47_040_016, 60_008, 7_840_016, 10_008]
 
 
 def test_gzip_data_cut_at_any_byte_is_an_error(to_idx, path: Path):

@@ -26,7 +26,7 @@ from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
 from teka.codec import decode, encode
 from teka.errors import wrong_value
-from teka.files import read_json, write_json
+from teka.files import check_unpacked, read_json, write_json
 
 SCHEMA = 2
 VALIDITY, NOISE = "validity", "noise floor"  # the parts of an audit that check the responses, and repeat a call
@@ -98,6 +98,7 @@ class PackedResponses:
         """The responses, for `teka.audit.compare_responses`; without the loss and the times."""
         try:
             with np.load(io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False) as file:
+                check_unpacked(file.zip, "the report")
                 tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in file.files}
             for name, table in tables.items():
                 if name != "evaluated":

@@ -8,7 +8,7 @@ References:
     A. Krizhevsky, Learning multiple layers of features from tiny images, 2009; the names: its batches.meta.txt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,14 @@ DIGIT_NAMES = tuple("0123456789")
 NUM_TRAIN_DIGITS, DIGITS_SEED = 1437, 0
 _DIGIT_SIDE, _HIGHEST_DIGIT_LEVEL = 8, 16
 
+# Of the four unpacked files: a header, and 28 × 28 levels or one label for each of 60,000 and 10,000 images.
+IDX_SIZES: Mapping[str, int] = {
+    "train-images-idx3-ubyte": 16 + 60_000 * 28 * 28,
+    "train-labels-idx1-ubyte": 8 + 60_000,
+    "t10k-images-idx3-ubyte": 16 + 10_000 * 28 * 28,
+    "t10k-labels-idx1-ubyte": 8 + 10_000,
+}
+
 # 60,000 training and 10,000 test images of 28×28.
 MNIST = IdxDataset(
     name="mnist",
@@ -37,6 +45,7 @@ MNIST = IdxDataset(
         "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
+    sizes=IDX_SIZES,
     # Copies that PyTorch keeps: the authors' own server often refuses, and has no https.
     addresses=("https://ossci-datasets.s3.amazonaws.com/mnist/",),
 )
@@ -55,6 +64,7 @@ FASHION_MNIST = IdxDataset(
         "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
+    sizes=IDX_SIZES,
     # The authors' repository: their server has no https.
     addresses=("https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",),
     system_folder=Path("/usr/share/datasets/fashion-mnist"),
@@ -75,6 +85,7 @@ CIFAR10 = RecordDataset(
         addresses=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
         known_hash="md5:c32a1d4ab5d03f1284b67883e8d87530",
         is_packed=False,
+        max_bytes=200_000_000,
     ),
     published_folder="cifar-10-batches-bin",
 )

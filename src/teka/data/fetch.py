@@ -7,6 +7,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from teka.checks import check_sizes
 from teka.errors import first_line, require, wrong_value
@@ -14,12 +15,16 @@ from teka.errors import first_line, require, wrong_value
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file on the web: the name it is kept under, and where it lies, in the order in which addresses are tried."""
+    """A file on the web: the name it is kept under, and where it lies, in the order in which addresses are tried.
+
+    A download that is larger than `max_bytes`, as it arrives or unpacked, is given up.
+    """
 
     name: str
     addresses: tuple[str, ...]
     known_hash: str
     is_packed: bool = True
+    max_bytes: int | None = None  # of what is kept
 
 
 @dataclass(frozen=True)
@@ -63,13 +68,13 @@ class Fetcher:
 
         def download_and_unpack(url: str, output_file: str, source: object) -> None:
             with tempfile.TemporaryFile() as arrived, Path(output_file).open("wb") as kept:
-                download(url, arrived, source)
+                download(url, _Limited(arrived, file.max_bytes), source)
                 arrived.seek(0)
                 starts_packed = arrived.read(2) == b"\x1f\x8b"  # not where a server declared its packing
                 arrived.seek(0)
                 try:
                     with gzip.open(arrived) if file.is_packed and starts_packed else arrived as content:
-                        shutil.copyfileobj(content, kept)
+                        shutil.copyfileobj(content, _Limited(kept, file.max_bytes))
                 except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                     raise ValueError(f"damaged gzip data: {error}") from error
             Path(output_file).chmod(0o644)  # temporary files are made for their owner alone
@@ -83,3 +88,21 @@ class Fetcher:
             except (RequestException, ValueError) as error:
                 problems.append(f"{address}: {first_line(error)}")
         raise ConnectionError(f"{file.name} could not be downloaded. {'; '.join(problems)}")
+
+
+class _Limited:
+    """A file that is written to up to a size. What is packed may be a little larger than unpacked."""
+
+    def __init__(self, file: Any, max_bytes: int | None) -> None:
+        self.file = file
+        self.left = None if max_bytes is None else max_bytes + max_bytes // 100 + 2**16
+
+    def write(self, content: bytes) -> int:
+        if self.left is not None:
+            self.left -= len(content)
+            if self.left < 0:
+                raise ValueError("it is larger than the published file")
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        self.file.flush()

@@ -9,6 +9,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from teka.data.dataset import Levels
 from teka.data.fetch import Fetcher, PublishedFile
+from teka.errors import wrong_value
 from teka.files import expand_user, make_directory, write_bytes
+from teka.memory import check_memory
 
 DATA_DIR = "data"
 _UNSIGNED_BYTE = 0x08
@@ -106,6 +109,7 @@ class IdxDataset(PublishedDataset):
     """Grey images published as four IDX files: images and labels for training, images and labels for test."""
 
     hashes: Mapping[str, str]
+    sizes: Mapping[str, int]  # of the unpacked files, in bytes
     addresses: tuple[str, ...] = ()
 
     endings = ("", ".gz")
@@ -115,7 +119,8 @@ class IdxDataset(PublishedDataset):
         return tuple(self.hashes)
 
     def read_file(self, file: str, path: Path) -> UInt8[Tensor, "..."]:
-        return read_idx(path, num_axes=3 if file in self.files[::2] else 1, sha256=self.hashes[file])
+        num_axes = 3 if file in self.files[::2] else 1
+        return read_idx(path, num_axes=num_axes, sha256=self.hashes[file], num_bytes=self.sizes[file])
 
     def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
         parts = []
@@ -132,43 +137,66 @@ class IdxDataset(PublishedDataset):
         folder = self.folders(data_dir)[0]
         for file in self.lacking(folder):
             addresses = tuple(f"{address}{file}.gz" for address in self.addresses)
-            fetcher.fetch(PublishedFile(file, addresses, f"sha256:{self.hashes[file]}"), folder)
+            fetcher.fetch(
+                PublishedFile(file, addresses, f"sha256:{self.hashes[file]}", max_bytes=self.sizes[file]), folder
+            )
 
 
-def read_idx(path: Path, *, num_axes: int, sha256: str | None = None) -> UInt8[Tensor, "..."]:
+def read_idx(
+    path: Path, *, num_axes: int, sha256: str | None = None, num_bytes: int | None = None
+) -> UInt8[Tensor, "..."]:
     """Read an IDX file of unsigned bytes, packed by gzip or not (its content tells, not its name).
 
     The file is two zero bytes, the type of the values (8: unsigned byte), the number of axes n, then n sizes, each a
-    big-endian 32-bit number, then the values. The hash, if one is given, is that of the *unpacked* content.
+    big-endian 32-bit number, then the values. The hash and the size, if they are given, are those of the *unpacked*
+    content. No more is unpacked than the header says.
 
     Source: Y. LeCun, C. Cortes, C. Burges, The MNIST database of handwritten digits, "File formats".
     """
-    content = path.read_bytes()
+    start = 4 + 4 * num_axes
     try:
-        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        with _open_unpacked(path) as file:
+            content = bytearray(file.read(start))
+            sizes = _check_header(path, content, num_axes)
+            expected = start + math.prod(sizes)
+            if num_bytes not in (None, expected):
+                raise ValueError(
+                    f"{path} is not the published file: it unpacks to {expected:,} bytes, expected {num_bytes:,}"
+                )
+            check_memory(f"the size of {path}", f"{expected:,} bytes", expected, "images")
+            content += file.read(expected + 1 - start)  # one byte more than there should be
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is truncated or damaged gzip data: {error}") from error
-    magic = bytes([0, 0, _UNSIGNED_BYTE, num_axes])
-    start = len(magic) + 4 * num_axes
-    if content[: len(magic)] != magic:
-        found = content[: len(magic)].hex() or "nothing"
-        raise ValueError(f"{path} starts with {found}, expected the IDX magic number {magic.hex()}")
-    if len(content) < start:
-        raise ValueError(f"{path} is truncated: it unpacks to {len(content)} bytes, expected a header of {start}")
-    sizes = [int.from_bytes(content[place : place + 4], "big") for place in range(len(magic), start, 4)]
-    expected = start + math.prod(sizes)
     if len(content) != expected:
+        more = "at least " if len(content) > expected else ""
         raise ValueError(
-            f"{path} is {_state(len(content), expected)}: it unpacks to {len(content)} bytes, expected {expected} for "
-            f"the sizes {tuple(sizes)}"
+            f"{path} is {_state(len(content), expected)}: it unpacks to {more}{len(content)} bytes, "
+            f"expected {expected} for the sizes {tuple(sizes)}"
         )
     found = hashlib.sha256(content).hexdigest()
     if sha256 not in (None, found):
         raise ValueError(
             f"{path} is not the published file: the SHA-256 of its unpacked content is {found}, expected {sha256}"
         )
-    # A bytearray, because torch warns of memory that cannot be written.
-    return torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8, offset=start).reshape(sizes))
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=start).reshape(sizes))
+
+
+def _open_unpacked(path: Path) -> gzip.GzipFile | BufferedReader:
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return gzip.GzipFile(path) if is_packed else path.open("rb")
+
+
+def _check_header(path: Path, header: bytes | bytearray, num_axes: int) -> list[int]:
+    """Return the sizes that the first bytes of an IDX file name."""
+    magic = bytes([0, 0, _UNSIGNED_BYTE, num_axes])
+    start = len(magic) + 4 * num_axes
+    if header[: len(magic)] != magic:
+        found = header[: len(magic)].hex() or "nothing"
+        raise ValueError(f"{path} starts with {found}, expected the IDX magic number {magic.hex()}")
+    if len(header) < start:
+        raise ValueError(f"{path} is truncated: it unpacks to {len(header)} bytes, expected a header of {start}")
+    return [int.from_bytes(header[place : place + 4], "big") for place in range(len(magic), start, 4)]
 
 
 def _state(size: int, expected: int) -> str:
@@ -236,6 +264,9 @@ class RecordDataset(PublishedDataset):
             for file in self.files:  # by their whole names: no path in the archive decides on one
                 content = tar.extractfile(f"{self.published_folder}/{file}")
                 assert content is not None
-                write_bytes(folder / file, content.read())
+                levels = content.read(self.file_size + 1)
+                if len(levels) != self.file_size:
+                    raise wrong_value(f"the size of {file} in {archive}", len(levels), f"{self.file_size} bytes")
+                write_bytes(folder / file, levels)
         if not kept:
             archive.unlink()

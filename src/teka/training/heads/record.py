@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
 from teka.errors import wrong_shape, wrong_value
-from teka.files import write_bytes
+from teka.files import check_unpacked, write_bytes
 from teka.models import SelfAttentionNetwork
 from teka.training.heads.measure import HeadGrid, Heads, chance_head_grids, head_grids, heads_of, middle_query
 from teka.training.run import Run
@@ -187,6 +187,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is not an .npz archive")
     try:
         with np.load(path, allow_pickle=False) as archive:
+            check_unpacked(archive.zip, path)
             arrays = {name: archive[name] for name in LAYOUT if name in archive.files}
     except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
