@@ -402,7 +402,82 @@ def test_the_trainer_trains_a_model_of_ours(tmp_path: Path):
     torch.testing.assert_close(loaded(images).logits, model.eval()(images).logits)
 
 
-def test_a_config_that_fits_no_model_is_an_error():
-    with pytest.raises(ValueError, match="heads is 3, expected a divisor of dim = 16"):
-        TekaForImageClassification(TekaConfig(options={"dim": 16, "depth": 1, "heads": 3}))
-    assert isinstance(TekaForImageClassification(TekaConfig()), nn.Module)
+@pytest.mark.parametrize("name", ["performer", "linformer", "self_attention"])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_blocks_of_our_models_are_recomputed(name: str, use_reentrant: bool):
+    torch.manual_seed(0)
+    options = {"dim": 16, "depth": 2, "heads": 2} if name != "self_attention" else {"dim": 16, "depth": 2, "heads": 9}
+    model = TekaForImageClassification(TekaConfig(model=name, image_size=8, num_labels=3, options=options)).double()
+    images = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    calls = [0]
+
+    def count(*_: object) -> None:
+        calls[0] += 1
+
+    attention = next(module for module in model.modules() if type(module).__name__.endswith("Block"))
+    attention = attention.get_submodule("attention")
+    attention.register_forward_hook(count)
+    gradients = []
+    for is_checkpointed in (False, True, False):
+        if is_checkpointed:
+            model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+        else:
+            model.activation_checkpointing_disable()
+        calls[0] = 0
+        torch.manual_seed(1)  # of dropout
+        model.train().zero_grad()
+        model(images).logits.pow(3).sum().backward()
+        assert calls[0] == 1 + is_checkpointed
+        assert model.is_activation_checkpointing == is_checkpointed
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+def test_a_model_of_ours_without_blocks_has_nothing_to_recompute():
+    model = TekaForImageClassification(TekaConfig(model="resnet18", image_size=32, options={"width": 4}))
+    with pytest.raises(ValueError, match="does not support activation checkpointing"):
+        model.activation_checkpointing_enable()
+
+
+def test_the_loss_is_that_of_the_problem_type():
+    config = TekaConfig(image_size=8, num_labels=3, problem_type="multi_label_classification")
+    model, images = TekaForImageClassification(config).eval(), torch.rand(2, 3, 8, 8)
+    labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    with torch.no_grad():
+        output = model(images, labels=labels)
+        kept = labels * output.logits.sigmoid() + (1 - labels) * (1 - output.logits.sigmoid())
+        torch.testing.assert_close(output.loss, -kept.log().mean(), rtol=1e-5, atol=1e-6)
+        config.problem_type = None
+        found = model(images, labels=torch.tensor([2, 0])).loss
+        torch.testing.assert_close(found, -output.logits.log_softmax(1)[[0, 1], [2, 0]].mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_config_takes_the_names_of_other_configs(tmp_path: Path):
+    config = TekaConfig(image_size=8, num_channels=1, num_labels=4)
+    assert (config.image_size, config.in_channels, config.num_channels) == ([8, 8], 1, 1)
+    assert TekaForImageClassification(config).eval()(torch.rand(1, 1, 8, 8)).logits.shape == (1, 4)
+    config.save_pretrained(tmp_path)
+    assert TekaConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    assert TekaImageProcessor(image_size=8, in_channels=1).image_size == [8, 8]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "heads": ({"options": {"dim": 16, "depth": 1, "heads": 3}}, "heads is 3, expected a divisor of dim = 16"),
+    "option": ({"patch_size": 4}, r"patch_size is 4, expected an entry of options, options={'patch_size': 4}"),
+    "unknown": ({"hidden_size": 64}, "argument of TekaConfig is 'hidden_size', expected one of"),
+    "size": ({"image_size": 0}, r"image_size\[0\] is 0"),
+    "labels": ({"id2label": {1: "cat", 2: "dog"}}, "id2label is .*, expected a name for each class"),
+    "model": ({"model": "vit"}, "model is 'vit', expected one of"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_config_that_fits_no_model_is_an_error(kind: str):
+    arguments, message = WRONG[kind]
+    with pytest.raises(ValueError, match=message):
+        TekaForImageClassification(TekaConfig(**arguments))
+
+
+def test_an_unknown_argument_of_the_image_processor_is_an_error():
+    with pytest.raises(ValueError, match="argument of TekaImageProcessor is 'size'"):
+        TekaImageProcessor(size={"height": 8, "width": 8})
