@@ -45,6 +45,10 @@ def edge():
 def undifferentiable():
     return lambda images: torch.from_numpy(images.numpy()).mean(dim=(2, 3)).repeat(1, 4)
 
+def several():
+    # The quarter, and features that are the same for all images.
+    return lambda images: {"constant": images[:, 0, 0, :1] * 0, "place": Place()(images)}
+
 def raises():
     class Raises(nn.Module):
         def forward(self, images):
@@ -111,6 +115,14 @@ def test_a_good_model_passes(capsys):
     arguments = ["audit", "digits", "--data", "digits", "--max-shift", "1", *FAST[:-1], "40"]
     assert main([*arguments, "--fail-under", "0.9", "--metric", "worst_shift_accuracy"]) == 0
     assert "passed: worst_shift_accuracy is" in capsys.readouterr().out
+
+
+def test_one_of_several_outputs_is_chosen_by_its_name(here, fails):
+    asked = ("audit", "models.py:several", "--data", "data.npz", "--max-shift", "3", "--shifts", "dx", *FAST)
+    assert main([*asked, "--output-name", "place", "--json", "a.json"]) == 0
+    assert AuditReport.read("a.json").metrics[0].numbers["consistency"].value == pytest.approx(2 / 6)
+    assert "is a dict of 'constant' (torch.float32 of shape" in fails(*asked)
+    assert "did you mean 'place'" in fails(*asked, "--output-name", "plac")
 
 
 def test_several_modes_may_be_said_either_way(here, capsys):

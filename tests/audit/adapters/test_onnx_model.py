@@ -5,12 +5,14 @@ import sys
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from tests.audit.measure.models import present
 from torch import nn
 
 from teka.audit import AuditSettings, Movement, audit, blame_layers, square_shifts
-from teka.audit.adapters import Reading
+from teka.audit.adapters import Reading, load
 from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
+from teka.audit.measure.measure_responses import measure_responses
 
 
 class Net(nn.Module):
@@ -188,3 +190,118 @@ def test_without_the_library_onnx_a_file_is_audited_without_layers(exported, tmp
     answer = subject.function(torch.rand(2, 3, 11, 13))
     assert isinstance(answer, torch.Tensor)
     assert answer.shape == (2, 5)
+
+
+WEIGHTS = torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+NAMES = ("output", "forward", "type", "training", "session", "_modules", "0", "a.b", "a_b", "relu (call 2)", "x/y z")
+
+
+def write_head(
+    path, *nodes, shape=("n", 3, 8, 8), outputs=("output",), before=(), kind=TensorProto.FLOAT, names=("", "")
+):
+    """Write a file of a convolution, the mean over its positions ("mean") and further nodes."""
+    image = before[-1].output[0] if before else "input"
+    conv = helper.make_node("Conv", [image, "w"], ["maps"], name=names[0])
+    mean = helper.make_node("GlobalAveragePool", ["maps"], ["mean"], name=names[1])
+    given = [helper.make_tensor_value_info("input", kind, shape)]
+    named = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs if isinstance(name, str)
+    }
+    graph = helper.make_graph(
+        [*before, conv, mean, *nodes],
+        "head",
+        given,
+        [named[output] if isinstance(output, str) else output for output in outputs],
+        [numpy_helper.from_array(WEIGHTS.numpy(), "w")],
+    )
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def expected_logits(images):
+    return nn.functional.conv2d(images, WEIGHTS).mean((2, 3))
+
+
+def flatten(name="output"):
+    return helper.make_node("Flatten", ["mean"], [name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nodes_and_outputs_may_have_any_name(name, tmp_path):
+    other = "a.b" if name == "a_b" else "eval"
+    write_head(tmp_path / "net.onnx", flatten(name), outputs=(name,), names=(name, other))
+    subject, images = load_onnx(tmp_path / "net.onnx"), torch.rand(4, 3, 8, 8)
+    torch.testing.assert_close(subject.function(images), expected_logits(images), atol=1e-5, rtol=1e-5)
+    settings = AuditSettings(shifts=[(0, 1)], parts=("layers",), num_examples=0, num_resamples=40)
+    report = audit(subject.function, images, settings=settings)
+    assert report.failures == ()
+    assert report.layers is not None
+    assert len({one.name for one in report.layers.findings}) == len(report.layers.findings) >= 2
+
+
+@pytest.mark.parametrize("batch", ["n", 1])
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_a_batch_of_one_and_axes_of_size_one_are_no_other_output(batch, squeezed, tmp_path):
+    nodes = [helper.make_node("Squeeze", ["mean"], ["output"])] if squeezed else []
+    write_head(tmp_path / "net.onnx", *nodes, shape=(batch, 3, 8, 8), outputs=("output" if squeezed else "mean",))
+    function, images = load_onnx(tmp_path / "net.onnx").function, torch.rand(3, 3, 8, 8)
+    for batch_size in (1, 2):
+        given = function, images, [(0, 0)], Movement("circular")
+        responses = measure_responses(*given, labels=torch.tensor([0, 1, 2]), batch_size=batch_size)
+        assert responses.output == "logits"
+        assert torch.equal(present(responses.predictions)[0], expected_logits(images).argmax(1))
+
+
+def test_probabilities_are_measured_where_the_class_comes_first_or_another_output_is_chosen(tmp_path):
+    kinds = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    label = helper.make_tensor_value_info("label", TensorProto.INT64, ["n"])
+    nodes = [flatten("scores"), helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=0)]
+    nodes.append(helper.make_node("Softmax", ["scores"], ["shares"], axis=1))
+    zipped = helper.make_node("ZipMap", ["shares"], ["map"], domain="ai.onnx.ml", classlabels_int64s=[4, 0, 3, 1, 2])
+    write_head(tmp_path / "a.onnx", *nodes, outputs=(label, "shares"))
+    maps = helper.make_value_info("map", helper.make_sequence_type_proto(kinds))
+    write_head(tmp_path / "b.onnx", *nodes, zipped, outputs=(label, maps))
+    images = torch.rand(3, 3, 8, 8)
+    shares = expected_logits(images).softmax(1)
+    subject = load_onnx(tmp_path / "a.onnx")
+    torch.testing.assert_close(subject.function(images), shares, atol=1e-5, rtol=1e-5)
+    assert "its output 'shares' is measured, not 'label'" in subject.note
+    function, in_order = load_onnx(tmp_path / "b.onnx").function, shares[:, [1, 3, 4, 2, 0]]
+    torch.testing.assert_close(function(images), in_order, atol=1e-5, rtol=1e-5)
+    chosen = load(str(tmp_path / "a.onnx"), Reading(output_name="label")).function(images)
+    assert torch.equal(torch.as_tensor(chosen), shares.argmax(1))
+    with pytest.raises(ValueError, match=r"output_name is 'share', expected one of .*; did you mean 'shares'"):
+        load_onnx(tmp_path / "a.onnx", Reading(output_name="share"))
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_file_of_uint8_gets_levels(is_last, tmp_path):
+    nodes = [helper.make_node("Cast", ["input"], ["levels"], to=TensorProto.FLOAT)]
+    if is_last:
+        nodes = [helper.make_node("Transpose", ["input"], ["first"], perm=[0, 3, 1, 2])]
+        nodes.append(helper.make_node("Cast", ["first"], ["levels"], to=TensorProto.FLOAT))
+    shape = ("n", "h", "w", 3) if is_last else ("n", 3, 8, 8)
+    path = tmp_path / "net.onnx"
+    output = helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["n", 5, 1, 1])
+    write_head(path, shape=shape, outputs=(output,), before=nodes, kind=TensorProto.UINT8)
+    subject, images = load_onnx(path), torch.rand(2, 3, 8, 8)
+    assert (subject.in_channels, subject.num_classes) == (3, 5)
+    expected = expected_logits((255 * images).round())
+    torch.testing.assert_close(torch.as_tensor(subject.function(images)).flatten(1), expected, atol=1e-3, rtol=1e-5)
+    with pytest.raises(ValueError, match="takes uint8 and normalizes its images itself"):
+        load_onnx(path, Reading(mean=(0.5,), deviation=(0.5,)))
+
+
+def test_weights_among_the_inputs_are_no_images_and_weights_that_are_missing_are_one_line(tmp_path):
+    path = tmp_path / "net.onnx"
+    write_head(path, flatten())
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, WEIGHTS.shape))
+    onnx.save(model, path)
+    images = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(load_onnx(path).function(images), expected_logits(images), atol=1e-5, rtol=1e-5)
+    onnx.save(model, path, save_as_external_data=True, location="net.data", size_threshold=0)
+    (tmp_path / "net.data").unlink()
+    with pytest.raises(ValueError, match="that onnxruntime can run") as caught:
+        load_onnx(path)
+    assert "\n" not in str(caught.value)

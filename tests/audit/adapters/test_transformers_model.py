@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tests.audit.adapters.tiny_vit import CLASSES, quiet
 
-from teka.audit.adapters import Reading
+from teka.audit.adapters import Reading, load
 from teka.audit.adapters.transformers_model import STEPS, load_transformers, read_processor, read_processor_file
 from teka.data import Normalize
 
@@ -236,3 +236,122 @@ def test_the_file_is_found_or_not(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
         read_processor_file(tmp_path, 1)
+
+
+VISION = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+VISION |= {"image_size": 16, "patch_size": 4}
+TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+STAGES = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4}
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 1], "window_size": 4}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"}
+
+
+def all_patches(model, images):
+    """The class token of a masked autoencoder that masks nothing, with its patches in order."""
+    model.config.mask_ratio = 0.0
+    return model(images, noise=torch.arange(16.0).expand(len(images), -1)).last_hidden_state[:, 0]
+
+
+# The model, and its features by the library itself.
+ENCODERS = {
+    "clip": (
+        lambda: transformers.CLIPModel(transformers.CLIPConfig(vision_config=VISION, text_config=TEXT)),
+        lambda model, images: model.visual_projection(model.vision_model(images).pooler_output),
+    ),
+    "siglip": (
+        lambda: transformers.SiglipModel(transformers.SiglipConfig(vision_config=VISION, text_config=TEXT)),
+        lambda model, images: model.vision_model(images).pooler_output,
+    ),
+    "clip vision with projection": (
+        lambda: transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig(**VISION)),
+        lambda model, images: model(images).image_embeds,
+    ),
+    "vit without pooler": (
+        lambda: transformers.ViTModel(transformers.ViTConfig(**VISION), add_pooling_layer=False),
+        lambda model, images: model(images).last_hidden_state[:, 0],
+    ),
+    "masked autoencoder": (lambda: transformers.ViTMAEModel(transformers.ViTMAEConfig(**VISION)), all_patches),
+    "dinov2": (
+        lambda: transformers.Dinov2Model(transformers.Dinov2Config(**VISION)),
+        lambda model, images: model(images).last_hidden_state[:, 0],
+    ),
+    "i-jepa": (
+        lambda: transformers.IJepaModel(transformers.IJepaConfig(**VISION), add_pooling_layer=False),
+        lambda model, images: model(images).last_hidden_state.mean(1),
+    ),
+    "segformer": (
+        lambda: transformers.SegformerModel(transformers.SegformerConfig(**STAGES)),
+        lambda model, images: model(images).last_hidden_state.mean((2, 3)),
+    ),
+    "pvt": (
+        lambda: transformers.PvtV2Model(transformers.PvtV2Config(image_size=64, **STAGES)),
+        lambda model, images: model(images).last_hidden_state.mean((2, 3)),
+    ),
+    "convnext": (
+        lambda: transformers.ConvNextModel(transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4)),
+        lambda model, images: model(images).pooler_output,
+    ),
+    "swin": (
+        lambda: transformers.SwinModel(transformers.SwinConfig(**SWIN)),
+        lambda model, images: model(images).last_hidden_state.mean(1),
+    ),
+    "resnet backbone": (
+        lambda: transformers.ResNetBackbone(transformers.ResNetConfig(**RESNET)),
+        lambda model, images: model(images).feature_maps[-1].mean((2, 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path):
+    make, features = ENCODERS[name]
+    side = 64 if name in ("segformer", "pvt", "convnext") else 16  # of which their strides leave some positions
+    torch.manual_seed(0)
+    with quiet():
+        model = make().eval()
+        model.save_pretrained(tmp_path)
+        sizes = {"size": {"height": side, "width": side}}
+        transformers.ViTImageProcessor(do_normalize=False, **sizes).save_pretrained(tmp_path)
+    subject, images = load_transformers(str(tmp_path), Reading(input_size=side)), torch.rand(3, 3, side, side)
+    assert (subject.output, subject.num_classes, subject.class_names) == ("features", None, None)
+    with torch.no_grad():
+        found = subject.function(images)
+        assert torch.equal(torch.as_tensor(subject.function(images)), torch.as_tensor(found))
+        torch.testing.assert_close(found, features(model, images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem", "output", "num_classes"),
+    [
+        (3, "multi_label_classification", "multilabel", 3),
+        (1, "regression", "features", None),
+        (1, None, "auto", 2),
+        (3, None, "auto", 3),
+    ],
+)
+def test_the_problem_of_a_config_decides_what_a_classifier_gives(labels, problem, output, num_classes, tmp_path):
+    config = transformers.ViTConfig(**VISION, num_labels=labels, problem_type=problem)
+    with quiet():
+        transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    subject = load_transformers(str(tmp_path))
+    assert (subject.output, subject.num_classes) == (output, num_classes)
+
+
+def test_what_is_no_model_of_images_is_refused_by_its_architecture(vit_folder, tmp_path):
+    folder = tmp_path / "depth"
+    shutil.copytree(vit_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["ViTForDepthEstimation"]}))
+    with pytest.raises(ValueError, match="'ViTForDepthEstimation', expected one of …ForImageClassification"):
+        load_transformers(str(folder))
+
+
+def test_an_output_is_chosen_by_its_name(vit_folder):
+    images = torch.rand(2, 1, 12, 12)
+    subject = load(str(vit_folder), Reading(output_name="logits"))
+    assert subject.class_names == CLASSES
+    torch.testing.assert_close(subject.function(images), load(str(vit_folder)).function(images))
+    with pytest.raises(
+        ValueError, match="output_name is 'pooler_output', expected one of the model's outputs: 'logits'"
+    ):
+        load(str(vit_folder), Reading(output_name="pooler_output")).function(images)

@@ -16,11 +16,23 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.reading import READING, Reading
 from teka.audit.adapters.subject import Subject, read_as, spoken_names
 from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
+from teka.audit.model_output import num_classes_of
 from teka.checks import height_and_width
-from teka.errors import FOREIGN, require, wrong_value
+from teka.data import Normalize
+from teka.errors import FOREIGN, nearest, require, wrong_value
 from teka.files import expand_user, read_json
 
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+    "tensor(uint8)": np.uint8,  # levels 0 … 255
+}
+_FLOATING = ("tensor(float)", "tensor(float16)", "tensor(double)")
+_WHOLE = ("tensor(int64)", "tensor(int32)", "tensor(bool)")
+_MAPS = "seq(map("  # as converters of scikit-learn write probabilities: a list of one dictionary for each image
+_LEVELS = 255
+_NOT_TENSORS = ("ZipMap", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SplitToSequence")
 _CHANNELS = (1, 3)
 _MOST_BYTES = 2**31 - 2**20  # of a graph that is handed on in memory
 
@@ -39,26 +51,39 @@ class OnnxFunction(nn.Module):
     """A session of onnxruntime as a function of images in [0, 1]; batches of a fixed size are filled up with copies.
 
     With the file's graph its nodes are layers: where any of them has a hook, a second session gives what each computed,
-    and each is called with what the nodes before it gave, in the order of execution.
+    and each is called with what the nodes before it gave, in the order of execution. The name of a layer is that of its
+    node, or of its output, changed where a module cannot have it.
     """
 
-    def __init__(self, session: Any, transform: Preprocessing, graph: Any = None) -> None:
+    def __init__(self, session: Any, transform: Preprocessing, graph: Any = None, output: str | None = None) -> None:
         super().__init__()
         self.session, self.transform = session, transform
         (self.input,) = session.get_inputs()
-        outputs = [one.name for one in session.get_outputs()]
-        self.output = "logits" if "logits" in outputs else outputs[0]
+        self.output = choose_output(session.get_outputs(), output).name
         batch_size = self.input.shape[0]
         self.batch_size = batch_size if isinstance(batch_size, int) and batch_size > 0 else None
         self.channels_last = _is_channels_last(self.input.shape)
         self._graph, self._inner = graph, None
-        self._nodes = {} if graph is None else {node.output[0]: node for node in graph.graph.node if node.output}
-        for output, node in self._nodes.items():
-            self.add_module(_module_name(output, node), _layer_of(node))
+        self._layers: dict[str, str] = {}  # the name of the layer that gives an output
+        self._nodes: dict[str, Any] = {}  # the node that computes it
+        for node in () if graph is None else graph.graph.node:
+            # An output that is left out has no name. Lists and dictionaries cannot be compared.
+            if not (node.output and node.output[0]) or node.op_type in _NOT_TENSORS:
+                continue
+            name = self._free_name(node.name or node.output[0])
+            self.add_module(name, _layer_of(node))
+            self._layers[node.output[0]], self._nodes[node.output[0]] = name, node
         for tensor in () if graph is None else graph.graph.initializer:
             if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # as embeddings of positions are
-                self.register_buffer(tensor.name.replace(".", "_"), torch.zeros(*tensor.dims), persistent=False)
+                self.register_buffer(self._free_name(tensor.name), torch.zeros(*tensor.dims), persistent=False)
         self.eval()
+
+    def _free_name(self, name: str) -> str:
+        """Return the name that a part may have: without dots, and that of no other part or attribute."""
+        name = name.replace(".", "_") or "unnamed"
+        while hasattr(self, name):
+            name += "_"
+        return name
 
     def __deepcopy__(self, memo: object) -> "OnnxFunction":
         raise TypeError("onnxruntime computes in the precision of the file")
@@ -66,31 +91,39 @@ class OnnxFunction(nn.Module):
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
         """What the model says of images."""
         placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
+        if self.input.type == "tensor(uint8)":
+            placed = (placed * _LEVELS).round().clamp(0, _LEVELS)
         if self.channels_last:
             placed = placed.permute(0, 2, 3, 1)
         if not any(layer._forward_hooks for layer in self.children()):
-            return self._run(self.session, [self.output], placed)[0].to(images.device)
+            return self._run(self.session, [self.output], placed)[self.output].to(images.device)
         seen = {self.input.name: placed}
-        found = dict(zip(self._nodes, self._run(self._inner_session(), list(self._nodes), placed), strict=True))
+        session = self._inner_session()
+        found = self._run(session, list(dict.fromkeys([*self._nodes, self.output])), placed)
         for output, node in self._nodes.items():
-            given, layer = found[output], self.get_submodule(_module_name(output, node))
-            if given.is_floating_point() and given.ndim > 1 and len(given) == len(placed):
+            given, layer = found.get(output), self.get_submodule(self._layers[output])
+            if given is not None and given.is_floating_point() and given.ndim > 1 and len(given) == len(placed):
                 assert isinstance(layer, OnnxNode)
                 layer.given = given
                 seen[output] = layer(*(seen[name] for name in node.input if name in seen))
         return found[self.output].to(images.device)
 
-    def _run(self, session: Any, outputs: Sequence[str], placed: Tensor) -> list[Tensor]:
+    def _run(self, session: Any, outputs: Sequence[str], placed: Tensor) -> dict[str, Tensor]:
+        """Return the outputs of a session by name, but for those of text."""
         array = np.ascontiguousarray(placed.numpy().astype(_TYPES[self.input.type]))
         size = self.batch_size or len(array)
         parts = []
         for start in range(0, len(array), size):
             part = array[start : start + size]
             filled = np.concatenate([part, np.repeat(part[-1:], size - len(part), axis=0)])
-            answers = session.run(outputs, {self.input.name: filled})
-            parts.append([np.atleast_1d(one)[: len(part)] for one in answers])
-        found = [torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)]
-        return [one.float() if one.is_floating_point() else one for one in found]
+            answers = dict(zip(outputs, map(_as_array, session.run(outputs, {self.input.name: filled})), strict=True))
+            measured = answers[self.output]
+            if size == 1 and (measured.ndim == 0 or len(measured) != 1):  # a batch of one that the model squeezed
+                answers[self.output] = measured[None]
+            rows = slice(len(part) if len(filled) > len(part) else None)  # without the copies that fill the batch up
+            parts.append({name: np.atleast_1d(one)[rows] for name, one in answers.items() if one.dtype.kind in "biuf"})
+        found = {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
+        return {name: one.float() if one.dtype == torch.float16 else one for name, one in found.items()}
 
     def _inner_session(self) -> Any:
         """A session of the same graph of which every node's first output is an output too."""
@@ -107,9 +140,35 @@ class OnnxFunction(nn.Module):
         return self._inner
 
 
-def _module_name(output: str, node: Any) -> str:
-    """What to call a node, as a module may be called."""
-    return (node.name or output).replace(".", "_")
+def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
+    """Return the output of a session that is measured: by its name, or "logits", or the first that holds numbers.
+
+    Floating-point numbers come before whole ones, because files of classifiers often give the class first.
+
+    Raises:
+        ValueError: No output of this name, or none of numbers.
+    """
+    named = {output.name: output for output in outputs}
+    if name is not None:
+        if name not in named:
+            expected = f"one of the file's outputs: {', '.join(map(repr, named))}{nearest(name, named)}"
+            raise wrong_value("output_name", name, expected)
+        chosen = [named[name]]
+    else:
+        chosen = [named["logits"]] if "logits" in named else list(outputs)
+    for fits in (lambda kind: kind in _FLOATING, lambda kind: kind.startswith(_MAPS), lambda kind: kind in _WHOLE):
+        for output in chosen:
+            if fits(output.type):
+                return output
+    came = ", ".join(f"{output.name}: {output.type}" for output in chosen)
+    raise wrong_value("the outputs of the file", came, "one of floating-point or whole numbers")
+
+
+def _as_array(answer: Any) -> np.ndarray:
+    """Return an output of onnxruntime as an array; a list of dictionaries of classes has a column for each class."""
+    if isinstance(answer, list):
+        return np.array([[shares[key] for key in sorted(shares)] for shares in answer], dtype=np.float32)
+    return np.asarray(answer)
 
 
 def _layer_of(node: Any) -> OnnxNode:
@@ -136,7 +195,7 @@ def read_graph(file: Path) -> Any:
 
 
 def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
-    """The model of an ONNX file of one input, (B, C, H, W) or (B, H, W, C), and its answer "logits", or the first."""
+    """Return the model of an ONNX file of one input, (B, C, H, W) or (B, H, W, C), of which one output is measured."""
     file = expand_user(path)
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
@@ -144,7 +203,8 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
         came = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
-        raise wrong_value(f"the inputs of {path}", came, "one of images, floating point with four axes")
+        types = "floating-point numbers or uint8"
+        raise wrong_value(f"the inputs of {path}", came, f"one of images, with four axes of {types}")
     _, *shape = inputs[0].shape
     height, width, channels = shape if _is_channels_last(inputs[0].shape) else (shape[1], shape[2], shape[0])
     in_channels = channels if isinstance(channels, int) else None
@@ -156,19 +216,31 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
         size = wanted
     transform = read_processor_file(file.parent, in_channels or 3)
     note = "" if transform else f"no {PROCESSOR_FILE} lies beside the file: images in [0, 1] go in as they are"
+    is_levels = inputs[0].type == "tensor(uint8)"
+    if is_levels:
+        note = "" if transform else "images go in as levels from 0 to 255, as the file takes uint8"
     if transform is None:
         transform = Preprocessing(in_channels, size)
     elif size is not None and size != transform.crop:
         transform, _ = transform.resized_to(size)
     transform, _ = replace(reading, input_size=None).fit(transform)
+    if is_levels:
+        num_channels = in_channels or 3
+        if transform.normalization not in (None, Normalize((0.0,) * num_channels, (1 / _LEVELS,) * num_channels)):
+            expected = f"none, because {path} takes uint8 and normalizes its images itself"
+            raise wrong_value("the mean and deviation", transform.normalization, expected)
+        transform = replace(transform, normalization=None)
     config = file.parent / "config.json"
     names = spoken_names(read_json(config).get("id2label") if config.is_file() else None)
     graph = read_graph(file)
-    function = OnnxFunction(session, transform, graph)
+    function = OnnxFunction(session, transform, graph, reading.output_name)
     if graph is None:
         note = "; ".join(filter(None, [note, "its nodes are not looked into, which needs the library onnx"]))
-    classes = next(one.shape for one in session.get_outputs() if one.name == function.output)
-    num_classes = classes[1] if len(classes) == 2 and isinstance(classes[1], int) else None
+    outputs = session.get_outputs()
+    if len(outputs) > 1 and reading.output_name is None:
+        others = ", ".join(repr(one.name) for one in outputs if one.name != function.output)
+        note = "; ".join(filter(None, [note, f"its output {function.output!r} is measured, not {others}"]))
+    num_classes = _num_classes(next(one for one in outputs if one.name == function.output))
     return Subject(
         name=file.stem,
         kind="onnx",
@@ -181,6 +253,16 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
         weights_hash=_hash(file),
         note=note,
     )
+
+
+def _num_classes(output: Any) -> int | None:
+    """Return the number of classes of an output (B, K) or (B, K, 1, 1), where it is known."""
+    if output.type not in _FLOATING or len(output.shape) < 2:
+        return None
+    sizes = [size for size in output.shape[1:] if size != 1]
+    if len(sizes) > 1 or not all(isinstance(size, int) for size in sizes):
+        return None
+    return num_classes_of(sizes[0] if sizes else 1)
 
 
 def _session(library: Any, file: Path, device: torch.device | str | None) -> Any:
