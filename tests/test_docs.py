@@ -3,6 +3,7 @@
 import importlib
 import math
 import re
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,8 @@ def test_the_tables_of_kernels_are_those_of_the_studies_cells(name, monkeypatch)
     monkeypatch.syspath_prepend(ROOT / "studies")
     writer = importlib.import_module("tables")
     assert name in writer.TABLES
+    # The page is written three times below, with the same tables.
+    monkeypatch.setitem(writer.TABLES, name, {title: cache(write) for title, write in writer.TABLES[name].items()})
     page = TEXTS[ROOT / "docs" / name]
     assert writer.with_tables(name, page) == page, "run `python studies/tables.py`"
     bare = re.sub(r"(<!-- table: .* -->\n\n)(\|.*\n)+\n", r"\1", page)

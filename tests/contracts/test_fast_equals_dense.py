@@ -123,7 +123,7 @@ def fits_a_torus(case: Case, size: Size) -> bool:
 
 
 @together(FAST)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(size=sizes())
 def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, size: Size):
     if case.relative == "rotary" and size.dim == 1 and case.kernel in ("squared_relu", "focused", "relu", "elu"):

@@ -152,7 +152,7 @@ def test_content_on_a_masked_canvas_takes_its_outputs_along(case: Case):
 
 
 @together(POSSIBLE)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(shape=SHAPES, data=st.data())
 def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(case: Case, shape: list[int], data: st.DataObject):
     grid = Grid(tuple(shape), spacing=1.0, periodic=True)

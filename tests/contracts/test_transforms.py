@@ -155,11 +155,12 @@ def test_the_jacobian_is_that_of_dense(case: Case):
 def test_second_derivatives_agree_backwards_and_forwards_and_with_dense(case: Case):
     by, point, direction = build(case)
     truth = second_derivative(weighted(by("dense")), point, direction)
-    backwards = second_derivative(weighted(by(case.backend)), point, direction)
     places = tuple(range(len(point)))
     forwards = jvp(grad(weighted(by(case.backend)), argnums=places), tuple(point), tuple(direction))[1]
-    assert largest_change(backwards, truth) <= BAND
     assert largest_change(list(forwards), truth) <= BAND
+    if case.backend != "dense":
+        backwards = second_derivative(weighted(by(case.backend)), point, direction)
+        assert largest_change(backwards, truth) <= BAND
 
 
 @together(TWICE)

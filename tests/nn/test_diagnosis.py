@@ -170,13 +170,13 @@ def test_more_features_come_nearer_to_the_truth_that_it_names(
     kernel: str, relative: str | None, truth: str, as_users_run_it: None
 ):
     errors, tokens, grid = [], draw_tokens(15, scale=0.7), Grid((3, 5))
-    for num_features in (32, 2048):
+    for num_features in (32, 512):
         layer = build(kernel=kernel, relative=relative, num_features=num_features)
         (group,) = teka.diagnose(layer, tokens, grid).groups
         assert group.estimator is not None
         assert group.estimator.truth == truth
         errors.append(median_error(layer, tokens, grid))
-    assert errors[1] < errors[0] / 3
+    assert errors[1] < errors[0] / 2  # a fourth where it falls with the root of the number
 
 
 def test_features_of_rings_are_compared_with_the_exact_rings():

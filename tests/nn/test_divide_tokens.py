@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.contracts.cases import relative_change
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from teka import Grid
 from teka.nn import Attention, TransformerBlock, divide_tokens
@@ -59,7 +59,8 @@ def check_part(rank: int, size: int, place: str) -> None:
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_outputs_and_gradients_are_those_of_one_process(processes: int, tmp_path: Path):
-    spawn(check_part, (processes, str(tmp_path / "store")), nprocs=processes)
+    # A fork has torch already. To import it in each process took most of the time.
+    start_processes(check_part, (processes, str(tmp_path / "store")), nprocs=processes, start_method="fork")
 
 
 @pytest.mark.parametrize(
