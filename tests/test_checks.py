@@ -1,5 +1,6 @@
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,15 @@ from torch.func import vmap
 from teka.checks import (
     BOOLEAN,
     WHOLE,
+    check_device,
     check_flags,
     check_name,
+    check_names,
     check_nonnegative,
+    check_number,
+    check_path,
+    check_plain,
+    check_sequence,
     check_sizes,
     check_stride,
     check_tensor,
@@ -147,3 +154,53 @@ def test_other_sizes_are_errors_that_name_the_argument_and_the_smallest(as_users
             height_and_width("size", size, smallest=3)
         with pytest.raises(ValueError, match="size is 1000000, expected at most 50,000,000 pixels"):
             height_and_width("size", 1_000_000)
+
+
+def test_a_number_is_within_its_bounds_and_not_one_of_the_excluded_values():
+    for number in (0.5, 1, np.float32(0.5), np.int64(1), Fraction(1, 2)):
+        check_number("share", number, "a share", low=0, high=1, exclude=(0,))
+    check_number("budget", math.inf, "seconds", high=math.inf)
+    for number in (0, 0.0, 1.5, -1, math.nan, math.inf, True, np.bool_(True), "0.5", None, 10**400, torch.tensor(0.5)):
+        with raises_for(number, ValueError, match=r"share is .*, expected a share"):
+            check_number("share", number, "a share", low=0, high=1, exclude=(0,))
+    with pytest.raises(ValueError, match="tolerance is inf"):
+        check_number("tolerance", math.inf, "a finite number", low=0)
+
+
+def test_a_device_is_one_that_computes_here():
+    assert check_device("device", "cpu") == torch.device("cpu")
+    for device in ("meta", "warp", "cuda:99", None, 1.5, ["cpu"], 10**40):
+        with raises_for(device, ValueError, match=r"device is .*, expected a device"):
+            check_device("device", device)
+
+
+def test_a_tensor_without_elements_to_read_is_refused(as_users_run_it: None):
+    check_plain("images", torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"images is of type list, expected a tensor"):
+        check_plain("images", [1.0])
+    for tensor, said in (
+        (torch.zeros(2, device="meta"), "images.device is .*'meta'"),
+        (torch.zeros(2).to_sparse(), "images.layout is torch.sparse_coo"),
+        (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "images.layout is"),
+        (torch.zeros(2).to(torch.float8_e5m2), "images.dtype is torch.float8_e5m2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_plain("images", tensor)
+
+
+def test_a_list_is_read_to_its_end_unless_that_is_too_far():
+    assert check_sequence("names", (name for name in "ab"), "names") == ["a", "b"]
+    for values in ("ab", {"a": 1}, {"a"}, 3, None, np.array(1), torch.tensor(1), range(10**9)):
+        with raises_for(values, ValueError, match=r"names is .*, expected a list of names"):
+            check_names("names", values)
+    with pytest.raises(ValueError, match="names is 3, expected a list of names"):
+        check_names("names", ["a", 3])
+    with pytest.raises(ValueError, match="did you mean 'edge'"):
+        check_names("names", ["edg"], ("edge", "interior"))
+
+
+def test_a_path_is_one_that_a_file_system_takes():
+    assert check_path("path", "a/b") == Path("a/b")
+    for path in ("", "a\0b", 3, None, b"a"):
+        with raises_for(path, ValueError, match=r"path is .*, expected a path"):
+            check_path("path", path)

@@ -66,3 +66,11 @@ def test_a_message_that_cannot_be_made_is_the_name_of_its_class():
 
     assert (message_of(BrokenError()), first_line(BrokenError())) == ("BrokenError", "BrokenError")
     assert not is_out_of_memory(BrokenError())
+
+
+def test_of_many_names_the_nearest_are_listed():
+    names = [f"blocks.{index}.norm" for index in range(40)]
+    assert str(unknown_name("layers", "blocks.7.nrm", names)) == (
+        "layers is 'blocks.7.nrm', expected one of 40 names; did you mean 'blocks.7.norm', 'blocks.37.norm' or "
+        "'blocks.27.norm'?"
+    )

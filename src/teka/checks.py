@@ -3,9 +3,13 @@
 None of them reads the numbers of a tensor but `check_nonnegative`, which does so where that takes no waiting.
 """
 
+import contextlib
+import itertools
+import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
@@ -17,6 +21,7 @@ from teka.memory import LARGEST_IMAGE
 
 PRECISIONS = ("float32", "bfloat16", "float16")  # of products, in training and benchmarks
 MOST_BLOCKS = 10_000  # of a model
+MOST_VALUES = 1_000_000  # of a list that is an argument
 LARGEST = 2**31 - 1  # a larger size is a mistake, of which torch's error would not say whose
 UNUSUAL = (torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2)
 POSITIVE = "a positive finite number of float32's range"
@@ -97,8 +102,9 @@ def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST
 
 def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int = 1) -> tuple[int, int]:
     """An image size as (height, width) in pixels; one whole number is a square."""
-    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
-    if len(sides) != 2 or not all(is_whole(side) and side >= smallest for side in sides):
+    fits = not isinstance(size, Sequence) or len(size) == 2
+    sides = tuple(size) if fits and isinstance(size, Sequence) else (size, size)
+    if not fits or not all(is_whole(side) and side >= smallest for side in sides):
         raise wrong_value(argument, size, f"one whole number or (height, width), each at least {smallest} pixels")
     if sides[0] * sides[1] > LARGEST_IMAGE:
         raise wrong_value(argument, size, f"at most {LARGEST_IMAGE:,} pixels")
@@ -107,8 +113,9 @@ def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int 
 
 def check_stride(stride: int | Sequence[int], num_axes: int, argument: str = "stride") -> tuple[int, ...]:
     """A stride with one whole number of at least 1 for each axis; one number is that of all."""
-    steps = tuple(stride) if isinstance(stride, Sequence) else (stride,) * num_axes
-    if len(steps) != num_axes or not all(is_whole(step) and step >= 1 for step in steps):
+    fits = not isinstance(stride, Sequence) or len(stride) == num_axes
+    steps = tuple(stride) if fits and isinstance(stride, Sequence) else (stride,) * num_axes
+    if not fits or not all(is_whole(step) and step >= 1 for step in steps):
         raise wrong_value(argument, stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
     return steps
 
@@ -140,9 +147,9 @@ def check_number(
     Python's and NumPy's numbers pass. Booleans, strings, tensors, NaN and the values in `exclude` do not.
     """
     if isinstance(number, Real) and not isinstance(number, bool):
-        value: Any = number
-        if low <= value <= high and value not in exclude:
-            return
+        with contextlib.suppress(OverflowError):  # of a whole number that no float holds
+            if low <= float(number) <= high and float(number) not in exclude:
+                return
     raise wrong_value(argument, number, expected)
 
 
@@ -171,13 +178,16 @@ def check_plain(argument: str, tensor: object) -> None:
 
 
 def check_sequence(argument: str, values: object, expected: str) -> list[Any]:
-    """Return the values of an argument, which may be any iterable but a string, a mapping or a set."""
+    """Return the values of an argument, which may be any iterable of at most a million but a string, mapping or set."""
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
         raise wrong_value(argument, values, expected)
     try:
-        return list(values)
+        found = list(itertools.islice(values, MOST_VALUES + 1))
     except TypeError as error:  # of a tensor or an array without axes
         raise wrong_value(argument, values, expected) from error
+    if len(found) > MOST_VALUES:
+        raise wrong_value(argument, f"more than {MOST_VALUES:,} values", expected)
+    return found
 
 
 def check_callable(argument: str, function: object) -> None:
@@ -196,3 +206,21 @@ def check_class(argument: str, value: object, kind: type) -> None:
     """Check that an argument is an object of a class."""
     if not isinstance(value, kind):
         raise wrong_type(argument, value, f"a {kind.__module__.partition('.')[0]}.{kind.__name__}")
+
+
+def check_path(argument: str, path: object) -> Path:
+    """Return an argument as a path, after a check that a file system takes it."""
+    if not isinstance(path, (str, os.PathLike)) or not str(path) or "\0" in str(path):
+        raise wrong_value(argument, path, "a path")
+    return Path(path)
+
+
+def check_names(argument: str, names: object, known: Collection[str] | None = None) -> list[str]:
+    """Return the values of an argument that is a list of names, after a check that each is a string, and known."""
+    found = check_sequence(argument, names, "a list of names")
+    for name in found:
+        if known is not None:
+            check_name(argument, name, known)
+        elif not isinstance(name, str):
+            raise wrong_value(argument, name, "a list of names")
+    return found

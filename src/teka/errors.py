@@ -8,12 +8,17 @@ from types import ModuleType
 
 MOST_CHARACTERS = 300  # of another library's message within one of teka's
 JOINERS = "\u200c\u200d"  # invisible characters that Persian words and emoji need
+MOST_NAMES = 30  # that a message lists
 FOREIGN = (Exception, SystemExit)  # what another's code may raise; only an interrupt goes through
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
-    """Error for a name that is not one of the known ones; it offers the nearest."""
+    """Return an error for a name that is not one of the known ones. It lists them, or of many the nearest."""
     names = sorted(known)
+    if len(names) > MOST_NAMES:
+        first, *others = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
+        close = f"{first!r}, {', '.join(map(repr, others[:-1]))} or {others[-1]!r}"
+        return wrong_value(argument, name, f"one of {len(names)} names; did you mean {close}?")
     return ValueError(f"{argument} is {name!r}, expected one of {', '.join(map(repr, names))}{nearest(name, names)}")
 
 

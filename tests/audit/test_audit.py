@@ -184,12 +184,15 @@ def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
     assert "the answer changes in" in report.verdict[1]
 
 
-def test_an_unknown_layer_costs_only_the_layers():
-    settings = replace(QUICK, layers=["encoder.block"])
-    report = audit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval(), random_images(), settings=settings)
-    assert report.metrics
-    (failure,) = (one for one in report.failures if one.part == "layers")
-    assert "encoder.block" in failure.message
+def test_an_unknown_layer_is_refused_before_anything_is_measured():
+    model = nn.ModuleDict({"encoder": nn.Flatten(), "head": nn.Linear(64, 3)}).eval()
+    settings = replace(QUICK, layers=["encodr"])
+    with pytest.raises(ValueError, match=r"layers is 'encodr', expected one of 'encoder', 'head'; .* 'encoder'"):
+        audit(model, random_images(), settings=settings)
+    with pytest.raises(ValueError, match=r"layers is \['encodr'\], expected None: the model is a function, no module"):
+        audit(invariant, random_images(), settings=settings)
+    # Without the layers' part the names do not matter.
+    assert audit(invariant, random_images(), settings=replace(settings, parts=())).metrics
 
 
 def test_a_shift_larger_than_the_images_is_an_error():

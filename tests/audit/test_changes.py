@@ -84,8 +84,8 @@ def test_a_report_has_each_change_with_what_interpolation_alone_does(tmp_path):
 @pytest.mark.parametrize(
     ("movement", "amounts", "message"),
     [
-        (Movement("flip"), [(0,), (4,)], "amount is 4, expected one of"),
-        (Movement("scale"), [(0,), (-100,)], "amount is -100"),
+        (Movement("flip"), [(0,), (4,)], "shifts is 4, expected one of"),
+        (Movement("scale"), [(0,), (-100,)], "shifts is -100"),
         (Movement("turn"), [(0,), (1,)], "as high as wide"),
     ],
 )

@@ -221,8 +221,8 @@ def test_outputs_that_cannot_be_compared_are_refused():
 def test_arguments_that_make_no_sense_are_refused(as_users_run_it):
     for arguments, message in [
         ({"shifts": []}, "at least one shift"),
-        ({"shifts": [8]}, "shift is"),
-        ({"shifts": [(1, 2, 3)]}, "shift is"),
+        ({"shifts": [8]}, "shifts is"),
+        ({"shifts": [(1, 2, 3)]}, "shifts is"),
         ({"mode": "circulr"}, "did you mean 'circular'"),
         ({"output": "dens"}, "did you mean 'dense'"),
         ({"border": -1}, "border is -1"),

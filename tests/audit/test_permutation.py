@@ -144,8 +144,11 @@ def test_a_function_that_writes_into_its_input_is_measured_all_the_same():
         ({"function": lambda tokens: tokens * 0}, "norm zero"),
         ({"output": "dens"}, "did you mean 'dense'"),
         ({"tokens": torch.ones(2, 0, 8)}, "tokens has shape"),
-        ({"permutations": [range(14)]}, "expected every number from 0 to 14 once"),
-        ({"permutations": [range(15), [0] * 15]}, r"permutations is \[0, 0.*, expected every number from 0 to 14 once"),
+        ({"permutations": [range(14)]}, "expected every whole number from 0 to 14 once"),
+        (
+            {"permutations": [range(15), [0] * 15]},
+            r"permutations is \[0, 0.*, expected every whole number from 0 to 14 once",
+        ),
         ({"permutations": []}, "expected at least one permutation"),
     ],
 )

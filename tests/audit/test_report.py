@@ -65,14 +65,14 @@ def test_another_schema_is_refused(tmp_path):
     path = report("circular").write(tmp_path / "report.json")
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "schema": 0}))
-    with pytest.raises(ValueError, match=r"report\.json: schema is 0, expected one of 1, 2"):
+    with pytest.raises(ValueError, match=r"report\.json: schema of the content is 0, expected one of 1, 2"):
         AuditReport.read(path)
 
 
 def test_a_report_that_lacks_a_field_is_refused():
     content = report("circular").to_dict()
     for field in ("metrics", "name", "examples"):
-        with pytest.raises(ValueError, match="this is no audit's report"):
+        with pytest.raises(ValueError, match="the content is no audit's report"):
             AuditReport.from_dict({name: value for name, value in content.items() if name != field})
 
 

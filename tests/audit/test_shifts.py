@@ -52,7 +52,7 @@ def test_fractions_stay_and_whole_numbers_of_any_kind_are_ints():
 def test_a_shift_may_be_as_long_as_the_canvas_but_not_longer():
     assert check_shifts((5, 7), [(-5, 7), (-5, 6.75)]) == ((-5, 7), (-5, 6.75))
     for shift in ((6, 0), (5.25, 0)):
-        with raises_for(shift, ValueError, match=rf"shift is \({shift[0]}, 0\).*\(5, 7\)"):
+        with raises_for(shift, ValueError, match=rf"shifts is \({shift[0]}, 0\).*\(5, 7\)"):
             check_shifts((5, 7), [shift])
 
 
@@ -64,7 +64,7 @@ def test_an_empty_set_is_refused():
 def test_a_shift_needs_a_finite_number_for_each_axis():
     for shift in [(0.5,), (1, 2, 3), (0.0, float("nan")), (0.0, float("inf")), ("a", "b")]:
         # Past the annotations, as a caller without a type checker would come.
-        with raises_for(shift, ValueError, match=r"shift is .*a finite number for each of the 2 axes"):
+        with raises_for(shift, ValueError, match=r"shifts is .*a finite number"):
             inspect.unwrap(check_shifts)((5, 7), [shift])
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import hypothesis
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+from tests.campaign.calls import fuzz_public_calls
 from tests.campaign.commands import fuzz_commands
 from tests.campaign.damages import damage_files
 from tests.campaign.disks import fill_disks
@@ -31,7 +32,7 @@ from tests.contracts.test_bad_input import call_wrongly
 
 from teka.memory import memory_bytes
 
-CLASSES = ("trainings", "studies", "disks", "files", "commands", "calls")
+CLASSES = ("trainings", "studies", "disks", "files", "commands", "calls", "public calls")
 
 
 def run(name: str, scale: float, seed: int, folder: Path) -> list[Tally]:
@@ -50,6 +51,9 @@ def run(name: str, scale: float, seed: int, folder: Path) -> list[Tally]:
         return [kill_studies(_count(20, scale), seed, folder / name, folder / "study.yaml")]
     if name == "calls":
         return [fuzz_calls(_count(20_000, scale), seed)]
+    if name == "public calls":
+        with _inside(folder):
+            return [fuzz_public_calls(_count(10_000, scale), seed)]
     with _fixtures(folder / name):
         if name == "disks":
             return [fill_disks(share) for share in (0.0, 0.5)]
@@ -87,13 +91,20 @@ def _count(whole: int, scale: float) -> int:
 
 
 @contextmanager
-def _fixtures(folder: Path) -> Iterator[None]:
+def _inside(folder: Path) -> Iterator[None]:
     before = Path.cwd()
+    os.chdir(folder)
     try:
-        write_fixtures(folder)
         yield
     finally:
         os.chdir(before)
+
+
+@contextmanager
+def _fixtures(folder: Path) -> Iterator[None]:
+    with _inside(folder.parent):
+        write_fixtures(folder)
+        yield
 
 
 def main() -> int:

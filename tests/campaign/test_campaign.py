@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from tests.campaign.calls import entries, fuzz_public_calls
 from tests.campaign.commands import AUDIT, BASES, OPTIONS, fuzz_commands
 from tests.campaign.damages import damage_files
 from tests.campaign.disks import fill_disks
 from tests.campaign.fixtures import write_fixtures
 from tests.campaign.outcome import run_command
 
+import teka
 from teka.cli import COMMANDS
 
 pytestmark = [pytest.mark.xdist_group("campaign"), pytest.mark.usefixtures("as_users_run_this_file")]
@@ -45,6 +47,22 @@ def test_with_a_full_disk_every_write_is_refused_with_one_line_and_can_be_repeat
     tally = fill_disks(0.5, ("evaluate", "export", "audit"))  # of training the kills tell
     assert not tally.problems
     assert tally.counts["refused, and whole again"] > 5
+
+
+def test_fuzzed_calls_of_audit_and_convert_give_a_result_or_an_error_that_names_an_argument():
+    tally = fuzz_public_calls(200, seed=1, packages=("audit", "convert"))
+    assert not tally.problems
+    assert tally.counts["refused"] > 100
+
+
+def test_right_arguments_of_every_public_call_give_a_result():
+    known = entries()
+    for name, entry in known.items():
+        if name != "data.download":  # which needs a network
+            entry.call(**entry.good())
+    public = {f"audit.{name}" for name in teka.audit.__all__}
+    public |= {f"convert.{name}" for name in teka.convert.__all__} | {f"data.{name}" for name in teka.data.__all__}
+    assert public - known.keys() == {"audit.ModelError"}
 
 
 def test_the_campaign_knows_every_command():

@@ -49,6 +49,11 @@ def several():
     # The quarter, and features that are the same for all images.
     return lambda images: {"constant": images[:, 0, 0, :1] * 0, "place": Place()(images)}
 
+def layered():
+    model = Mean()
+    model.head = nn.Identity()
+    return model.eval()
+
 def raises():
     class Raises(nn.Module):
         def forward(self, images):
@@ -187,6 +192,9 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "images is -1" in fails(*good, "--images", "-1")
     assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")
     assert "device" in fails(*good, "--device", "warp")
+    layered = ("audit", "models.py:layered", *good[2:])
+    said = "layers is 'model.hed', expected one of 'model', 'model.head'; did you mean 'model.head'"
+    assert said in fails(*layered, "--layers", "model.hed")
     assert "KeyError" in fails("audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1")
 
 
@@ -203,6 +211,21 @@ def test_sets_of_shifts(name, largest, step, expected):
     assert found is not None
     assert set(found) == set(expected)
     assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "largest", "step", "said"),
+    [
+        # A square of ±157 has 99,225 shifts, and one of ±158 has 100,489.
+        ("square", 158, 1, "max_shift is 158, expected at most 157 for --shifts square"),
+        ("axes", 501, 1, "max_shift is 501, expected at most 500 for --shifts axes"),
+        ("square", 8, 0.001, "step is 0.001, expected at least 0.0510: --shifts square takes at most 157 steps"),
+        ("dx", 8, 0.001, "step is 0.001, expected at least 0.0160: --shifts dx takes at most 500 steps"),
+    ],
+)
+def test_sets_of_too_many_shifts_are_refused_by_the_option_that_makes_them_large(name, largest, step, said):
+    with pytest.raises(ValueError, match=said):
+        shift_set(name, largest, step)
 
 
 def test_the_square_and_the_axes_have_as_many_shifts_as_said():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from teka.audit.caveats import SEVERITIES, Caveat, training_mode
-from teka.audit.function import evaluating, module_of, tensor_hash, weights_hash
+from teka.audit.function import as_written, evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.layers.blame import LayerFindings
 from teka.audit.measure.outputs import check_labels
 from teka.audit.model_output import STILL
@@ -22,8 +22,8 @@ from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
-from teka.checks import check_tensor
-from teka.errors import wrong_value
+from teka.checks import check_callable, check_class, check_names, check_path, check_plain, check_sequence, check_tensor
+from teka.errors import wrong_type, wrong_value
 from teka.provenance import provenance
 
 PLACES = {"interior": "within the image", "edge": "at the image's edge", "aliasing": "between the cells of its grid"}
@@ -85,8 +85,24 @@ def audit(
     given = {"shifts": shifts, "modes": modes, "preset": preset, "seed": seed, "device": device}
     given["budget_seconds"] = budget_seconds
     named: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    check_callable("model", model)
+    if settings is not None:
+        check_class("settings", settings, AuditSettings)
     settings = dataclasses.replace(settings or AuditSettings(), **named)
     _check_data(images, labels, class_names)
+    for argument, facts in (("model_facts", model_facts), ("data_facts", data_facts)):
+        if facts is not None and not isinstance(facts, Mapping):
+            raise wrong_type(argument, facts, "a dictionary")
+    for argument, words in (("name", name), ("command", command)):
+        if words is not None:
+            check_class(argument, words, str)
+    for one in check_sequence("caveats", caveats, "a list of caveats"):
+        check_class("caveats", one, Caveat)
+    if progress is not None:
+        check_callable("progress", progress)
+    if checkpoint is not None and not check_path("checkpoint", checkpoint).is_dir():
+        raise wrong_value("checkpoint", str(checkpoint), "a folder that exists")
+    _check_layers(model, settings)
     work = Work(model, images, labels, settings, progress, None if checkpoint is None else Path(checkpoint))
     module = module_of(model)
     found = [*caveats, *(training_mode(module) if module is not None else ())]
@@ -132,12 +148,25 @@ def audit(
     return dataclasses.replace(report, verdict=verdict(report))
 
 
+def _check_layers(model: object, settings: AuditSettings) -> None:
+    """Check that the layers to look at exist, before anything is measured."""
+    if settings.layers is None or "layers" not in settings.parts:
+        return
+    module = as_written(model)
+    if not isinstance(module, torch.nn.Module):
+        raise wrong_value("layers", list(settings.layers), f"None: the model is a {type(module).__name__}, no module")
+    check_names("layers", settings.layers, [name for name, _ in module.named_modules() if name])
+
+
 def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str] | None) -> None:
+    check_plain("images", images)
     check_tensor("images", images, "images", "channels", "height", "width")
     if not images.isfinite().all():
         raise wrong_value("images", "NaN or infinity", "finite values")
     if labels is not None:
         labels = check_labels(labels, len(images))
+    if class_names is not None:
+        class_names = check_names("class_names", class_names)
     if labels is not None and labels.ndim == 1 and class_names is not None and int(labels.max()) >= len(class_names):
         raise wrong_value("labels", int(labels.max()), f"classes from 0 to {len(class_names) - 1}, as class_names has")
 

@@ -1,10 +1,10 @@
 """How far any function is from following moved or permuted inputs, or not noticing: meters, and assertions on them."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,7 +13,16 @@ from teka.audit.function import Model, check_evaluation_mode, evaluate, relative
 from teka.audit.images import Background, Size, check_images, roll_and_blank
 from teka.audit.movement import make_movement
 from teka.audit.shifts import Shift
-from teka.checks import check_name, check_sizes, check_tensor
+from teka.checks import (
+    check_callable,
+    check_name,
+    check_number,
+    check_plain,
+    check_sequence,
+    check_sizes,
+    check_tensor,
+    is_whole,
+)
 from teka.errors import wrong_shape, wrong_value
 
 OUTPUTS = ("auto", "dense", "invariant")
@@ -100,7 +109,7 @@ def equivariance_error(
     steps = movement.check(scene, shifts)
     for step in steps:
         if float in map(type, step):
-            raise wrong_value("shift", step, "whole numbers, to compare cell by cell")
+            raise wrong_value("shifts", step, "whole numbers, to compare cell by cell")
     axes, sizes = tuple(range(2, scene.ndim)), tuple(scene.shape[2:])
     interior, nothing = torch.zeros(1, 1, *sizes, dtype=torch.bool), torch.tensor(False)
     interior[(..., *(slice(border, max(side - border, border)) for side in sizes))] = True
@@ -130,6 +139,7 @@ def assert_translation_equivariant(
     background: Background = 0.0,
 ) -> EquivarianceError:
     """Assert that the `equivariance_error` is at most `tolerance` at every shift; the AssertionError names one."""
+    _check_tolerance(tolerance)
     options: Any = {"mode": mode, "output": output, "border": border, "canvas_size": canvas_size}
     error = equivariance_error(function, inputs, shifts, **options, background=background)
     note = f" (mode {error.mode!r}, output {error.output!r})"
@@ -153,13 +163,19 @@ def permutation_error(function: Model, tokens: Tokens, permutations: Orders, *, 
         ValueError: A module in training mode; no permutation of the places; empty tokens; an output that is no finite
             real tensor (B, …) or has norm zero.
     """
+    check_plain("tokens", tokens)
     check_tensor("tokens", tokens, "samples", "tokens", "dim")
-    orders, num_tokens = [list(map(int, order)) for order in permutations], tokens.shape[1]
+    num_tokens = tokens.shape[1]
+    each = f"every whole number from 0 to {num_tokens - 1} once in each"
+    orders = [
+        check_sequence("permutations", order.tolist() if isinstance(order, (Tensor, np.ndarray)) else order, each)
+        for order in check_sequence("permutations", permutations, "a list of permutations")
+    ]
     if not orders:
         raise wrong_value("permutations", orders, "at least one permutation")
     for order in orders:
-        if sorted(order) != list(range(num_tokens)):
-            raise wrong_value("permutations", order, f"every number from 0 to {num_tokens - 1} once in each")
+        if not all(map(is_whole, order)) or sorted(order) != list(range(num_tokens)):
+            raise wrong_value("permutations", order, each)
 
     expected = f"({len(tokens)}, {num_tokens}, dim) if dense"
     return RelativeErrors(*_measure(function, tokens, output, (1,), expected, orders, lambda one, order: one[:, order]))
@@ -169,6 +185,7 @@ def assert_permutation_equivariant(
     function: Model, tokens: Tokens, permutations: Orders, *, tolerance: float = 1e-5
 ) -> RelativeErrors:
     """Assert that f(T_π x) is T_π f(x) to `tolerance` for every permutation, as `permutation_error` measures it."""
+    _check_tolerance(tolerance)
     error = permutation_error(function, tokens, permutations, output="dense")
     return _assert_within(tolerance, error, "permutation equivariant")
 
@@ -177,14 +194,22 @@ def assert_permutation_invariant(
     function: Model, tokens: Tokens, permutations: Orders, *, tolerance: float = 1e-5
 ) -> RelativeErrors:
     """Assert that f(T_π x) is f(x) to `tolerance` for every permutation, as `permutation_error` measures it."""
+    _check_tolerance(tolerance)
     error = permutation_error(function, tokens, permutations, output="invariant")
     return _assert_within(tolerance, error, "permutation invariant")
 
 
+def _check_tolerance(tolerance: float | int) -> None:
+    check_number("tolerance", tolerance, "a finite number of at least 0", low=0)
+
+
 def _assert_within(limit: float, error: RelativeErrors, name: str, worst: str = "", note: str = "") -> RelativeErrors:
-    if not 0 <= limit < math.inf:
-        raise wrong_value("tolerance", limit, "a finite number of at least 0")
-    if error.maximum > limit:
+    if error.noise_floor > limit:
+        raise AssertionError(
+            f"whether the function is {name} cannot be decided: two calls with the same inputs differ by "
+            f"{error.noise_floor:.3g}, tolerance {limit:.3g}{note}"
+        )
+    if not error.maximum <= limit:
         worst = worst or f"permutation {error.errors.index(error.maximum)} of {len(error.errors)}"
         limits = f"tolerance {limit:.3g}, noise floor {error.noise_floor:.3g}{note}"
         raise AssertionError(f"not {name}: error {error.maximum:.3g} at {worst}, {limits}")
@@ -203,6 +228,7 @@ def _measure(
     border: int = 0,
 ) -> tuple[tuple[float, ...], float, str]:
     """Errors, noise floor and kind of output, of which `compared` gives what is compared, or `move` the reference."""
+    check_callable("function", function)
     check_evaluation_mode("function", function)
     check_name("output", output, OUTPUTS)
     with torch.no_grad():

@@ -106,7 +106,12 @@ def output_of(function: Model, batch: Tensor, result: object) -> SelectedOutput:
 
 def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | None = None) -> Tensor:
     """The function's output for a batch as a new float64 tensor on the CPU, checked as comparing it needs."""
-    result = function(batch)
+    try:
+        result = function(batch)
+    except ModelError:
+        raise
+    except FOREIGN as error:
+        raise ModelError(f"function raised {type(error).__name__}: {error}") from error
     if not isinstance(result, Tensor):
         raise wrong_value("the output of function", type(result).__name__, "a tensor")
     if not result.is_floating_point():

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from teka._compat import widest
-from teka.errors import wrong_shape, wrong_type, wrong_value
+from teka.checks import check_number, check_plain, check_sequence, is_number, is_whole
+from teka.errors import wrong_shape, wrong_value
+from teka.memory import LARGEST_IMAGE
 
 Images = Shaped[Tensor, "batch channels *sizes"]
 RealImages = Float[Tensor, "batch channels *sizes"]
@@ -17,27 +20,36 @@ Margins = Int[Tensor, "batch axes sides"]
 ImageSet = Shaped[Tensor, "images channels *sizes"]
 Background = float | int | Sequence[float | int]
 Size = int | Sequence[int]
+BACKGROUND = "a finite number, or one for each channel"
 
 
 def check_images(images: Tensor, argument: str = "images", *, least: int = 0) -> None:
     """Check that a tensor is a batch of at least so many images (B, C, *S) with real values."""
-    if not isinstance(images, Tensor):
-        raise wrong_type(argument, images, "a tensor")
+    check_plain(argument, images)
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
         raise wrong_shape(argument, images.shape, "(batch, channels, one or more spatial sizes), none of them empty")
     if torch.is_complex(images):
         raise wrong_value(f"{argument}.dtype", images.dtype, "a real dtype")
 
 
+def check_background(background: Background) -> list[float | int]:
+    """Return the values of a background, after a check that it is one number or a sequence of numbers."""
+    values = [background] if isinstance(background, Real) else check_sequence("background", background, BACKGROUND)
+    for value in values:
+        check_number("background", value, BACKGROUND)
+    if not values:
+        raise wrong_value("background", background, BACKGROUND)
+    return [float(value) for value in values]
+
+
 def background_value(images: Images, background: Background) -> Tensor:
     """The background, one value or one for each channel, in the images' dtype and device, that broadcasts over them."""
-    values = torch.as_tensor(background, dtype=torch.float64)
-    if values.ndim and tuple(values.shape) != (images.shape[1],):
+    values = torch.tensor(check_background(background), dtype=torch.float64)
+    if len(values) not in (1, images.shape[1]) or (len(values) == 1 < images.shape[1] and not is_number(background)):
         raise wrong_value("background", background, f"one value, or one for each of the {images.shape[1]} channels")
-    if not values.isfinite().all():
-        raise wrong_value("background", background, "finite values")
     cast = values.to(images.dtype)
-    if not images.is_floating_point() and not torch.equal(cast.to(values.dtype), values):
+    is_held = cast.isfinite().all() if images.is_floating_point() else torch.equal(cast.to(values.dtype), values)
+    if not is_held:
         raise wrong_value("background", background, f"values that {images.dtype} holds")
     return cast.to(images.device).reshape((1, -1) + (1,) * (images.ndim - 2))
 
@@ -74,8 +86,13 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
 
 def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, ...]:
     """The "canvas_size" around or the "crop_size" within images of some sizes, with one number for each axis."""
-    window = tuple(given) if isinstance(given, Sequence) else (given,) * len(sizes)
-    is_canvas, pairs = argument == "canvas_size", zip(window, sizes, strict=False)
+    is_canvas, expected = argument == "canvas_size", "a whole number of pixels, or one for each axis"
+    window = (int(given),) * len(sizes) if is_whole(given) else tuple(check_sequence(argument, given, expected))
+    if not all(map(is_whole, window)):
+        raise wrong_value(argument, given, expected)
+    if math.prod(window) > LARGEST_IMAGE:
+        raise wrong_value(argument, given, f"at most {LARGEST_IMAGE:,} pixels")
+    pairs = zip(window, sizes, strict=False)
     if len(window) != len(sizes) or not all(part >= side if is_canvas else 1 <= part <= side for part, side in pairs):
         expected = "a size for each axis, none smaller" if is_canvas else "a size from 1 on for each axis, none larger"
         raise wrong_value(argument, given, f"{expected} than the images' {tuple(sizes)}")

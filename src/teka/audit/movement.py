@@ -1,8 +1,8 @@
 """How images are moved: the modes, what enters at the edge, and what of the moved image a model gets to see."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from teka.audit.images import (
     background_value,
     bilinear_shift,
     blank_margins,
+    check_background,
     check_images,
     crop,
     fourier_shift,
@@ -25,8 +26,8 @@ from teka.audit.images import (
     roll_and_blank,
     window_size,
 )
-from teka.audit.shifts import CheckedShift, SubpixelShift, SubpixelShifts, check_shifts
-from teka.checks import check_name
+from teka.audit.shifts import CheckedShift, SubpixelShift, SubpixelShifts, check_shifts, read_steps
+from teka.checks import check_flags, check_name, check_sequence
 from teka.errors import wrong_value
 
 
@@ -96,6 +97,8 @@ class Movement:
 
     def __post_init__(self) -> None:
         check_name("mode", self.mode, (*MODES, *CHANGES))
+        check_background(self.background)
+        check_flags({"there_and_back": self.there_and_back})
         if self.there_and_back and not (self.change and self.change.interpolates):
             raise wrong_value("there_and_back", True, f"False, since mode {self.mode!r} does not interpolate")
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
@@ -133,19 +136,19 @@ class Movement:
         self.seen_size(images.shape[2:])
         return images if self.canvas_size is None else paste_on_canvas(images, self.canvas_size, self.background)
 
-    def check(self, placed: Images, shifts: SubpixelShifts) -> tuple[tuple, ...]:
+    def check(self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts") -> tuple[tuple, ...]:
         """The shifts in the order given, one step for every axis, whole ones as ints; repeats count once."""
         sizes, mode = tuple(placed.shape[2:]), self._how
         if self.change is not None:
-            return check_amounts(self.mode, sizes, shifts)
-        steps = check_shifts(sizes, shifts)
+            return check_amounts(self.mode, sizes, shifts, argument)
+        steps = check_shifts(sizes, shifts, argument)
         fractions = [step for step in steps if float in map(type, step)]
         if fractions and not mode.takes_fractions:
-            raise wrong_value("shift", fractions[0], f"whole numbers, since mode {self.mode!r} moves by whole cells")
+            raise wrong_value(argument, fractions[0], f"whole numbers, since mode {self.mode!r} moves by whole cells")
         if mode.keeps_content:
-            check_lossless(sizes, blank_margins(placed, self.background), steps)
+            check_lossless(sizes, blank_margins(placed, self.background), steps, argument)
         if self.crop_size is not None:
-            check_room(sizes, self.seen_size(sizes), steps)
+            check_room(sizes, self.seen_size(sizes), steps, argument)
         return steps
 
     def move(self, placed: Images, shift: Sequence[int | float]) -> Moved:
@@ -168,19 +171,23 @@ class Movement:
         return placed.roll(whole, tuple(range(2, placed.ndim)))
 
 
-def check_amounts(mode: str, sizes: Sequence[int], amounts: SubpixelShifts) -> tuple[tuple, ...]:
+def check_amounts(
+    mode: str, sizes: Sequence[int], amounts: SubpixelShifts, argument: str = "shifts"
+) -> tuple[tuple, ...]:
     """The amounts of a change as tuples of one number, in the order given; repeats count once."""
     if len(sizes) != 2:
         raise wrong_value("images", f"{len(sizes)} spatial axes", f"two, for mode {mode!r}")
     checked: dict[tuple[int | float], None] = {}
-    for given in amounts:
-        value = float(given[0] if isinstance(given, Sequence) else given)
+    for given in read_steps(argument, amounts):
+        if isinstance(given, list) and len(given) != 1:
+            raise wrong_value(argument, given, f"one amount each, for mode {mode!r}")
+        value = float(given[0] if isinstance(given, list) else given)
         amount = int(value) if value.is_integer() else value
         known = CHANGES[mode].amounts
         if CHANGES[mode].names and amount not in known:
-            raise wrong_value("amount", amount, f"one of {known}, for mode {mode!r}")
-        if not math.isfinite(amount) or (mode in ("scale", "brightness") and amount <= -100):
-            raise wrong_value("amount", amount, f"a finite number for mode {mode!r}, above −100 of a percentage")
+            raise wrong_value(argument, amount, f"one of {known}, for mode {mode!r}")
+        if mode in ("scale", "brightness") and amount <= -100:
+            raise wrong_value(argument, amount, f"a percentage above −100, for mode {mode!r}")
         if mode == "turn" and amount % 2 and sizes[0] != sizes[1]:
             raise wrong_value("images", tuple(sizes), "as high as wide, to be turned by a quarter")
         checked[(amount,)] = None
@@ -210,7 +217,7 @@ def translate(
     """
     movement = make_movement(mode, background, canvas_size, crop_size)
     placed = movement.place(images)
-    return movement.move(placed, *movement.check(placed, [shift]))
+    return movement.move(placed, *movement.check(placed, [shift], "shift"))
 
 
 def make_movement(
@@ -218,11 +225,16 @@ def make_movement(
 ) -> Movement:
     """The movement of these settings, with any sequence for what has one number for each channel or axis."""
     check_name("mode", mode, TRANSLATION_MODES)
-    given: Any = (tuple(one) if isinstance(one, Sequence) else one for one in (background, canvas_size, crop_size))
-    return Movement(mode, *given)
+    given: dict[str, Any] = {"background": background, "canvas_size": canvas_size, "crop_size": crop_size}
+    for argument, values in given.items():
+        if values is not None and not isinstance(values, Real):
+            given[argument] = tuple(check_sequence(argument, values, "a number, or one for each channel or axis"))
+    return Movement(mode, **given)
 
 
-def check_lossless(sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift]) -> None:
+def check_lossless(
+    sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift], argument: str = "shifts"
+) -> None:
     """Check that no shift pushes anything but background, of which there are these margins, over an edge."""
     if not len(margins):
         return
@@ -235,10 +247,12 @@ def check_lossless(sizes: Sequence[int], margins: Margins, shifts: Iterable[Chec
                 for axis, (side, count) in enumerate(zip(sizes, losing, strict=True))
                 if count
             )
-            raise wrong_value("shift", shift, f"one that moves only background over the edge; {losses}")
+            raise wrong_value(argument, shift, f"one that moves only background over the edge; {losses}")
 
 
-def check_room(sizes: Sequence[int], window: Sequence[int], shifts: Iterable[CheckedShift]) -> None:
+def check_room(
+    sizes: Sequence[int], window: Sequence[int], shifts: Iterable[CheckedShift], argument: str = "shifts"
+) -> None:
     """Check that no shift takes the window over an edge of images of these sizes; `crop` says which do not."""
     for shift in shifts:
         for axis, (side, part, step) in enumerate(zip(sizes, window, shift, strict=True)):
@@ -246,4 +260,4 @@ def check_room(sizes: Sequence[int], window: Sequence[int], shifts: Iterable[Che
             first = last - (side - part)
             if not first <= step <= last:
                 expected = f"from {first} to {last} along axis {axis}, for crops of {part} from images of {side}"
-                raise wrong_value("shift", tuple(shift), expected)
+                raise wrong_value(argument, tuple(shift), expected)

@@ -21,12 +21,13 @@ from teka.audit.measure.distances import noise_floor
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.model_output import CLASSIFIERS
+from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.parts import FEW_IMAGES
 from teka.audit.settings import AuditSettings, Steps
-from teka.audit.shifts import square_shifts
+from teka.audit.shifts import square_set
 from teka.audit.statistics.metrics import NUMBERS, Metrics
 from teka.audit.statistics.summarize import summarize
-from teka.checks import check_name, check_number, check_tensor, is_whole
+from teka.checks import check_callable, check_name, check_number, check_tensor, is_whole
 from teka.errors import wrong_value
 
 METRICS = tuple(name for name in NUMBERS if name in ("consistency", "consistency_when_right", "worst_shift_accuracy"))
@@ -79,10 +80,12 @@ def assert_consistent(
     if metric != "consistency" and labels is None:
         raise wrong_value("labels", None, f"a class for each image, for metric {metric!r}")
     check_number("minimum", minimum, "a share from 0 to 1", low=0, high=1)
+    check_callable("model", model)
     check_evaluation_mode("model", model)
+    check_name("mode", mode, TRANSLATION_MODES)
     check_tensor("images", images, "images", "channels", "height", "width")
     sizes = tuple(images.shape[2:])
-    step_set: Any = square_shifts(shifts, argument="shifts") if is_whole(shifts) else shifts
+    step_set: Any = square_set("shifts", shifts) if is_whole(shifts) else shifts
     settings = AuditSettings(step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed)
     movement = settings.movement(mode, sizes)
     responses = measure_responses(

@@ -24,9 +24,10 @@ from teka.audit.procedures import PresetResult
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
+from teka.checks import check_path
 from teka.codec import decode, encode
-from teka.errors import wrong_value
-from teka.files import check_unpacked, read_json, write_json
+from teka.errors import wrong_type, wrong_value
+from teka.files import check_output, check_unpacked, read_json, write_json
 
 SCHEMA = 2
 VALIDITY, NOISE = "validity", "noise floor"  # the parts of an audit that check the responses, and repeat a call
@@ -165,7 +166,7 @@ class AuditReport:
         """The names of the caveats for which all numbers are invalid."""
         return [caveat.name for caveat in self.caveats if caveat.severity == "invalidates"]
 
-    def number(self, name: str) -> float:
+    def number(self, metric: str) -> float:
         """Return the lowest value over the modes of one of `metrics.NUMBERS`, for a gate.
 
         Raises:
@@ -176,11 +177,10 @@ class AuditReport:
             raise ValueError(f"the results of {self.name} are invalid: {', '.join(self.invalid)}; see caveats")
         if missing := [f"{one.part} ({one.message})" for one in self.failures if one.decides]:
             raise ValueError(f"not everything that a gate needs was measured: {', '.join(missing)}")
-        found = [one.numbers[name].value for one in self.metrics if name in one.numbers]
-        if not found:
-            known = sorted({key for one in self.metrics for key in one.numbers})
-            raise wrong_value("metric", name, f"one that was measured: {', '.join(known) or 'none was'}")
-        return min(found)
+        known = sorted({key for one in self.metrics for key in one.numbers})
+        if not isinstance(metric, str) or metric not in known:
+            raise wrong_value("metric", metric, f"one that was measured: {', '.join(known) or 'none was'}")
+        return min(one.numbers[metric].value for one in self.metrics if metric in one.numbers)
 
     def to_dict(self) -> dict[str, object]:
         """Return all fields and the names of the caveats that make the report invalid, ready for JSON."""
@@ -189,34 +189,39 @@ class AuditReport:
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> "AuditReport":
         """What `to_dict` wrote, or that of an older version; ValueError for another schema or other fields."""
+        if not isinstance(content, Mapping):
+            raise wrong_type("content", content, "a dictionary, as to_dict gives it")
         fields = dict(content)
         schema = fields.pop("schema", None)
         if schema not in READ_SCHEMAS:
             expected = f"one of {', '.join(map(str, READ_SCHEMAS))}, which this version of teka reads"
-            raise wrong_value("schema", schema, expected)
+            raise wrong_value("schema of the content", schema, expected)
         fields.pop("invalid", None)  # which follows from the caveats
         if "traps" in fields:  # as caveats were called
             fields["caveats"] = fields.pop("traps")
         try:
             return decode(cls, fields)
         except ValueError as error:
-            raise ValueError(f"this is no audit's report: {error}") from error
+            raise ValueError(f"the content is no audit's report: {error}") from error
 
     def write(self, path: str | Path) -> Path:
         """Write the report, whole or not at all: a page if the name ends in .html, else JSON, which `read` reads."""
-        if Path(path).suffix == ".html":
+        path = check_path("path", path)
+        check_output("path", path)
+        if path.suffix == ".html":
             from teka.audit.page.pages import write_audit_page
 
-            return write_audit_page([self], Path(path))
-        return write_json(Path(path), self.to_dict())
+            return write_audit_page([self], path)
+        return write_json(path, self.to_dict())
 
     @classmethod
     def read(cls, path: str | Path) -> "AuditReport":
         """Read a report that `write` wrote; a ValueError names the file that is not there, or is none."""
+        found = check_path("path", path)
         try:
-            return cls.from_dict(read_json(Path(path)))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            return cls.from_dict(read_json(found))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"path {found}: {error}") from error
 
 
 def worst_images(responses: Responses, number: int) -> tuple[int, ...]:

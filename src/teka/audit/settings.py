@@ -10,19 +10,32 @@ import torch
 from torch import Tensor
 
 from teka.audit.changes import CHANGES
+from teka.audit.images import check_background
+from teka.audit.measure.measure_responses import BUDGET
 from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Movement
-from teka.audit.shifts import square_shifts
+from teka.audit.shifts import read_steps, square_shifts
 from teka.audit.statistics.estimate import BootstrapSettings
-from teka.checks import check_name, check_sizes
+from teka.checks import (
+    check_device,
+    check_name,
+    check_names,
+    check_number,
+    check_sequence,
+    check_sizes,
+    check_stride,
+    is_whole,
+)
 from teka.codec import encode
 from teka.errors import wrong_value
+from teka.memory import LARGEST_IMAGE
 
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
 Steps = int | float | Sequence[int | float]
 StepSet = Sequence[Steps] | np.ndarray | Tensor
 PARTS = ("noise", "layers", "derivative", "sensitivity")  # what an audit does beside the shifts themselves
 MAX_SHIFT = 8
+SIDES = "a whole number of pixels, or one for each axis"
 
 
 @dataclass(frozen=True)
@@ -83,25 +96,36 @@ class AuditSettings:
     num_examples: int = 8
 
     def __post_init__(self) -> None:
-        if not self.modes or len(set(self.modes)) < len(self.modes):
-            raise wrong_value("modes", list(self.modes), "at least one mode, each once")
-        for argument, names, known in (("modes", self.modes, TRANSLATION_MODES), ("changes", self.changes, CHANGES)):
-            for name in names:
-                check_name(argument, name, known)
+        modes = check_names("modes", self.modes, TRANSLATION_MODES)
+        if not modes or len(set(modes)) < len(modes):
+            raise wrong_value("modes", modes, "at least one mode, each once")
+        check_names("changes", self.changes, CHANGES)
+        if self.shifts is not None:
+            read_steps("shifts", self.shifts)
+        check_background(self.background)
+        for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
+            sides = [size] if is_whole(size) or size is None else check_sequence(argument, size, SIDES)
+            if not all(is_whole(side) and 1 <= side <= LARGEST_IMAGE for side in sides if size is not None):
+                raise wrong_value(argument, size, SIDES)
+        if self.stride is not None:
+            check_stride(self.stride, 2)
+        if self.layers is not None:
+            check_names("layers", self.layers)
+        if self.device is not None:
+            check_device("device", self.device)
         if self.preset is not None:
             from teka.audit.procedures import PRESETS  # which read these settings themselves
 
             check_name("preset", self.preset, PRESETS)
-        for part in self.parts:
-            check_name("parts", part, PARTS)
+        check_names("parts", self.parts, PARTS)
         check_name("output", self.output, OUTPUT_CHOICES)
         check_sizes({"batch_size": self.batch_size})
         check_sizes({"num_examples": self.num_examples}, least=0)
         BootstrapSettings(**self.intervals)
-        if self.budget_seconds is not None and self.budget_seconds <= 0:
-            raise wrong_value("budget_seconds", self.budget_seconds, "a positive number of seconds, or None")
-        if self.precision is not None and not self.precision > 0:
-            raise wrong_value("precision", self.precision, "a positive number of points, or None")
+        if self.budget_seconds is not None:
+            check_number("budget_seconds", self.budget_seconds, BUDGET, low=0, high=math.inf, exclude=(0,))
+        if self.precision is not None:
+            check_number("precision", self.precision, "a positive number of points, or None", low=0, exclude=(0,))
 
     @property
     def intervals(self) -> dict[str, Any]:
@@ -113,9 +137,10 @@ class AuditSettings:
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
         still = (0,) * (len(sizes) - 1)
-        shifts = self.shifts.tolist() if isinstance(self.shifts, (np.ndarray, Tensor)) else self.shifts
-        given = [tuple(one) if isinstance(one, Sequence) else (*still, one) for one in shifts]
-        return tuple(dict.fromkeys([(0, *still), *given]))
+        given = [one if isinstance(one, list) else [*still, one] for one in read_steps("shifts", self.shifts)]
+        # Whole numbers of pixels are ints.
+        whole = [tuple(int(step) if step == int(step) else step for step in one) for one in given]
+        return tuple(dict.fromkeys([(0, *still), *whole]))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
         """What was asked for of images of a size, ready for JSON."""

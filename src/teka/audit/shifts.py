@@ -2,17 +2,20 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, SupportsFloat, SupportsIndex
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from teka.checks import check_sizes
+from teka.checks import check_number, check_plain, check_sizes
 from teka.errors import wrong_value
 
 MOST_STEPS = 500  # of a set of shifts along an axis, in each direction
 MOST_SHIFTS = 100_000  # of a set
 MOST_AXES = 8  # of images
+MOST_TOKENS = 10_000_000  # of all permutations of a set
 
 # An int, Python's or NumPy's, along the last axis; or one for each axis.
 Shift = SupportsIndex | Sequence[SupportsIndex]
@@ -30,8 +33,13 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...
     return tuple(dict.fromkeys(along_axes))
 
 
-def square_shifts(max_shift: int, num_axes: int = 2, *, argument: str = "max_shift") -> tuple[tuple[int, ...], ...]:
+def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
     """All shifts of −m … m along every axis at once, in row-major order: (2 m + 1)^n shifts; as `axis_shifts`."""
+    return square_set("max_shift", max_shift, num_axes)
+
+
+def square_set(argument: str, max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
+    """Return what `square_shifts` does, for a largest shift that is an argument of another name."""
     steps = _steps(max_shift, num_axes, argument)
     if len(steps) ** num_axes > MOST_SHIFTS:
         expected = f"one with at most {MOST_SHIFTS:,} shifts, not (2 · {max_shift} + 1)^{num_axes}"
@@ -46,10 +54,11 @@ def _steps(max_shift: int, num_axes: int, argument: str = "max_shift") -> range:
 
 
 def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> tuple[tuple[int, ...], ...]:
-    """So many permutations of two tokens or more, drawn uniformly from all but the one that moves nothing."""
-    check_sizes({"num_tokens": num_tokens}, least=2)
-    check_sizes({"number": number})
-    generator = torch.Generator().manual_seed(seed)
+    """Draw permutations of two tokens or more, uniformly from all but the one that moves nothing."""
+    check_sizes({"num_tokens": num_tokens}, least=2, most=MOST_TOKENS)
+    check_sizes({"number": number}, most=max(1, MOST_TOKENS // num_tokens))
+    check_sizes({"seed": seed}, least=0)
+    generator = torch.Generator().manual_seed(int(seed))
     drawn: list[tuple[int, ...]] = []
     while len(drawn) < number:
         order = tuple(torch.randperm(num_tokens, generator=generator).tolist())
@@ -58,22 +67,42 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> t
     return tuple(drawn)
 
 
-def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift]) -> CheckedShifts:
+def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
+    """Return the steps of each shift of a set, after a check that they are finite numbers, and not too many shifts."""
+    expected = "a list of shifts, each a finite number or one for every axis"
+    if isinstance(shifts, (Tensor, np.ndarray)):
+        if isinstance(shifts, Tensor):
+            check_plain(argument, shifts)
+        shifts = shifts.tolist()
+    if isinstance(shifts, (str, bytes, Mapping)) or not isinstance(shifts, Iterable):
+        raise wrong_value(argument, shifts, expected)
+    found: list[list[float] | float] = []
+    for shift in shifts:
+        if len(found) == MOST_SHIFTS:
+            raise wrong_value(argument, f"more than {MOST_SHIFTS:,} shifts", f"at most {MOST_SHIFTS:,}")
+        if isinstance(shift, (Tensor, np.ndarray)):
+            shift = shift.tolist()
+        is_row = isinstance(shift, Sequence) and not isinstance(shift, (str, bytes))
+        steps: Any = shift if is_row else (shift,)
+        for step in steps:
+            check_number(argument, step, expected)
+        found.append([float(step) for step in steps] if is_row else float(steps[0]))
+    return found
+
+
+def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts") -> CheckedShifts:
     """The set of shifts in the order given, one number for each axis, whole ones as ints; repeats count once."""
     checked: dict[CheckedShift, None] = {}
-    for shift in shifts:
-        given = shift if isinstance(shift, Sequence) else (0,) * (len(sizes) - 1) + (shift,)
-        try:
-            values = [float(step) for step in given]
-        except (TypeError, ValueError):
-            values = [math.nan]
-        if len(values) != len(sizes) or not all(map(math.isfinite, values)):
-            raise wrong_value("shift", shift, f"a finite number for each of the {len(sizes)} axes")
+    for shift in read_steps(argument, shifts):
+        values = shift if isinstance(shift, list) else [0.0] * (len(sizes) - 1) + [shift]
+        given = tuple(int(value) if value.is_integer() else value for value in values)
+        if len(values) != len(sizes):
+            raise wrong_value(argument, given, f"a finite number for each of the {len(sizes)} axes")
         if any(abs(value) > side for value, side in zip(values, sizes, strict=True)):
-            raise wrong_value("shift", shift, f"at most the size of the canvas along each axis, {tuple(sizes)}")
-        checked[tuple(int(value) if value.is_integer() else value for value in values)] = None
+            raise wrong_value(argument, given, f"at most the size of the canvas along each axis, {tuple(sizes)}")
+        checked[given] = None
     if not checked:
-        raise wrong_value("shifts", shifts, "at least one shift")
+        raise wrong_value(argument, "empty", "at least one shift")
     return tuple(checked)
 
 

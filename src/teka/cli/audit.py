@@ -18,6 +18,7 @@ from teka.audit.changes import CHANGES
 from teka.audit.function import evaluating, module_of, observe_calls
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import TRANSLATION_MODES
+from teka.audit.page.notation import significant
 from teka.audit.page.pages import write_audit_page
 from teka.audit.page.summary import badge_svg, summary_markdown
 from teka.audit.page.tables import LONGEST_TEXT, WIDTH
@@ -25,7 +26,7 @@ from teka.audit.page.text import audit_text
 from teka.audit.procedures import PRESETS
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS, AuditSettings
-from teka.audit.shifts import axis_shifts, square_shifts
+from teka.audit.shifts import MOST_SHIFTS, MOST_STEPS, axis_shifts, square_shifts
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
 from teka.checks import check_name
@@ -214,6 +215,14 @@ def shift_set(
         raise wrong_value("step", step, "a positive number of pixels")
     if not 0 <= max_shift < math.inf:
         raise wrong_value("max_shift", max_shift, "a number of pixels of at least 0")
+    most = MOST_STEPS if name != "square" else (math.isqrt(MOST_SHIFTS) - 1) // 2
+    if max_shift / step > most + 0.5:
+        if step == 1:
+            raise wrong_value("max_shift", max_shift, f"at most {most} for --shifts {name}")
+        least = (
+            f"at least {significant(max_shift / most)}: --shifts {name} takes at most {most} steps up to --max-shift"
+        )
+        raise wrong_value("step", step, least)
     count = round(max_shift / step)
     if abs(count * step - max_shift) > 1e-9:
         raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}, of at least 0")

@@ -9,10 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka.checks import check_name, check_sizes, check_tensor, is_number, is_whole
+from teka.checks import check_class, check_name, check_plain, check_sizes, check_tensor, is_number, is_whole
 from teka.convert.convolutions import (
     PADDING_MODES,
     Convolution,
+    cell_spacing,
     check_precision,
     check_same_convolution,
     factor_matrices,
@@ -74,6 +75,7 @@ class BorderedAttention(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "batch tokens context"], grid: Grid) -> Float[Tensor, "batch outputs dim"]:
         """Attend; a ValueError for tokens of another size or number, or a grid of other spacing or with other edges."""
+        check_plain("tokens", tokens)
         check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
         fits = isinstance(grid, Grid) and grid.num_axes == len(self.border)
         fits = fits and all(
@@ -137,7 +139,7 @@ def attention_from_convolution(
     convolution = check_same_convolution(convolution)
     weight = convolution.weight.detach()
     num_out, num_in, sides = convolution.out_channels, convolution.in_channels, weight.shape[2:]
-    spacing = Grid((1,) * len(sides), spacing).spacing
+    spacing = cell_spacing(spacing, len(sides))
     if precision is not None and tolerance is not None:
         raise wrong_value("precision and tolerance", "both", "at most one of the two")
     if tolerance is not None:
@@ -190,6 +192,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     """
     if not isinstance(grid, Grid):
         raise wrong_value("grid", grid, "a teka.Grid")
+    check_class("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
         came = f"{attention.content_heads} heads that look at content, or a relative kernel that does"
         raise wrong_value("attention", came, "attention by position alone, kernel='constant'")
@@ -241,6 +244,7 @@ def convolution_from_attention(
             hard or looks beyond the grid, with its number and share; a grid with some edges or of other axes.
     """
     layer = attention.attention if isinstance(attention, BorderedAttention) else attention
+    check_class("attention", layer, Attention)
     if not is_number(least_share) or not 0.5 < least_share <= 1:
         raise wrong_value("least_share", least_share, "above 0.5 and at most 1")
     if not isinstance(grid, Grid) or grid.num_axes not in CONVOLUTION_MODULES:

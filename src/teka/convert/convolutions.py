@@ -44,6 +44,13 @@ def check_same_convolution(convolution: nn.Module) -> Convolution:
     return convolution
 
 
+def cell_spacing(spacing: float | Sequence[float], num_axes: int) -> tuple[float, ...]:
+    """Return the distance between neighboring cells along every axis, given one number or one for each axis."""
+    if isinstance(spacing, Sequence) and len(spacing) != num_axes:
+        raise wrong_value("spacing", spacing, f"one positive number, or one for each of {num_axes} axes")
+    return Grid((1,) * num_axes, spacing).spacing
+
+
 def window_reach(convolution: Convolution) -> tuple[int, ...]:
     """Cells from the middle of the window to its edge along every axis, (K − 1)/2 · dilation."""
     sides = zip(convolution.kernel_size, convolution.dilation, strict=True)
@@ -171,5 +178,5 @@ def conversion_error_bound(
     largest_bias = 0.0 if convolution.bias is None else float(convolution.bias.detach().abs().max())
     epsilon = torch.finfo(weight.dtype).eps
     rounding = 2 * epsilon * (weight[0].numel() + FURTHER_ROUNDINGS)
-    straying = 2 * stray_weight(precision, Grid((1,) * (weight.ndim - 2), spacing).spacing)
+    straying = 2 * stray_weight(precision, cell_spacing(spacing, weight.ndim - 2))
     return (straying + rounding) * largest_input * gain + epsilon * largest_bias

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import POSITIVE, is_positive
-from teka.errors import wrong_value
+from teka.checks import POSITIVE, check_module, is_positive
+from teka.errors import FOREIGN, wrong_type, wrong_value
 from teka.functional import attention
 from teka.nn import AttentionHeads
 
+BATCHES = "a list of a model's inputs"
 LEAST_WEIGHT = 1e-6  # of a key, where its logarithm is taken
 
 
@@ -36,6 +37,13 @@ def distill_attention(model: nn.Module, batches: Iterable[Any], *, learning_rate
     Raises:
         ValueError: A model whose `AttentionHeads` have no parameters, or a learning rate that is not above 0.
     """
+    check_module("model", model)
+    if isinstance(batches, (str, bytes, Mapping)):
+        raise wrong_type("batches", batches, BATCHES)
+    try:
+        each = iter(batches)
+    except TypeError as error:
+        raise wrong_type("batches", batches, BATCHES) from error
     layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
     learned = [parameter for layer in layers for parameter in layer.parameters()]
     if not learned:
@@ -48,10 +56,15 @@ def distill_attention(model: nn.Module, batches: Iterable[Any], *, learning_rate
     modes, history = [(module, module.training) for module in model.modules()], []
     model.eval()
     try:
-        for batch in batches:
+        for batch in each:
             losses.clear()
             with torch.enable_grad():
-                _call(model, batch)
+                try:
+                    _call(model, batch)
+                except FOREIGN as error:
+                    raise ValueError(
+                        f"the model raised {type(error).__name__} on one of the batches: {error}"
+                    ) from error
                 loss = torch.stack(losses).mean()
                 optimizer.zero_grad()
                 loss.backward(inputs=learned)

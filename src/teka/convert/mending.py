@@ -17,7 +17,8 @@ from teka._compat import records_graph, restore_in_recomputation
 from teka.audit.layers.blame import LayerFindings
 from teka.audit.layers.fixes import FIXES, place_axes
 from teka.audit.layers.recogniser import pair
-from teka.errors import unknown_name, wrong_type, wrong_value
+from teka.checks import check_module, check_names
+from teka.errors import wrong_type, wrong_value
 from teka.nn.polyphase import PolyphaseDownsample
 
 Maps = Float[Tensor, "batch channels height width"]
@@ -90,13 +91,11 @@ def mend(
     Raises:
         ValueError: No findings, findings of another model, or no such fix.
     """
+    check_module("model", model)
     if not isinstance(layers, LayerFindings):
         raise wrong_type("layers", layers, "what teka.audit.blame_layers found")
-    if isinstance(fixes, str):
-        raise wrong_value("fixes", fixes, f"a list of {', '.join(map(repr, FIXES))}")
-    for name in fixes or ():
-        if name not in FIXES:
-            raise unknown_name("fixes", name, FIXES)
+    if fixes is not None:
+        fixes = check_names("fixes", fixes, FIXES)
     chosen = [name for name in FIXES if name in (layers.advised if fixes is None else fixes)]
     fixed = {name: layers.mendable(name) for name in chosen}
     left = {name: {one: why for one, why in layers.fixes.get(name, {}).items() if why} for name in chosen}

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from teka.checks import check_class, check_module
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn import AttentionHeads, MultiheadAttention
@@ -86,6 +87,9 @@ def replace_attention(
     Raises:
         ValueError: A model without such attention, or options that do not fit; it is as it was then.
     """
+    check_module("model", model)
+    if grid is not None:
+        check_class("grid", grid, Grid)
     found = {name: layer for name, module in model.named_modules() if (layer := _look_at(model, name, module))}
     able = {name: layer for name, layer in found.items() if layer.attend_by is not None}
     if not able:

@@ -308,7 +308,7 @@ def test_bad_input_is_refused_with_a_message():
         ("did you mean '1'", {"layers": ["11"]}),
         ("layers is 'stem'", {"layers": ["stem"]}),
         ("shifts", {"shifts": [(0, 0)]}),
-        ("shift is", {"shifts": [(0, 99)]}),
+        ("shifts is", {"shifts": [(0, 99)]}),
         ("mode is 'rotation', expected one that shifts", {"movement": Movement("rotation"), "shifts": [5]}),
         ("threshold", {"threshold": 0.0}),
         ("num_images", {"num_images": 0}),

@@ -107,7 +107,7 @@ def test_a_model_that_raises_is_named_as_such():
     def failing(batch):
         raise KeyError("no weights")
 
-    with pytest.raises(ModelError, match="KeyError for the noise floor"):
+    with pytest.raises(ModelError, match="KeyError on the images, for the noise floor"):
         noise_floor(failing, images())
 
 
@@ -208,7 +208,7 @@ def test_a_model_that_raises_is_named_with_the_shift():
             raise RuntimeError("moved")
         return batch.mean((2, 3))
 
-    with pytest.raises(ModelError, match=r"RuntimeError at shift \(0, 1\): moved"):
+    with pytest.raises(ModelError, match=r"RuntimeError on the images at shift \(0, 1\): moved"):
         sensitivity_map(failing, noise(), [0, 1], Movement("circular"))
 
 

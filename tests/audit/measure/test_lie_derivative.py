@@ -174,7 +174,7 @@ def test_a_model_that_fails_or_trains_is_named_as_such():
     def failing(batch):
         raise RuntimeError("sizes do not match")
 
-    with pytest.raises(ModelError, match="RuntimeError for the Lie derivative: sizes do not match"):
+    with pytest.raises(ModelError, match="RuntimeError on the first of the images: sizes do not match"):
         lie_derivative(failing, noise(), axis=0)
     with pytest.raises(ValueError, match="training mode"):
         lie_derivative(nn.Dropout(), noise(), axis=0)

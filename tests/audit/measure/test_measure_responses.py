@@ -182,7 +182,7 @@ def test_bad_input_is_refused(as_users_run_it):
     for changes, message in [
         ({"images": IMAGES[:0]}, r"images has shape \(0, 2, 11, 13\)"),
         ({"shifts": [(0, 1)]}, "with the zero shift"),
-        ({"shifts": [(0, 0), (12, 0)]}, r"shift is \(12, 0\)"),
+        ({"shifts": [(0, 0), (12, 0)]}, r"shifts is \(12, 0\)"),
         ({"labels": LABELS[:4]}, r"labels has shape \(4,\), expected \(5,\)"),
         ({"labels": LABELS.double()}, "labels is torch.float64"),
         ({"labels": LABELS - 1}, "labels is -1"),

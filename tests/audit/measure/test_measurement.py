@@ -94,7 +94,7 @@ def test_what_cannot_be_moved_is_refused(as_users_run_it):
         (IMAGES[:0], SHIFTS, Movement("zero"), r"images has shape \(0, 2, 9, 11\)"),
         (IMAGES[0, 0], SHIFTS, Movement("zero"), r"images has shape \(9, 11\)"),
         (IMAGES, [(0, 1)], Movement("zero"), "with the zero shift"),
-        (IMAGES, [(0, 0), (0, 12)], Movement("zero"), r"shift is \(0, 12\)"),
+        (IMAGES, [(0, 0), (0, 12)], Movement("zero"), r"shifts is \(0, 12\)"),
         (IMAGES, [(0, 0), (4, 0)], Movement("lossless"), "5 of 5 images lose pixels"),
     ]:
         with raises_for((shifts, movement), ValueError, match=message):

@@ -171,7 +171,7 @@ def test_accuracy_and_agreement_can_be_asked_about(respond):
 
 def test_what_makes_no_sense_is_refused(respond, with_error):
     responses = with_error(lambda dy, dx: 1.0)
-    with pytest.raises(ValueError, match=r"^candidates is \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"^candidates is \[1, 2\]"):
         best_stride(responses, (1, 2))
     with pytest.raises(ValueError, match=r"^candidates"):
         best_stride(responses, ())

@@ -14,8 +14,17 @@ from teka.audit.layers.shift_errors import NOISE_FACTOR, Measured, ShiftErrors
 from teka.audit.layers.survey import Stop, Survey, Trace, call_name, survey_batch
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
-from teka.checks import check_tensor
-from teka.errors import unknown_name, wrong_value
+from teka.checks import (
+    check_callable,
+    check_class,
+    check_module,
+    check_names,
+    check_number,
+    check_plain,
+    check_sizes,
+    check_tensor,
+)
+from teka.errors import wrong_value
 
 # Equivariance is lost within the image, at its edge, or between the cells of a grid.
 BREAKS = ("interior", "edge", "aliasing")
@@ -166,18 +175,22 @@ def blame_layers(
             no shift but zero, one that does not fit, or a threshold or number that is not positive.
         ModelError: The model raised; the message says where.
     """
+    check_module("module", module)
     check_evaluation_mode("module", module)
+    check_plain("images", images)
     check_tensor("images", images, "images", "channels", "height", "width")
+    check_class("movement", movement, Movement)
+    if function is not None:
+        check_callable("function", function)
     if movement.change is not None:
         raise wrong_value("movement.mode", movement.mode, "one that shifts images")
-    for argument, number in (("threshold", threshold), ("num_images", num_images), ("batch_size", batch_size)):
-        if number is not None and not number > 0:
-            raise wrong_value(argument, number, "a positive number")
+    if threshold is not None:
+        check_number("threshold", threshold, "a positive number", low=0, exclude=(0,))
+    check_sizes({"num_images": num_images, "batch_size": batch_size})
     unseen = (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)  # which are not called, or take no hooks
     parts = {name: part for name, part in module.named_modules() if not isinstance(part, unseen)}
-    for name in layers or ():
-        if name not in parts:
-            raise unknown_name("layers", name, [one for one in parts if one])
+    if layers is not None:
+        layers = check_names("layers", layers, parts)
     followed = parts if layers is None else {name: part for name, part in parts.items() if name in layers}
     chosen = torch.linspace(0, len(images) - 1, min(num_images, len(images))).round().long()
     place = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), images.device)

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from teka.audit.function import Model, check_evaluation_mode, evaluate_model, relative_difference, repeat_difference
 from teka.audit.images import ImageSet, check_images
 from teka.audit.movement import Movement
-from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts
-from teka.checks import check_sizes
+from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts, read_steps
+from teka.checks import check_callable, check_class, check_flags, check_sizes
 from teka.errors import FOREIGN, wrong_value
 
 # The scale is taken from the pairs of at most so many images, the first ones, and of so many numbers of their outputs.
@@ -33,14 +34,20 @@ def noise_floor(function: Model, images: Tensor, *, batch_size: int = 256, preci
     Without `precision`, only two calls in the same precision are compared.
     """
     # For the precision a deep copy is cast to float64, or to float32 where the images are in float64.
+    check_callable("function", function)
     check_evaluation_mode("function", function)
     check_images(images, least=1)
-    batches = images.split(batch_size)
+    check_sizes({"batch_size": batch_size})
+    check_flags({"precision": precision})
+    batches = images.split(int(batch_size))
 
     def answer(function: Model, dtype: torch.dtype, shapes: list[torch.Size | None]) -> list[Tensor]:
         # Copies, because the function may write into its input.
         pairs = zip(batches, shapes, strict=True)
-        return [evaluate_model(function, one.to(dtype, copy=True), "for the noise floor", size) for one, size in pairs]
+        return [
+            evaluate_model(function, one.to(dtype, copy=True), "on the images, for the noise floor", size)
+            for one, size in pairs
+        ]
 
     with torch.no_grad():
         answers = answer(function, images.dtype, [None] * len(batches))
@@ -81,12 +88,15 @@ def sensitivity_map(
     All of an output counts as one vector. Source: after Kauderer-Abrams 2017, "Quantifying translation-invariance in
     convolutional neural networks" (arXiv:1801.01450).
     """
+    check_callable("function", function)
     check_evaluation_mode("function", function)
+    check_images(images)
+    check_class("movement", movement, Movement)
     if len(images) < 2:
         raise wrong_value("images", f"{len(images)} images", "at least two, to compare the outputs of different ones")
     check_sizes({"batch_size": batch_size})
-    wanted = tuple(shifts)
-    batches = images.split(batch_size)
+    wanted: Any = read_steps("shifts", shifts)
+    batches = images.split(int(batch_size))
     # All are checked before the first call, one batch at a time: on their canvases they may not fit into memory.
     checked = [movement.check(movement.place(batch), wanted) for batch in batches]
     steps = checked[0]
@@ -94,7 +104,7 @@ def sensitivity_map(
     kept: list[Tensor] = []
 
     def answer(placed: Tensor, step: CheckedShift) -> Tensor:
-        return evaluate_model(function, movement.move(placed, step), f"at shift {step}").flatten(1)
+        return evaluate_model(function, movement.move(placed, step), f"on the images at shift {step}").flatten(1)
 
     for batch in batches:
         placed = movement.place(batch)

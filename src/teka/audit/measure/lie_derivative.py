@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from teka._compat import widest
 from teka.audit.function import Model, calling, check_evaluation_mode, evaluate_model, output_of
 from teka.audit.images import ImageSet, check_images, fourier_shift
-from teka.checks import check_kind, check_sizes
+from teka.checks import check_callable, check_kind, check_sizes, is_whole
 from teka.errors import FOREIGN, message_of, wrong_value
 
 STEP = 1 / 32  # step of the central difference, between its error of order h² and rounding of order ε / h
@@ -67,11 +67,12 @@ def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: 
         ValueError: A module in training mode, no images of a floating-point dtype, no such axis, an output that is no
             finite real tensor (B, …), or one that changes although its norm is zero.
     """
+    check_callable("function", function)
     check_evaluation_mode("function", function)
     check_images(images, least=1)
     check_kind("images", images)
     num_axes = images.ndim - 2
-    if not -num_axes <= axis < num_axes:
+    if not is_whole(axis) or not -num_axes <= axis < num_axes:
         raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
     check_sizes({"batch_size": batch_size})
     axis %= num_axes
@@ -79,7 +80,7 @@ def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: 
     measured: dict[str, tuple[float, ...]] = {}
     with torch.inference_mode(False), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         # A call without derivatives, so that what is wrong with the function itself is said as it is.
-        plain = evaluate_model(function, images[:1].clone(), "for the Lie derivative")
+        plain = evaluate_model(function, images[:1].clone(), "on the first of the images")
         sides = zip(plain.shape[2:], images.shape[2:], strict=False)
         is_dense = plain.ndim == images.ndim and all(cells > 1 and side % cells == 0 for cells, side in sides)
         for method, derivative in DERIVATIVES.items():
@@ -109,7 +110,7 @@ def _measure(
             return output_of(function, batch, function(batch)).values
 
     ratios: list[float] = []
-    for batch in images.split(batch_size):
+    for batch in images.split(int(batch_size)):
         velocity = _velocity(batch, axis, 1.0)
         value, change = derivative(answer, batch.clone(), velocity)
         if is_dense:

@@ -18,12 +18,13 @@ from teka.audit.measure.responses import Responses
 from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import Movement
 from teka.audit.shifts import SubpixelShifts
-from teka.checks import check_sizes
+from teka.checks import check_callable, check_number, check_path, check_sizes
 from teka.codec import encode
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
 FORMAT = "2"
+BUDGET = "a positive number of seconds, or None"
 # Seconds between two writes: at least these, and this many times what the last one took.
 SECONDS_BETWEEN, TIMES_BETWEEN = 5.0, 20.0
 SAME_MODEL = 1e-3  # relative difference of answers up to which a model counts as the one of the checkpoint
@@ -38,7 +39,7 @@ class Checkpoint:
         import safetensors.torch
 
         self._library = safetensors
-        self.path = Path(path)
+        self.path = check_path("checkpoint", path)
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise wrong_value("checkpoint", str(path), "a file in a folder that exists")
         self._identity = {"format": FORMAT, **identity}
@@ -95,8 +96,10 @@ class Deadline:
     """The time of a measurement, from its making on: what it may take, and what is left."""
 
     def __init__(self, budget_seconds: float | int | None = None, progress: Progress | None = None) -> None:
-        if budget_seconds is not None and not budget_seconds > 0:
-            raise wrong_value("budget_seconds", budget_seconds, "a positive number of seconds, or None")
+        if budget_seconds is not None:
+            check_number("budget_seconds", budget_seconds, BUDGET, low=0, high=math.inf, exclude=(0,))
+        if progress is not None:
+            check_callable("progress", progress)
         self._budget, self._progress = math.inf if budget_seconds is None else budget_seconds, progress
         self._since = time.perf_counter()
 
@@ -171,7 +174,7 @@ def measure_responses(
     """
     check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)
-    measurement = Measurement(function, images, shifts, movement, labels, output, stride, device)
+    measurement = Measurement(function, images, shifts, movement, labels, output, stride, device, batch_size)
     keeper = None
     if checkpoint is not None:
         identity = {
@@ -256,7 +259,7 @@ def search_worst(
     deadline = Deadline(budget_seconds, progress)
     if labels is None:
         raise wrong_value("labels", None, "the class of each image")
-    measurement = Measurement(function, images, shifts, movement, labels, "auto", None, device, CLASSIFIERS)
+    measurement = Measurement(function, images, shifts, movement, labels, "auto", None, device, batch_size, CLASSIFIERS)
     return _ask(measurement, deadline, batch_size, None, until=True)
 
 

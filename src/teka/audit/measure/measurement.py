@@ -1,10 +1,11 @@
 """A measurement in progress: the model, the images at their shifts, and the answers so far."""
 
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -16,9 +17,10 @@ from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, OUTPUTS, WITH_PROBABILITIES, arrange, infer_kind
 from teka.audit.movement import Movement
-from teka.audit.shifts import CheckedShifts, SubpixelShifts, shift_order
-from teka.checks import check_name, check_stride
+from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
+from teka.checks import check_callable, check_class, check_device, check_name, check_stride
 from teka.errors import wrong_value
+from teka.memory import check_memory
 
 # Up to this size, what belongs to all images (they themselves, their outputs) stays on the device.
 RESIDENT_BYTES = 2**30
@@ -28,6 +30,7 @@ Device = torch.device | str | None
 # Outputs wait until there are so many numbers or calls of them, or for so long: with few numbers it is calls of torch
 # that take the time.
 WAITING_NUMBERS, WAITING_CALLS, WAITING_SECONDS = 2**16, 16, 0.5
+ENTRY_BYTES = 8 * 8  # that a response to an image at a shift takes at most
 OF_PROBABILITIES = ("loss", "probability_change", "divergence")
 
 
@@ -46,7 +49,8 @@ class MovedImages:
         check_images(images, least=1)
         self.movement, self.num_images = movement, len(images)
         self._images, self._device = images.detach(), images.device if device is None else torch.device(device)
-        chunk, wanted = max(1, RESIDENT_BYTES // movement.place(self._images[:1]).nbytes), tuple(shifts)
+        chunk = max(1, RESIDENT_BYTES // movement.place(self._images[:1]).nbytes)
+        wanted: Any = read_steps("shifts", shifts)
         self._placed = movement.place(self._images.to(self._device)) if chunk >= len(images) else None
         # In chunks, for all images on their canvases may not fit into memory.
         for start in range(0, len(images), chunk):
@@ -106,12 +110,21 @@ class Measurement:
         output: str,
         stride: Size | None,
         device: Device,
+        batch_size: int,
         among: Sequence[str] = OUTPUTS,
     ) -> None:
+        check_callable("function", function)
         check_evaluation_mode("function", function)
         check_name("output", output, OUTPUT_CHOICES)
+        check_class("movement", movement, Movement)
+        if device is not None:
+            device = check_device("device", device)
         self._among = among
         self.moved = MovedImages(images, shifts, movement, device)
+        entries, size = len(self.moved), math.prod(movement.seen_size(images.shape[2:])) * images.shape[1]
+        num_bytes = min(int(batch_size), entries) * size * images.element_size()
+        check_memory("batch_size", batch_size, num_bytes, "a batch of moved images")
+        check_memory("shifts", len(self.moved.shifts), entries * ENTRY_BYTES, "responses")
         self._function, self._output = function, output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
         self._labels = None if labels is None else outputs.check_labels(labels, len(images))

@@ -12,7 +12,7 @@ from teka.audit.measure.boxes import box_overlap
 from teka.audit.model_output import CLASSIFIERS, KIND_BY_NAME, MULTILABEL, encode_label_sets, num_classes_of
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
-from teka.checks import WHOLE, check_kind
+from teka.checks import WHOLE, check_kind, check_plain
 from teka.errors import wrong_shape, wrong_value
 
 Maps = Float[Tensor, "batch channels *cells"]
@@ -30,7 +30,7 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
 
     Labels (N, K) are 0 and 1, of any dtype; (N, 1) are the classes of a binary classifier.
     """
-    check_kind("labels", labels, None)
+    check_plain("labels", labels)
     if labels.ndim not in (1, 2) or len(labels) != num_images or 0 in labels.shape[1:]:
         raise wrong_shape("labels", labels.shape, f"({num_images},), or ({num_images}, labels) of 0 and 1")
     if labels.ndim == 2:

@@ -16,7 +16,7 @@ from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts
 from teka.audit.statistics.estimate import check_confidence, scipy_special
-from teka.checks import check_sizes
+from teka.checks import check_callable, check_number, check_sizes
 from teka.errors import wrong_value
 
 FIRST_IMAGES = 32  # of the first round; each further one doubles them
@@ -105,11 +105,13 @@ def find_worst_shift(
     """
     check_sizes({"batch_size": batch_size})
     check_confidence(confidence)
-    if not 0 < share <= 1:
-        raise wrong_value("share", share, "a number above 0 and at most 1")
+    check_number("share", share, "a number above 0 and at most 1", low=0, high=1, exclude=(0,))
+    check_sizes({"seed": seed}, least=0)
+    if progress is not None:
+        check_callable("progress", progress)
     if labels is None:
         raise wrong_value("labels", None, "the class of each image")
-    measurement = Measurement(function, images, shifts, movement, labels, "auto", None, device, CLASSIFIERS)
+    measurement = Measurement(function, images, shifts, movement, labels, "auto", None, device, batch_size, CLASSIFIERS)
     search = _Search(measurement, batch_size, share, (1 - confidence) / 2, seed, progress)
     while search.grow():
         search.drop()
@@ -124,7 +126,7 @@ class _Search:
     ) -> None:
         self._measurement, self._batch_size, self._progress = measurement, batch_size, progress
         self._num_images, self._num_shifts = measurement.moved.num_images, len(measurement.moved.shifts)
-        self._order = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(seed))
+        self._order = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(int(seed)))
         self._left = torch.arange(self._num_shifts)
         self._wrong = torch.zeros(self._num_shifts, self._num_images, dtype=torch.bool)
         rounds = 1 + max(0, math.ceil(math.log2(self._num_images / FIRST_IMAGES)))
@@ -178,7 +180,7 @@ class _Search:
         needed = torch.cat([torch.zeros(1, dtype=torch.int64), ranks]).unique()
         entries = (needed[:, None] * self._num_images + chosen.nonzero()[:, 0]).flatten()
         entries = entries[~self._measurement.evaluated(entries)]
-        for part in entries.split(self._batch_size) if len(entries) else ():
+        for part in entries.split(int(self._batch_size)) if len(entries) else ():
             self._measurement.answer(part)
             self._wrong.view(-1)[part] = self._measurement.wrong(part)
             self._asked += len(part)

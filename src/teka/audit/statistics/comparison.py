@@ -11,10 +11,10 @@ from teka.audit.measure.responses import Responses, check_same_images, take_comm
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average, simultaneous_critical_value
-from teka.audit.statistics.estimate import BootstrapSettings, Curve, scipy_special
+from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve, scipy_special
 from teka.audit.statistics.intervals import MINIMUM_IMAGES, Outcomes, estimate_mean, make_curve
 from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.checks import check_sizes
+from teka.checks import check_class, check_sizes
 
 COMPARED_NUMBERS = tuple(name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean"))
 BONETT_PRICE = "bonett-price"
@@ -80,7 +80,9 @@ def compare_responses(
         ValueError: Other images, labels, shifts or movement for the second model; or what `summarize` refuses.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
-    check_sizes({"num_flips": num_flips})
+    check_sizes({"num_flips": num_flips}, most=MOST_RESAMPLES)
+    for argument, responses in (("first", first), ("second", second)):
+        check_class(argument, responses, Responses)
     check_same_images("second", first, second)
     # What was measured of one model only has nothing to be compared with.
     pair = take_common((first, second))

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from types import ModuleType
 
+from teka.checks import check_number, check_sizes
 from teka.errors import require, wrong_value
+
+MOST_RESAMPLES = 100_000  # of a bootstrap, flips of a test or permutations: more would fill the memory
 
 
 def has_interval(method: str) -> bool:
@@ -63,6 +66,8 @@ class BootstrapSettings:
 
     def __post_init__(self) -> None:
         check_confidence(self.confidence)
+        check_sizes({"num_resamples": self.num_resamples}, most=MOST_RESAMPLES)
+        check_sizes({"seed": self.seed}, least=0)
         needed = round(2 / (1 - self.confidence))
         if self.num_resamples < needed:
             raise wrong_value("num_resamples", self.num_resamples, f"at least 2 / (1 − confidence) = {needed}")
@@ -91,8 +96,7 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estima
 
 def check_confidence(confidence: float) -> None:
     """Check that a confidence lies between 0 and 1."""
-    if not 0 < confidence < 1:
-        raise wrong_value("confidence", confidence, "a number between 0 and 1")
+    check_number("confidence", confidence, "a number between 0 and 1", low=0, high=1, exclude=(0, 1))
 
 
 def scipy_special() -> ModuleType:

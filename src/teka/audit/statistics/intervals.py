@@ -25,6 +25,7 @@ from teka.audit.statistics.estimate import (
     has_interval,
     scipy_special,
 )
+from teka.checks import FLOATING, WHOLE, check_kind, check_number, check_plain
 from teka.errors import wrong_shape, wrong_value
 
 # Images that a bootstrap needs; and images that must stand apart from the commonest value of an average of shares.
@@ -62,15 +63,21 @@ def wilson_interval(successes: int | Counts, trials: int | Counts, confidence: f
             outside (0, 1).
     """
     check_confidence(confidence)
+    for argument, counts in (("successes", successes), ("trials", trials)):
+        if isinstance(counts, Tensor):
+            check_plain(argument, counts)
+            check_kind(argument, counts, (*WHOLE, *FLOATING))
+        else:
+            check_number(argument, counts, "a number or a tensor of numbers")
     device = next((given.device for given in (successes, trials) if isinstance(given, Tensor)), None)
     count, total = (torch.as_tensor(given, dtype=torch.float64, device=device) for given in (successes, trials))
     try:
         count, total = torch.broadcast_tensors(count, total)
     except RuntimeError as error:
         raise wrong_shape("trials", total.shape, f"one that broadcasts with successes, {tuple(count.shape)}") from error
-    if (total < 1).any():
+    if not (total >= 1).all():
         raise wrong_value("trials", trials, "at least 1")
-    if (count < 0).any() or (count > total).any():
+    if not ((count >= 0) & (count <= total)).all():
         raise wrong_value("successes", successes, f"from 0 to trials, {trials!r}")
     half = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / (2 * total)
     # Smaller roots of the successes and of the failures, so that 0 and 1 come out exactly; from the product of the

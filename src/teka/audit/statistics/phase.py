@@ -12,10 +12,10 @@ from teka.audit.images import Size
 from teka.audit.measure.responses import Responses
 from teka.audit.shifts import CheckedShift, CheckedShifts
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
-from teka.audit.statistics.estimate import BootstrapSettings, Estimate
+from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import estimate_magnitudes, estimate_mean_share
 from teka.audit.statistics.metrics import CURVES
-from teka.checks import check_name, check_sizes, check_stride
+from teka.checks import LARGEST, check_class, check_name, check_sequence, check_sizes, check_stride, is_whole
 from teka.errors import wrong_value
 
 Strides = Sequence[int]
@@ -58,6 +58,7 @@ def error_by_phase(
     Raises:
         ValueError: A stride below 1, or not one for each axis; no shift to be sorted; or what `summarize` refuses.
     """
+    check_class("responses", responses, Responses)
     settings = BootstrapSettings(confidence, num_resamples, seed)
     complete = responses.take_complete()
     shifts = [complete.shifts[row] for row in complete.moved]
@@ -113,9 +114,13 @@ def best_stride(
     Raises:
         ValueError: A candidate below 2, or none; a number that the responses do not define; no permutation.
     """
-    if not candidates or min(candidates) < 2:
-        raise wrong_value("candidates", candidates, "strides of at least 2")
-    check_sizes({"num_permutations": num_permutations})
+    check_class("responses", responses, Responses)
+    expected = "strides of at least 2 pixels"
+    candidates = check_sequence("candidates", candidates, expected)
+    if not candidates or not all(is_whole(stride) and 2 <= stride <= LARGEST for stride in candidates):
+        raise wrong_value("candidates", candidates, expected)
+    check_sizes({"num_permutations": num_permutations}, most=MOST_RESAMPLES)
+    check_sizes({"seed": seed}, least=0)
     check_name("number", number, PHASE_VALUES)
     complete = responses.take_complete()
     by_shift = CURVES[number].values(complete)
@@ -133,7 +138,7 @@ def best_stride(
     # Rounding of the measured values, in float32, is no variation.
     if left.norm() <= 1e-6 * values.norm():
         return nothing
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     orders = torch.stack([torch.randperm(len(left), generator=generator) for _ in range(num_permutations)])
     permuted = left[orders].T
     columns = torch.cat([left[:, None], permuted - trend @ (trend.T @ permuted)], dim=1)

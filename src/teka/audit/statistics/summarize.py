@@ -12,6 +12,7 @@ from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, averag
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.intervals import MINIMUM_SEEDS
 from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics, NumberMetric, SeedMetrics
+from teka.checks import check_class, check_sequence
 from teka.errors import wrong_value
 
 
@@ -26,6 +27,7 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
     Raises:
         ValueError: Responses that are not complete at the zero shift, a confidence outside (0, 1), too few resamples.
     """
+    check_class("responses", responses, Responses)
     settings = BootstrapSettings(confidence, num_resamples, seed)
     complete = responses.take_complete()
     resamples = ImageResamples(complete.num_images, settings)
@@ -76,8 +78,11 @@ def summarize_seeds(
         ValueError: No responses; other images, labels, shifts, movement or output for one seed; or as of `summarize`.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
+    responses = check_sequence("responses", responses, "a list of responses")
     if not responses:
         raise wrong_value("responses", "no seed", "the responses of one seed or more")
+    for one in responses:
+        check_class("responses", one, Responses)
     for index, other in enumerate(responses):
         check_same_images(f"responses[{index}]", responses[0], other)
         if other.output != responses[0].output:
