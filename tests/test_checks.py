@@ -201,6 +201,6 @@ def test_a_list_is_read_to_its_end_unless_that_is_too_far():
 
 def test_a_path_is_one_that_a_file_system_takes():
     assert check_path("path", "a/b") == Path("a/b")
-    for path in ("", "a\0b", 3, None, b"a"):
+    for path in ("", "a\0b", 3, None, b"a", "a" * 256):
         with raises_for(path, ValueError, match=r"path is .*, expected a path"):
             check_path("path", path)

@@ -21,6 +21,7 @@ from teka.memory import LARGEST_IMAGE
 
 PRECISIONS = ("float32", "bfloat16", "float16")  # of products, in training and benchmarks
 MOST_BLOCKS = 10_000  # of a model
+LONGEST_NAME = 255  # bytes of a file's name
 MOST_VALUES = 1_000_000  # of a list that is an argument
 LARGEST = 2**31 - 1  # a larger size is a mistake, of which torch's error would not say whose
 UNUSUAL = (torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -102,9 +103,11 @@ def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST
 
 def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int = 1) -> tuple[int, int]:
     """An image size as (height, width) in pixels; one whole number is a square."""
-    fits = not isinstance(size, Sequence) or len(size) == 2
-    sides = tuple(size) if fits and isinstance(size, Sequence) else (size, size)
-    if not fits or not all(is_whole(side) and side >= smallest for side in sides):
+    if isinstance(size, Sequence):
+        sides = tuple(size) if len(size) == 2 else ()
+    else:
+        sides = (size, size)
+    if len(sides) != 2 or not all(is_whole(side) and side >= smallest for side in sides):
         raise wrong_value(argument, size, f"one whole number or (height, width), each at least {smallest} pixels")
     if sides[0] * sides[1] > LARGEST_IMAGE:
         raise wrong_value(argument, size, f"at most {LARGEST_IMAGE:,} pixels")
@@ -113,9 +116,11 @@ def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int 
 
 def check_stride(stride: int | Sequence[int], num_axes: int, argument: str = "stride") -> tuple[int, ...]:
     """A stride with one whole number of at least 1 for each axis; one number is that of all."""
-    fits = not isinstance(stride, Sequence) or len(stride) == num_axes
-    steps = tuple(stride) if fits and isinstance(stride, Sequence) else (stride,) * num_axes
-    if not fits or not all(is_whole(step) and step >= 1 for step in steps):
+    if isinstance(stride, Sequence):
+        steps = tuple(stride) if len(stride) == num_axes else ()
+    else:
+        steps = (stride,) * num_axes
+    if len(steps) != num_axes or not all(is_whole(step) and step >= 1 for step in steps):
         raise wrong_value(argument, stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
     return steps
 
@@ -212,6 +217,8 @@ def check_path(argument: str, path: object) -> Path:
     """Return an argument as a path, after a check that a file system takes it."""
     if not isinstance(path, (str, os.PathLike)) or not str(path) or "\0" in str(path):
         raise wrong_value(argument, path, "a path")
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(path).parts):
+        raise wrong_value(argument, path, f"a path whose parts have at most {LONGEST_NAME} bytes")
     return Path(path)
 
 

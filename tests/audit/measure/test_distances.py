@@ -97,7 +97,7 @@ def test_bad_functions_are_refused():
     for function, message in [
         (network().train(), "training mode"),
         (lambda batch: batch.flatten(1) / 0, "NaN or infinity"),
-        (lambda batch: "a cat", "output of the model for the noise floor is of type str"),
+        (lambda batch: "a cat", "output of the model on the images, for the noise floor is of type str"),
     ]:
         with raises_for(message, ValueError, match=message):
             noise_floor(function, images())
