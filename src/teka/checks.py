@@ -103,10 +103,9 @@ def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST
 
 def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int = 1) -> tuple[int, int]:
     """An image size as (height, width) in pixels; one whole number is a square."""
+    sides: tuple[Any, ...] = (size, size)
     if isinstance(size, Sequence):
         sides = tuple(size) if len(size) == 2 else ()
-    else:
-        sides = (size, size)
     if len(sides) != 2 or not all(is_whole(side) and side >= smallest for side in sides):
         raise wrong_value(argument, size, f"one whole number or (height, width), each at least {smallest} pixels")
     if sides[0] * sides[1] > LARGEST_IMAGE:
@@ -116,10 +115,9 @@ def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int 
 
 def check_stride(stride: int | Sequence[int], num_axes: int, argument: str = "stride") -> tuple[int, ...]:
     """A stride with one whole number of at least 1 for each axis; one number is that of all."""
+    steps: tuple[Any, ...] = (stride,) * num_axes
     if isinstance(stride, Sequence):
         steps = tuple(stride) if len(stride) == num_axes else ()
-    else:
-        steps = (stride,) * num_axes
     if len(steps) != num_axes or not all(is_whole(step) and step >= 1 for step in steps):
         raise wrong_value(argument, stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
     return steps

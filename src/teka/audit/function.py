@@ -111,7 +111,7 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
     except ModelError:
         raise
     except FOREIGN as error:
-        raise ModelError(f"function raised {type(error).__name__}: {error}") from error
+        raise ModelError(f"function raised {type(error).__name__}: {message_of(error)}") from error
     if not isinstance(result, Tensor):
         raise wrong_value("the output of function", type(result).__name__, "a tensor")
     if not result.is_floating_point():

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import POSITIVE, check_module, is_positive
-from teka.errors import FOREIGN, wrong_type, wrong_value
+from teka.errors import FOREIGN, message_of, wrong_type, wrong_value
 from teka.functional import attention
 from teka.nn import AttentionHeads
 
@@ -63,7 +63,7 @@ def distill_attention(model: nn.Module, batches: Iterable[Any], *, learning_rate
                     _call(model, batch)
                 except FOREIGN as error:
                     raise ValueError(
-                        f"the model raised {type(error).__name__} on one of the batches: {error}"
+                        f"the model raised {type(error).__name__} on one of the batches: {message_of(error)}"
                     ) from error
                 loss = torch.stack(losses).mean()
                 optimizer.zero_grad()
