@@ -179,7 +179,8 @@ def select_output(result: object, source: Source, *, kind: str = "auto", name: s
             return SelectedOutput(_with_batch_axis(values, len(source.images)), field.kind)
     tensors = [value for value in present.values() if isinstance(value, Tensor | np.ndarray)]
     if len(tensors) != 1:
-        raise ValueError(f"{describe(result)}, expected {EXPECTED_OUTPUT}; output_name chooses another one")
+        hint = "; output_name chooses one of several" if tensors else ""
+        raise ValueError(f"{describe(result)}, expected {EXPECTED_OUTPUT}{hint}")
     return SelectedOutput(_with_batch_axis(as_tensor(tensors[0]), len(source.images)))
 
 

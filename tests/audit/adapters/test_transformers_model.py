@@ -1,5 +1,6 @@
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,12 +239,25 @@ def test_the_file_is_found_or_not(tmp_path):
         read_processor_file(tmp_path, 1)
 
 
-VISION = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+VISION: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 VISION |= {"image_size": 16, "patch_size": 4}
-TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
-STAGES = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4}
-SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 1], "window_size": 4}
-RESNET = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"}
+TEXT: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "vocab_size": 9,
+}
+STAGES: dict[str, Any] = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4}
+SWIN: dict[str, Any] = {
+    "image_size": 16,
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [1, 1],
+    "num_heads": [1, 1],
+    "window_size": 4,
+}
+RESNET: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"}
 
 
 def all_patches(model, images):
@@ -330,7 +344,8 @@ def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path)
     ],
 )
 def test_the_problem_of_a_config_decides_what_a_classifier_gives(labels, problem, output, num_classes, tmp_path):
-    config = transformers.ViTConfig(**VISION, num_labels=labels, problem_type=problem)
+    known: dict[str, Any] = {**VISION, "num_labels": labels, "problem_type": problem}
+    config = transformers.ViTConfig(**known)
     with quiet():
         transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     subject = load_transformers(str(tmp_path))
