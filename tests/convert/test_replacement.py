@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from teka import Grid
 from teka.convert import distill_attention, replace_attention
@@ -78,7 +79,6 @@ def test_a_layer_that_stands_at_two_places_is_replaced_at_both():
     ("model", "options", "message"),
     [
         (nn.Linear(2, 2), {}, "model is 'Linear', expected a model with attention that can be replaced"),
-        (nn.MultiheadAttention(16, 2), {}, "; it is the model itself; teka.nn.MultiheadAttention takes its parameters"),
         (encoder(), {"kernel": "square"}, "kernel is 'square', expected one of"),
     ],
 )
@@ -124,3 +124,45 @@ def test_distillation_of_kernels_that_learn_nothing_is_an_error():
     replace_attention(model, relative=None)
     with pytest.raises(ValueError, match="2 AttentionHeads without parameters', expected kernels that learn"):
         distill_attention(model, [tokens()])
+
+
+class OwnForward(nn.MultiheadAttention):
+    """Attention whose output is not that of its class."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)[0], None
+
+
+def hooked() -> nn.MultiheadAttention:
+    layer = nn.MultiheadAttention(16, 2)
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (OwnForward(16, 2), "its class OwnForward has a forward method of its own"),
+        (hooked(), "it has hooks"),
+        (weight_norm(nn.MultiheadAttention(16, 2), "in_proj_weight"), "its parameters are not those of"),
+        (nn.MultiheadAttention(16, 2, add_bias_kv=True), "it has add_bias_kv or add_zero_attn"),
+        (nn.MultiheadAttention(16, 2, kdim=8), "it attends to other tokens than its own"),
+    ],
+)
+def test_attention_that_would_change_is_left_with_the_reason(layer: nn.Module, reason: str):
+    model = nn.ModuleDict({"layer": layer})
+    with pytest.warns(UserWarning, match=f"no layer was replaced: {reason}"):
+        report = replace_attention(model)
+    assert model["layer"] is layer
+    assert str(report).startswith(f"No layer was replaced.\n  layer: left, because {reason}")
+
+
+def test_attention_to_tokens_of_other_positions_is_refused_when_called():
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)})
+    without = copy.deepcopy(model)
+    expected, _ = model["attention"](tokens(), tokens()[:, :5], tokens()[:, :5])
+    replace_attention(without, kernel="softmax", relative=None)
+    torch.testing.assert_close(without["attention"](tokens(), tokens()[:, :5], tokens()[:, :5])[0], expected)
+    replace_attention(model)
+    with pytest.raises(ValueError, match=r"key has shape \(2, 5, 16\), expected the shape of query, \(2, 12, 16\)"):
+        model["attention"](tokens(), tokens()[:, :5], value=tokens()[:, :5])

@@ -1,24 +1,41 @@
-"""Attention of other libraries' models, replaced in place: their linear maps stay, and teka's kernels attend."""
+"""Replacement of the attention in models of other libraries: projections are kept, and teka's kernels attend."""
 
+import ast
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from teka.checks import check_class, check_module
-from teka.errors import wrong_value
+from teka.checks import check_class, check_module, check_sizes
+from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 from teka.nn import AttentionHeads, MultiheadAttention
 from teka.nn.heads import pair_name
 from teka.nn.multihead_attention import is_causal_mask
-from teka.nn.options import PlacedKeywords
+from teka.nn.options import AttentionOptions, PlacedKeywords
 
+# Reasons why a layer is left. The first ones hold for every kernel.
 OTHER_TOKENS = "it attends to other tokens than its own"
-CROSS = frozenset({"encoder_attn", "crossattention", "cross_attn"})  # what transformers' models call such attention
+BIASED = "it adds a bias to the attention weights or selects keys, which teka's kernels cannot"
+WINDOWED = "its model limits attention to a window of keys"
+MASKED = "its model has an attention mask that is neither causal nor padding"
+FIXED = "its model does not support set_attn_implementation"
+UNKNOWN_SIZE = "its number of heads or their size is not known"
+UNSUPPORTED = "attention of this class is not supported"
+# Those hold for relative kernels only.
+COARSER_KEYS = "its keys are on a coarser grid than its queries; relative=None replaces it"
+SUBSET = "it may receive only some of the patches, at unknown positions; relative=None replaces it"
+UNPLACED = "the positions of its tokens are not known; give their grid, or relative=None"
+# Model types of transformers whose tokens are patches alone, in row-major order.
+PATCHES_ONLY = frozenset({"ijepa", "siglip_vision_model", "videomae"})
+CROSS = frozenset({"encoder_attn", "crossattention", "cross_attn"})  # what models of transformers call such attention
 TIMM_ATTENTION = ("timm.layers.attention", "timm.models.vision_transformer")
 KNOWN = "torch.nn.MultiheadAttention, or the attention of timm's vision transformers or of transformers' models"
 
@@ -43,32 +60,43 @@ class ReplacementReport:
     def __str__(self) -> str:
         layers = "1 layer attends" if len(self.replaced) == 1 else f"{len(self.replaced)} layers attend"
         lines = [f"{layers} by {self.kernels} now; {self.num_kept:,} parameters kept, {self.num_new:,} new."]
+        lines = lines if self.replaced else ["No layer was replaced."]
         lines += [f"  {name or 'the model itself'}: was {was}" for name, was in self.replaced.items()]
-        lines += [f"  {name}: left as it was, since {reason}" for name, reason in self.left.items()]
+        lines += [f"  {name or 'the model itself'}: left, because {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A layer that attends: its heads, and how it is made to attend by others; or why it cannot be."""
+    """A layer with attention, and either the way to replace it or the reason why it is left."""
 
     was: str
     dim_head: int = 0
     num_heads: int = 0
-    attend_by: Callable[[AttentionHeads], nn.Module] | None = None  # what stands in its place then
+    attend_by: Callable[[AttentionHeads], nn.Module] | None = None  # make the layer that replaces it
     reason: str = ""
-    num_axes: int = 1  # of its tokens, where no grid is known
+    num_axes: int = 1  # of its tokens, if no grid is known
+    grid: Grid | None = None  # of its tokens, if its model says it
+    num_prefix_tokens: int = 0
+    blocked: object = None  # the config whose attention implementation has to stay
 
 
 def replace_attention(
     model: nn.Module, *, grid: Grid | None = None, num_prefix_tokens: int = 0, **options: Unpack[PlacedKeywords]
 ) -> ReplacementReport:
-    """Make the attention of a model attend by teka's kernels, in place; every parameter that it has is kept.
+    """Replace the attention of a model by teka's kernels, in place, and keep all its parameters.
 
-    It finds `torch.nn.MultiheadAttention` and what holds it, such as `torch.nn.TransformerEncoder`, the attention of
-    timm's vision transformers, and that of every model of transformers which takes `attn_implementation`. The new
-    kernels are `AttentionHeads` in the layers, whose parameters are trained with the model's. With kernel="softmax" and
-    relative=None nothing changes but rounding. Otherwise the model has to learn its new attention: `distill_attention`.
+    Supported are `torch.nn.MultiheadAttention` and modules that contain it, such as `torch.nn.TransformerEncoder`, the
+    attention of timm's vision transformers, and the layers of transformers that support `attn_implementation`. The new
+    kernels are `AttentionHeads` in the layers, and their parameters are trained with those of the model. With
+    kernel="softmax" and relative=None the outputs change by rounding only. With other kernels the model has to be
+    trained again; see `distill_attention`.
+
+    Layers that cannot be replaced are unchanged and listed in the report with the reason: attention with position
+    biases or sliding windows, and, for a relative kernel, attention whose tokens have unknown positions.
+
+    A replaced model of transformers cannot be saved by `save_pretrained`, which would lose the replacement. Save its
+    `state_dict`, and load it into a model whose attention was replaced in the same way.
 
     >>> import torch, teka
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, batch_first=True), 2)
@@ -79,67 +107,92 @@ def replace_attention(
 
     Args:
         model: The model.
-        grid: The grid that its tokens are on, after the prefix. By default that of timm's and transformers' image
-            models, and tokens in a row elsewhere; `teka.on` around a call comes first.
-        num_prefix_tokens: Number of first tokens without a position; timm's and transformers' image models say it.
-        options: Keywords of `AttentionOptions`, as `AttentionHeads` takes them.
+        grid: The grid of its tokens, after the prefix. By default that of timm's and transformers' image models, and a
+            row for text, audio and `torch.nn.MultiheadAttention`. A `teka.on` around a call takes precedence.
+        num_prefix_tokens: Number of first tokens without a position. Image models of timm and transformers define it.
+        options: Keywords of `AttentionOptions`, as for `AttentionHeads`.
 
     Raises:
-        ValueError: A model without such attention, or options that do not fit; it is as it was then.
+        ValueError: The model has no attention of a supported class, or options are invalid. The model is unchanged.
+
+    Warns:
+        UserWarning: No layer was replaced.
     """
     check_module("model", model)
     if grid is not None:
         check_class("grid", grid, Grid)
-    found = {name: layer for name, module in model.named_modules() if (layer := _look_at(model, name, module))}
-    able = {name: layer for name, layer in found.items() if layer.attend_by is not None}
-    if not able:
-        known = "; ".join(dict.fromkeys([KNOWN, *(layer.reason for layer in found.values())]))
-        raise wrong_value("model", type(model).__name__, f"a model with attention that can be replaced: {known}")
-    # Those of transformers find their grid at every call.
-    sides = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    if grid is None and sides is not None:
-        grid, num_prefix_tokens = Grid(tuple(sides)), getattr(model, "num_prefix_tokens", 0)
-    like = next(model.parameters())
-    num_kept = sum(one.numel() for one in model.parameters())
-    made = {
-        name: AttentionHeads(
-            *(one.dim_head, one.num_heads),
-            grid=grid,
-            num_prefix_tokens=num_prefix_tokens,
-            **{"num_axes": one.num_axes if grid is None else grid.num_axes, **options},
-        )
-        for name, one in able.items()
+    check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
+    placed = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
+    found = {
+        name: layer for name, part in model.named_modules() if (layer := _look_at(model, name, part, placed, grid))
     }
+    if not any(layer.reason != UNSUPPORTED for layer in found.values()):
+        known = "; ".join([KNOWN, *(f"{name} is a {layer.was}" for name, layer in list(found.items())[:1])])
+        raise wrong_value("model", type(model).__name__, f"a model with attention that can be replaced: {known}")
+    blocked = {id(layer.blocked): layer.reason for layer in found.values() if layer.blocked is not None}
+    for name, layer in found.items():
+        reason = blocked.get(id(getattr(model.get_submodule(name), "config", None)))
+        if layer.attend_by is not None and reason is not None:
+            found[name] = replace(layer, attend_by=None, reason=reason)
+    able = {name: layer for name, layer in found.items() if layer.attend_by is not None}
+    num_kept = sum(parameter.numel() for parameter in model.parameters())
+    made: dict[str, AttentionHeads] = {}
+    for name, layer in able.items():
+        place = (layer.grid, layer.num_prefix_tokens) if grid is None else (grid, num_prefix_tokens)
+        num_axes = layer.num_axes if place[0] is None else place[0].num_axes
+        made[name] = AttentionHeads(
+            *(layer.dim_head, layer.num_heads),
+            grid=place[0],
+            num_prefix_tokens=place[1] if place[0] is not None else num_prefix_tokens,
+            **{"num_axes": num_axes, **options},
+        )
     new: dict[nn.Module, nn.Module] = {}
     for name, heads in made.items():
         attend_by, old = able[name].attend_by, model.get_submodule(name)
         assert attend_by is not None
+        like = next(iter([*old.parameters(), *model.parameters()]))
         heads.to(like.device, like.dtype if like.is_floating_point() else None)
         new[old] = attend_by(heads).train(old.training)
-    for name, old in list(model.named_modules(remove_duplicate=False)):  # one layer may stand at several places
+    for name, old in list(model.named_modules(remove_duplicate=False)):  # one layer may be used in several places
         if name and old in new:
             model.set_submodule(name, new[old])
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # of which torch's own attention alone makes something
-    kernels = pair_name(*next(iter(made.values())).present())
-    num_new = sum(one.numel() for heads in made.values() for one in heads.parameters())
+        if isinstance(module, nn.TransformerEncoder) and made:
+            module.use_nested_tensor = False  # only torch's own attention supports it
+    num_new = sum(parameter.numel() for heads in made.values() for parameter in heads.parameters())
+    kernels = pair_name(*next(iter(made.values())).present()) if made else ""
     reasons = {name: layer.reason for name, layer in found.items() if layer.attend_by is None}
-    return ReplacementReport(kernels, {name: layer.was for name, layer in able.items()}, reasons, num_kept, num_new)
+    report = ReplacementReport(kernels, {name: layer.was for name, layer in able.items()}, reasons, num_kept, num_new)
+    if not made:
+        warnings.warn(f"no layer was replaced: {'; '.join(dict.fromkeys(reasons.values()))}", stacklevel=2)
+    return report
 
 
-def _look_at(model: nn.Module, name: str, module: nn.Module) -> Found | None:
-    """What a module is, if it is attention of a kind that is known."""
-    kind, place = type(module), type(module).__module__
-    if isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention):
-        return _torch_attention(model, name, module)
-    if kind.__name__ == "Attention" and place in TIMM_ATTENTION:
-        timms: Any = module
-        heads, width = timms.num_heads, timms.qkv.out_features // 3
-        return Found(f"{place}.Attention", width // heads, heads, lambda new: PackedAttention(module, new))
-    if place.startswith("transformers.models.") and "attention_interface" in inspect.getsource(kind.forward):
-        return _transformers_attention(model, name, module)
+def _look_at(model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None) -> Found | None:
+    """Return what a module is if it has attention, else None; `placed` says if tokens need positions."""
+    kind, home = type(module), type(module).__module__
+    if home.split(".")[0] == "teka":
+        return None
+    if isinstance(module, nn.MultiheadAttention):
+        return _torch_attention(model, name, module, placed, grid)
+    if kind.__name__ == "Attention" and home in TIMM_ATTENTION:
+        return _timm_attention(model, name, module, placed, grid)
+    if home.startswith("transformers.models.") and _interface_calls(kind):
+        return _transformers_attention(model, name, module, placed, grid)
+    # The innermost module whose class is named so computes it.
+    inner = (part for part in module.modules() if part is not module)
+    if "Attention" in kind.__name__ and not any("Attention" in type(part).__name__ for part in inner):
+        parents = (type(part) for part in _ancestors(model, name))
+        if not any(issubclass(one, nn.MultiheadAttention) or _interface_calls(one) for one in parents):
+            return Found(f"{home}.{kind.__name__}", reason=UNSUPPORTED)
     return None
+
+
+def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """Yield the modules that contain a module, the nearest one first."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield model.get_submodule(name)
 
 
 def _asks_others(model: nn.Module, name: str, module: nn.Module) -> bool:
@@ -151,47 +204,216 @@ def _asks_others(model: nn.Module, name: str, module: nn.Module) -> bool:
     return of_decoder or of_pooling or is_cross or not CROSS.isdisjoint(name.split("."))
 
 
-def _torch_attention(model: nn.Module, name: str, module: nn.MultiheadAttention) -> Found:
+def _torch_attention(
+    model: nn.Module, name: str, module: nn.MultiheadAttention, placed: bool, grid: Grid | None
+) -> Found:
     was = "torch.nn.MultiheadAttention"
-    if _asks_others(model, name, module):
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        return Found(was, reason=f"its class {type(module).__name__} has a forward method of its own")
+    if _asks_others(model, name, module) or (placed and not module.embed_dim == module.kdim == module.vdim):
         return Found(was, reason=OTHER_TOKENS)
     if module.bias_k is not None or module.add_zero_attn:
         return Found(was, reason="it has add_bias_kv or add_zero_attn")
     if not name:
         return Found(was, reason="it is the model itself; teka.nn.MultiheadAttention takes its parameters")
+    kwargs = {"kdim": module.kdim, "vdim": module.vdim, "batch_first": module.batch_first, "device": "meta"}
+    sizes = (module.embed_dim, module.num_heads, module.dropout, module.in_proj_bias is not None)
+    expected = {key for key, _ in nn.MultiheadAttention(*sizes, **kwargs).named_parameters()}
+    if {key for key, _ in module.named_parameters()} != expected:
+        return Found(was, reason="its parameters are not those of torch.nn.MultiheadAttention")
+    if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
+        return Found(was, reason="it has hooks")
+    owner = _owner(model, name)
+    if placed and grid is None and getattr(owner, "main_input_name", None) == "pixel_values":
+        return Found(was, reason=UNPLACED)
 
     def attend_by(heads: AttentionHeads) -> nn.Module:
-        sizes = {"kdim": module.kdim, "vdim": module.vdim, "batch_first": module.batch_first}
-        packed = (module.embed_dim, module.num_heads, module.dropout, module.in_proj_bias is not None)
-        new = MultiheadAttention(*packed, **sizes, device="meta")
+        new = MultiheadAttention(*sizes, **kwargs)
         for own, parameter in module.named_parameters():
             new.get_submodule(own.rpartition(".")[0]).register_parameter(own.rpartition(".")[2], parameter)
         new.heads = heads
+        if placed:
+            new.register_forward_pre_hook(_check_own_tokens, with_kwargs=True)
         return new
 
     return Found(was, module.head_dim, module.num_heads, attend_by)
 
 
-def _transformers_attention(model: nn.Module, name: str, module: nn.Module) -> Found:
+def _check_own_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Check that keys have the positions of the queries, because the positions of other tokens are not known."""
+    query, key = (args[place] if place < len(args) else kwargs.get(name) for place, name in enumerate(("query", "key")))
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and query.shape[:-1] != key.shape[:-1]:
+        expected = f"the shape of query, {tuple(query.shape)}; attention to other tokens needs relative=None"
+        raise wrong_shape("key", key.shape, expected)
+
+
+def _timm_attention(model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None) -> Found:
+    timms: Any = module
+    was = f"{type(module).__module__}.{type(module).__name__}"
+    holders = (part for part in _ancestors(model, name) if hasattr(getattr(part, "patch_embed", None), "grid_size"))
+    holder: Any = next(holders, None)
+    place = {}
+    if placed and grid is None:
+        if holder is None or holder.patch_embed.grid_size is None:
+            return Found(was, reason=UNPLACED)
+        if not isinstance(getattr(holder, "patch_drop", None), nn.Identity | None):
+            return Found(was, reason=SUBSET)
+        sides = Grid(tuple(holder.patch_embed.grid_size))
+        place = {"grid": sides, "num_prefix_tokens": getattr(holder, "num_prefix_tokens", 0)}
+    heads, width = timms.num_heads, timms.qkv.out_features // 3
+    return Found(was, width // heads, heads, lambda new: PackedAttention(module, new), **place)
+
+
+def _transformers_attention(model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None) -> Found:
     from teka.integrations.transformers.attention import OWN, OWN_HEADS, patch_grid, register_attention
 
     was = f"{type(module).__module__}.{type(module).__name__}"
+    owner, config = _owner(model, name), getattr(module, "config", None)
+    if not getattr(owner, "_can_set_attn_implementation", lambda: True)():
+        return Found(was, reason=FIXED)
+    reason = _unsupported_weights(model, name, module)
+    if reason:
+        return Found(was, reason=reason, blocked=config)
     if _asks_others(model, name, module):
         return Found(was, reason=OTHER_TOKENS)
-    config = getattr(module, "config", None) or getattr(model, "config", None)
-    places, counts = (module, config), ("num_attention_heads", "num_heads", "n_heads")
-    heads = next(size for place in places for one in counts if (size := getattr(place, one, None)))
-    dims = (getattr(module, one, None) for one in ("attention_head_size", "head_dim"))
-    dim_head = next((size for size in dims if size), None) or getattr(config, "hidden_size", 0) // heads
+    if placed:
+        reason = _unknown_positions(model, name, module, grid)
+        if reason:
+            return Found(was, reason=reason)
+    places, counts = (module, config), ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_attn_heads")
+    heads = next((size for place in places for one in counts if (size := getattr(place, one, None))), 0)
+    dims = ("qk_head_dim", "attention_head_size", "head_dim", "key_value_proj_dim")
+    dim_head = next((size for one in dims if isinstance(size := getattr(module, one, None), int)), 0)
+    dim_head = dim_head or (getattr(config, "hidden_size", 0) // heads if isinstance(heads, int) and heads else 0)
+    if not (isinstance(heads, int) and heads and dim_head):
+        return Found(was, reason=UNKNOWN_SIZE)
 
     def attend_by(new: AttentionHeads) -> nn.Module:
         register_attention()
-        model.set_attn_implementation(OWN)  # pyright: ignore[reportCallIssue]
+        if owner is not None:
+            owner.set_attn_implementation(OWN)
+        layer: Any = module
+        layer.config._attn_implementation = OWN  # some models give their layers a copy of the config
         setattr(module, OWN_HEADS, new)
+        for part in _ancestors(model, name):
+            if hasattr(part, "save_pretrained"):
+                vars(part).update(save_pretrained=_SaveRefusal(), push_to_hub=_SaveRefusal())
         return module
 
     patches = patch_grid(config)
     return Found(was, dim_head, heads, attend_by, num_axes=1 if patches is None else patches.num_axes)
+
+
+def _owner(model: nn.Module, name: str) -> Any:
+    """Return the nearest model of transformers that contains a module, or None."""
+    return next((part for part in _ancestors(model, name) if hasattr(part, "set_attn_implementation")), None)
+
+
+@cache
+def _interface_calls(kind: type[nn.Module]) -> tuple[tuple[ast.Call, ...], bool] | None:
+    """Return the calls of transformers' attention interface in a class, and if it changes the mask before, or None."""
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    source = inspect.getsource(kind.forward)
+    if "attention_interface" not in source:
+        return None
+    nodes = list(ast.walk(ast.parse(textwrap.dedent(source))))
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    named = tuple(node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "attention_interface")
+    assigned = (node for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in MASKS)
+    return named, not all(isinstance(node.value, ast.Name | ast.IfExp) for node in assigned)
+
+
+# Names of a mask that a layer of transformers only passes on.
+MASKS = ("attention_mask", "mask", "current_attention_mask", "None")
+
+
+def _unsupported_weights(model: nn.Module, name: str, module: nn.Module) -> str:
+    """Return why no kernel can compute the attention weights of a layer of transformers, or an empty string."""
+    from teka.integrations.transformers.attention import UNSUPPORTED as UNSUPPORTED_ARGUMENTS
+
+    owner, config = _owner(model, name), getattr(module, "config", None)
+    calls = _interface_calls(type(module))
+    assert calls is not None
+    for call in calls[0]:
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        mask = call.args[4] if len(call.args) > 4 else named.get("attention_mask")
+        values = [named[argument] for argument in UNSUPPORTED_ARGUMENTS if argument in named]
+        if (
+            calls[1]
+            or (mask is not None and ast.unparse(mask) not in MASKS)
+            or not all(_is_none(module, value) for value in values)
+        ):
+            return BIASED
+    biases = ("relative_position_bias", "relative_attention_bias", "rel_pos")
+    if owner is not None and any(bias in key for key, _ in owner.named_parameters() for bias in biases):
+        return BIASED
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if kinds:
+        if any(word in kind for kind in kinds for word in ("sliding", "chunked", "local", "sparse", "window")):
+            return WINDOWED
+    elif window and getattr(config, "use_sliding_window", True):
+        return WINDOWED
+    if hasattr(config, "vocab_size"):
+        for part in _ancestors(model, name):
+            words = ("or_mask_function", "and_mask_function", "block_sequence_ids")
+            if hasattr(part, "set_attn_implementation") and any(
+                word in inspect.getsource(type(part).forward) for word in words
+            ):
+                return MASKED
+    return ""
+
+
+def _is_none(module: nn.Module, value: ast.expr) -> bool:
+    """Return True if an argument is None, or an attribute of the module that is None."""
+    if isinstance(value, ast.Attribute) and ast.unparse(value.value) == "self":
+        return getattr(module, value.attr, value) is None
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _unknown_positions(model: nn.Module, name: str, module: nn.Module, grid: Grid | None) -> str:
+    """Return why the positions of the tokens of a layer of transformers are not known, or an empty string."""
+    from teka.integrations.transformers.attention import NUM_CLASS_TOKENS, patch_grid
+
+    config = getattr(module, "config", None)
+    kind = str(getattr(config, "model_type", ""))
+    reductions = (
+        getattr(module, one, 1) for one in ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ratio")
+    )
+    if any(isinstance(one, int) and one > 1 for one in reductions):
+        return COARSER_KEYS
+    parents = [type(part).__name__ for part in _ancestors(model, name)]
+    if kind == "vit_mae" or "VideoMAEForPreTraining" in parents:
+        return SUBSET
+    if grid is not None:
+        return ""
+    if patch_grid(config) is not None:
+        return "" if kind in NUM_CLASS_TOKENS or kind in PATCHES_ONLY else UNPLACED
+    source = getattr(_owner(model, name), "main_input_name", "input_ids")
+    in_row = hasattr(config, "vocab_size") and source != "pixel_values" and "qformer" not in kind
+    in_row = in_row or source in ("input_features", "input_values", "past_values")
+    return "" if in_row or getattr(module, "is_causal", False) is True else UNPLACED
+
+
+class _SaveRefusal:
+    """The methods `save_pretrained` and `push_to_hub` of a model of transformers whose attention was replaced."""
+
+    def __call__(self, *_: object, **__: object) -> None:
+        raise ValueError(
+            "save_pretrained cannot save replaced attention: from_pretrained would load the original attention. Save "
+            "model.state_dict(), and load it after replace_attention with the same arguments."
+        )
+
+    def __reduce__(self) -> tuple[Callable[[], "_SaveRefusal"], tuple[()]]:
+        """Copy and unpickle; a process that unpickles the model has to know the attention implementation."""
+        return _refuse_to_save, ()
+
+
+def _refuse_to_save() -> _SaveRefusal:
+    from teka.integrations.transformers.attention import register_attention
+
+    register_attention()
+    return _SaveRefusal()
 
 
 class PackedAttention(nn.Module):
