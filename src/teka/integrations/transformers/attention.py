@@ -173,7 +173,7 @@ def padding_mask(
         ValueError: The mask has a sliding window, chunks or packed sequences.
     """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
-        expected = "causal or bidirectional attention with padding: sums over keys can keep no other mask"
+        expected = "causal or bidirectional attention with padding, without sliding windows, chunks or packed sequences"
         raise wrong_value("the model's attention mask", getattr(mask_function, "__qualname__", mask_function), expected)
     stop = kv_offset + kv_length
     if mask_function is causal_mask_function:
