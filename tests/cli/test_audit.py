@@ -263,3 +263,17 @@ def test_the_worst_shift_alone_is_found_and_makes_no_report(trained_folder, few_
         assert f"find_worst is 0.9, expected None with {said}: it looks for one" in fails(*asked, *unused)
     assert not (tmp_path / "state").exists()
     assert "find_worst is 0.9, expected None without labels" in fails(*asked, "--ignore-labels")
+
+
+@pytest.mark.parametrize("overwritten", ["code.py", "images.npz"])
+@pytest.mark.parametrize("argument", ["out", "html", "json", "markdown", "badge"])
+def test_a_result_does_not_overwrite_the_model_or_the_data(argument: str, overwritten: str, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(overwritten).write_text("kept")
+    Path("link").symlink_to(overwritten)
+    results = dict.fromkeys(("out", "html", "json", "markdown", "badge", "resume"))
+    for inputs in ({"model": "code.py:make"}, {"models": ["digits", "code.py"]}):
+        for path in (overwritten, f"./{overwritten}", "link"):
+            with pytest.raises(ValueError, match=f"{argument} is .*, expected another file than that of a model or"):
+                check_files(Namespace(**{**results, **inputs, "data": "images.npz", argument: path}))
+    assert Path(overwritten).read_text() == "kept"

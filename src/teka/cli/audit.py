@@ -245,7 +245,13 @@ def check_files(options: Namespace) -> Path | None:
             make_directory(argument, path.parent)
         check_output(argument, path)
     written: dict[Path, str] = {}
+    models = getattr(options, "models", None) or [getattr(options, "model", None)]
+    inputs = [text for text in (*models, getattr(options, "data", None)) if text is not None]
+    # A model's file may be followed by the name of a function.
+    files = [file for text in inputs for file in (Path(text), Path(text.rpartition(":")[0])) if file.is_file()]
     for argument, path in paths.items():
+        if path.is_file() and any(path.samefile(file) for file in files):
+            raise wrong_value(argument, given[argument], "another file than that of a model or the data")
         if (other := written.setdefault(resolve_path(argument, path), argument)) != argument:
             raise wrong_value(argument, given[argument], f"another file than that of --{other}")
     if options.html is not None:
