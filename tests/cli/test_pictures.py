@@ -76,13 +76,27 @@ def test_it_prints_json(pictures, capsys):
         assert entry["classes"][0]["class"] == str(label)
 
 
+def test_a_model_may_be_named_before_the_pictures(pictures, tmp_path, capsys, fails):
+    paths, _ = pictures
+    assert main(["predict", "digits", *paths, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert main(["predict", *paths, "--model", "digits", "--json"]) == 0
+    assert printed == json.loads(capsys.readouterr().out)
+    assert "teka predict digits PICTURE" in fails("predict", "digits")
+    assert "model is 'google/vit', expected one of digits" in fails("predict", "google/vit", *paths)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert "teka export" in fails("predict", tmp_path / "run", *paths)
+    assert "picture is 'none.png', expected an existing file" in fails("predict", "none.png")
+
+
 def test_bad_pictures_are_one_line_that_names_them(pictures, tmp_path, fails, capsys):
     paths, _ = pictures
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     assert "broken.png is no picture" in fails("predict", *paths, tmp_path / "broken.png", "--model", "digits")
     assert "did you mean 'light'" in fails("predict", *paths, "--ground", "ligt", "--model", "digits")
     assert "top is 0" in fails("predict", *paths, "--top", "0")
-    assert "path is 'diigts'" in fails("predict", *paths, "--model", "diigts")
+    assert "model is 'diigts'" in fails("predict", *paths, "--model", "diigts")
     assert "config.json is missing" in fails("predict", *paths, "--model", tmp_path)
     Image.fromarray(np.zeros((9, 9), dtype=np.uint8)).save(tmp_path / "blank.png")
     assert "blank.png: ink is 'none'" in fails("predict", tmp_path / "blank.png", "--model", "digits")

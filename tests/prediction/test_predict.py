@@ -84,8 +84,10 @@ def test_bad_input_is_an_error_that_names_the_picture(put, digits, as_users_run_
             predict(pictures, "digits")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="batch_size is 0"):
         predict([blank], "digits", batch_size=0)
-    with pytest.raises(ValueError, match="path is 'minst'"):
+    with pytest.raises(ValueError, match=r"model is 'minst', expected one of digits, .*did you mean 'mnist'"):
         predict([blank], "minst")
+    with pytest.raises(ValueError, match="model is of type int, expected a name or a folder"):
+        predict([blank], 5)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_model_of_pixels_is_refused(put, tmp_path: Path):

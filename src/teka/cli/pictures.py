@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from collections.abc import Sequence
 
 from teka import data
 from teka.audit.page.tables import WIDEST, Table
@@ -9,6 +10,10 @@ from teka.checks import check_sizes
 from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.data.catalogue import PUBLISHED_DATASETS
 from teka.data.load import published_dataset
+from teka.data.pictures import SUFFIXES
+from teka.errors import wrong_value
+from teka.files import expand_user
+from teka.prediction.predict import DEFAULT_MODEL
 from teka.prediction.predict import predict as predict_classes
 
 
@@ -44,6 +49,7 @@ def download(options: Namespace, command: str) -> None:
         "teka predict drawings/*.png --model digits --top 2",
         "teka predict photo.jpg --ground light --json",
         "teka predict cat.jpg --model models/pictures",
+        "teka predict digits seven.png",
     ),
 )
 def predict(options: Namespace, command: str) -> None:
@@ -52,21 +58,22 @@ def predict(options: Namespace, command: str) -> None:
     Without --model they are handwritten digits, one on each picture, of any size, dark on light or light on dark.
     """
     check_sizes({"top": options.top})
+    pictures, model = split_model(options.pictures, options.model)
     with progress_bar() as show:
         found = predict_classes(
-            options.pictures,
-            options.model,
+            pictures,
+            model,
             ground=options.ground,
             batch_size=options.batch_size,
             progress=lambda done, total: show("pictures", done, total, ""),
         )
     ranked = [list(zip(one.class_names, one.probabilities, strict=True))[: options.top] for one in found]
     if options.json:
-        pictures = [
+        entries = [
             {"picture": one.picture, "classes": [{"class": name, "probability": share} for name, share in pairs]}
             for one, pairs in zip(found, ranked, strict=True)
         ]
-        print(json.dumps({"model": options.model, "pictures": pictures}, indent=2, ensure_ascii=False))
+        print(json.dumps({"model": model, "pictures": entries}, indent=2, ensure_ascii=False))
         return
     rows = tuple(
         (one.picture, *(cell for name, share in pairs for cell in (name, f"{100 * share:.1f} %")))
@@ -74,3 +81,15 @@ def predict(options: Namespace, command: str) -> None:
     )
     heads = ("picture", "class", "probability", *("next", "") * (len(ranked[0]) - 1))
     print(Table("", heads, rows, words=("class", "next")).plain(WIDEST))
+
+
+def split_model(words: Sequence[str], model: str) -> tuple[Sequence[str], str]:
+    """Return the pictures and the model, which may be the first of the words if no other model was chosen."""
+    first = words[0]
+    path = expand_user(first)
+    is_picture = path.is_file() or path.suffix.lower() in SUFFIXES
+    if model != DEFAULT_MODEL or is_picture:
+        return words, model
+    if len(words) == 1:
+        raise wrong_value("the picture", None, f"a file after the model: teka predict {first} PICTURE")
+    return words[1:], first

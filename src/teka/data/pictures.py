@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GROUNDS = ("auto", "dark", "light")
 # The raster formats that are read. Pillow knows more, but some of them, such as PostScript, start other programs.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".avif")
 _CHANNELS = {1: "L", 3: "RGB"}
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 GRAY = ("1", "L", "LA", "La", *_DEEP)  # modes of Pillow that store no color

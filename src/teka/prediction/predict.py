@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 
 from teka.checks import check_sizes
-from teka.errors import wrong_value
+from teka.errors import nearest, wrong_type, wrong_value
+from teka.files import expand_user
 from teka.models import load, read_config
+from teka.models.model_file import PRETRAINED
 from teka.prediction.pictures import read_images
 
 DEFAULT_MODEL = "mnist"
@@ -62,6 +64,7 @@ def predict(
         raise wrong_value("pictures", pictures, "a list of files")
     if not pictures:
         raise wrong_value("pictures", list(pictures), "at least one")
+    _check_model(model)
     config = read_config(model)
     loaded = load(model)
     sizes = {"image_size": config.image_size, "in_channels": config.in_channels}
@@ -81,3 +84,16 @@ def predict(
         if progress is not None:
             progress(len(predictions), len(pictures))
     return predictions
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, (str, Path)):
+        raise wrong_type("model", model, "a name or a folder")
+    if str(model) in PRETRAINED:
+        return
+    folder = expand_user(model)
+    expected = f"one of {', '.join(PRETRAINED)}, or a folder that teka export has written"
+    if not folder.is_dir():
+        raise wrong_value("model", str(model), f"{expected}{nearest(model, PRETRAINED)}")
+    if (folder / "run.json").is_file():
+        raise wrong_value("model", str(model), f"{expected}: export this run by teka export {model} --out FOLDER")
