@@ -10,7 +10,18 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
-from teka.checks import check_name, check_sizes, check_tensor, height_and_width
+from teka.checks import (
+    WHOLE,
+    check_class,
+    check_name,
+    check_number,
+    check_plain,
+    check_sequence,
+    check_sizes,
+    check_tensor,
+    height_and_width,
+    is_number,
+)
 from teka.errors import wrong_value
 
 SHIFT_MODES = ("zero", "circular")
@@ -39,10 +50,11 @@ class RandomShift:
     def __post_init__(self) -> None:
         height_and_width("max_shift", self.max_shift, smallest=0)
         check_name("mode", self.mode, SHIFT_MODES)
+        check_number("background", self.background, "a finite number")
 
     def __call__(self, images: Tensor, generator: Generator) -> Shaped[Tensor, "images channels height width"]:
         """The images, of any type and shape (N, C, H, W), each moved; a largest shift beyond their size is an error."""
-        height, width = _check(images)
+        height, width = _check_draw(images, generator, self.background)
         most_down, most_right = height_and_width("max_shift", self.max_shift, smallest=0)
         if most_down > height or most_right > width:
             raise wrong_value("max_shift", self.max_shift, f"at most the images' size, {height} × {width}")
@@ -71,10 +83,11 @@ class RandomCrop:
     def __post_init__(self) -> None:
         height_and_width("size", self.size)
         check_sizes({"padding": self.padding}, 0)
+        check_number("background", self.background, "a finite number")
 
     def __call__(self, images: Tensor, generator: Generator) -> Shaped[Tensor, "images channels new_height new_width"]:
         """A window of each image, of any type and shape (N, C, H, W); one larger than image and padding is an error."""
-        height, width = (side + 2 * self.padding for side in _check(images))
+        height, width = (side + 2 * self.padding for side in _check_draw(images, generator, self.background))
         new_height, new_width = height_and_width("size", self.size)
         if new_height > height or new_width > width:
             raise wrong_value("size", self.size, f"at most {height} × {width}, the images and their padding")
@@ -96,17 +109,28 @@ class HorizontalFlip:
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise wrong_value("probability", self.probability, "a number from 0 to 1")
+        check_number("probability", self.probability, "a number from 0 to 1", low=0, high=1)
 
     def __call__(self, images: Tensor, generator: Generator) -> Shaped[Tensor, "images channels height width"]:
         """The images, of any type and shape (N, C, H, W), some of them mirrored."""
-        _check(images)
+        _check_draw(images, generator)
         chosen = torch.rand(len(images), generator=generator, device=generator.device) < self.probability
         return torch.where(chosen.to(images.device)[:, None, None, None], images.flip(3), images)
 
 
+def _check_draw(images: Tensor, generator: Generator, background: float = 0.0) -> Sequence[int]:
+    check_class("generator", generator, Generator)
+    sizes = _check(images)
+    is_whole = images.dtype in WHOLE
+    if is_whole or images.is_floating_point():
+        limits = torch.iinfo(images.dtype) if is_whole else torch.finfo(images.dtype)
+        if not limits.min <= background <= limits.max:
+            raise wrong_value("background", background, f"a value of the images' dtype, {images.dtype}")
+    return sizes
+
+
 def _check(images: Tensor) -> Sequence[int]:
+    check_plain("images", images)
     check_tensor("images", images, "batch", "channels", "height", "width", dtypes=None)
     return images.shape[2:]
 
@@ -128,7 +152,8 @@ def _cut(
     picked = images[index, channel, rows % height, columns % width]
     if background is None:
         return picked
-    return picked.masked_fill((rows < 0) | (rows >= height) | (columns < 0) | (columns >= width), background)
+    outside = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
+    return picked.masked_fill(outside, float(background) if picked.is_floating_point() else int(background))
 
 
 @dataclass(frozen=True)
@@ -150,11 +175,13 @@ class Normalize:
     deviation: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        for argument in ("mean", "deviation"):
+            values = getattr(self, argument)
+            if not isinstance(values, Sequence) or not all(map(is_number, check_sequence(argument, values, "numbers"))):
+                raise wrong_value(argument, values, "a finite number for each channel")
         if len(self.mean) != len(self.deviation) or not self.mean:
             raise wrong_value("deviation", self.deviation, f"one number for each channel, like mean {self.mean}")
-        if not all(-float("inf") < mean < float("inf") for mean in self.mean):
-            raise wrong_value("mean", self.mean, "finite numbers")
-        if not all(0 < deviation < float("inf") for deviation in self.deviation):
+        if not all(deviation > 0 for deviation in self.deviation):
             raise wrong_value("deviation", self.deviation, "positive finite numbers")
 
     @classmethod
@@ -163,12 +190,16 @@ class Normalize:
 
         A channel that is the same in every pixel is a ValueError.
         """
+        check_plain("images", images)
         check_tensor("images", images, "images", "channels", "height", "width")
+        if not images.isfinite().all():
+            raise wrong_value("images", "NaN or infinity", "finite values")
         deviation, mean = torch.std_mean(images.double(), dim=(0, 2, 3), correction=0)
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 
     def __call__(self, images: Tensor) -> Float[Tensor, "images channels height width"]:
         """The images, floating point of shape (N, C, H, W), normalised."""
+        check_plain("images", images)
         check_tensor("images", images, "batch", len(self.mean), "height", "width")
         mean, deviation = (images.new_tensor(given)[:, None, None] for given in (self.mean, self.deviation))
         return (images - mean) / deviation
@@ -192,6 +223,8 @@ def lossless_selection(
     with None all classes are kept, to be shown beside it. One blank column more stays on both sides. The images are
     intensities with background 0, (N, C, H, W), and the shift is `teka.Grid.roll`. Source: Horn et al. 2021, figure 1.
     """
+    _check(images)
+    check_plain("labels", labels)
     check_tensor("labels", labels, len(images), dtypes=None)
     check_sizes({"margin": margin}, 0)
     check_sizes({"class_index": class_index}, 0, or_none=True)

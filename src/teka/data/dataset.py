@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from teka.checks import WHOLE, check_sizes, check_tensor, height_and_width
+from teka.checks import WHOLE, check_class, check_plain, check_sizes, check_tensor, height_and_width
 from teka.data.pictures import resize_bilinear, to_intensities
 from teka.errors import wrong_value
 from teka.memory import check_memory
@@ -39,6 +39,8 @@ class Split:
     labels: Tensor
 
     def __post_init__(self) -> None:
+        check_plain("images", self.images)
+        check_plain("labels", self.labels)
         check_tensor("images", self.images, "batch", "channels", "height", "width")
         check_tensor("labels", self.labels, len(self.images), dtypes=WHOLE)
         if self.images.numel():
@@ -52,6 +54,11 @@ class Split:
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
         """The images at these indices, in this order."""
+        check_plain("indices", indices)
+        check_tensor("indices", indices, "batch", dtypes=WHOLE)
+        if len(indices) and not -len(self) <= int(indices.min()) <= int(indices.max()) < len(self):
+            raise wrong_value("indices", f"from {indices.min()} to {indices.max()}", f"indices of {len(self)} images")
+        indices = indices.long()
         return Split(self.images[indices], self.labels[indices])
 
     def to_split(self, image_size: Side | None = None) -> "Split":
@@ -103,10 +110,12 @@ class Dataset:
     in_channels: int
 
     def __post_init__(self) -> None:
+        check_class("name", self.name, str)
         check_sizes({"num_classes": self.num_classes, "in_channels": self.in_channels})
         height, width = height_and_width("image_size", self.image_size)
         for part in ("train", "validation", "test"):
             split: Split = getattr(self, part)
+            check_class(part, split, Split)
             check_tensor(f"{part}.images", split.images, "batch", self.in_channels, height, width)
             if len(split) and not (split.labels.min() >= 0 and split.labels.max() < self.num_classes):
                 came = f"from {split.labels.min().item()} to {split.labels.max().item()}"

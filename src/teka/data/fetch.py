@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teka.checks import check_sizes
-from teka.errors import first_line, require, wrong_value
+from teka.checks import check_number, check_sizes
+from teka.errors import first_line, require
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         check_sizes({"attempts": self.attempts})
-        if not 0 < self.timeout < float("inf"):
-            raise wrong_value("timeout", self.timeout, "a positive finite number of seconds")
+        expected = "a positive number of seconds up to a million"
+        check_number("timeout", self.timeout, expected, low=0, high=1_000_000, exclude=(0,))
 
     def fetch(self, file: PublishedFile, folder: Path) -> Path:
         """Put a file into a folder, made if it is missing; one that is there with the right hash is left alone.

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from teka.checks import check_name, check_sizes, height_and_width
+from teka.checks import check_class, check_name, check_sizes, height_and_width
 from teka.data.catalogue import DIGIT_NAMES, PUBLISHED_DATASETS, read_digits
 from teka.data.dataset import Dataset, Parts, Side, assemble
 from teka.data.fetch import Fetcher
 from teka.data.own_images import find_classes, read_arrays, read_image_folder, read_npz
 from teka.data.published import PublishedDataset
-from teka.errors import unknown_name, wrong_value
+from teka.errors import unknown_name, wrong_type, wrong_value
 from teka.files import expand_user, make_directory
 
 NAMES = ("digits", *PUBLISHED_DATASETS)
@@ -50,6 +50,9 @@ def load(
         ImportError: digits without scikit-learn, or a folder of pictures or a resizing without Pillow.
         ValueError: An unknown name, a size that does not fit, or files that are missing, damaged or others.
     """
+    check_path("name", name)
+    check_path("data_dir", data_dir, or_none=True)
+    name = str(name)
     if image_size is not None:
         image_size = height_and_width("image_size", image_size, smallest=8 if name == "digits" else 1)
     check_sizes({"seed": seed}, 0)
@@ -95,6 +98,7 @@ def from_arrays(
         train_size: As for `load`.
         seed: As for `load`.
     """
+    check_class("name", name, str)
     parts = read_arrays(images, labels, test_images=test_images, test_labels=test_labels, axes=axes)
     return assemble(name, parts, image_size, validation_size, train_size, seed)
 
@@ -116,12 +120,16 @@ def download(name: str, data_dir: str | Path = "data", *, fetcher: Fetcher | Non
         ConnectionError: No address gave a file.
     """
     dataset = published_dataset(name)
+    check_path("data_dir", data_dir)
+    if fetcher is not None:
+        check_class("fetcher", fetcher, Fetcher)
     folder = make_directory("data_dir", expand_user(data_dir))
     return dataset.download(folder, Fetcher() if fetcher is None else fetcher)
 
 
 def published_dataset(name: str) -> PublishedDataset:
     """The data set of this name, if it has files on the web."""
+    check_class("name", name, str)
     if name == "digits":
         raise wrong_value("name", name, "a data set with files; the digits come inside scikit-learn")
     check_name("name", name, PUBLISHED_DATASETS)
@@ -136,6 +144,16 @@ def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, 
         return PUBLISHED_DATASETS[name].class_names
     path = find_path(name, data_dir)
     return tuple(find_classes(path)) if path is not None and path.is_dir() else None
+
+
+def check_path(argument: str, path: object, *, or_none: bool = False) -> None:
+    """Check that an argument is a path that a file system can have."""
+    if or_none and path is None:
+        return
+    if not isinstance(path, (str, Path)):
+        raise wrong_type(argument, path, "a string or a path")
+    if "\0" in str(path) or not str(path):
+        raise wrong_value(argument, str(path), "a path")
 
 
 def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from teka.checks import LARGEST, check_name, height_and_width
+from teka.checks import LARGEST, check_name, check_plain, height_and_width
 from teka.data.dataset import Levels, Parts, Side, Split
 from teka.data.pictures import read_picture, resize_bilinear
 from teka.errors import wrong_shape, wrong_value
@@ -165,7 +165,7 @@ def read_arrays(
 
     Without test images the validation images are for test.
     """
-    known = _axes(np.shape(images)) if axes is None else axes
+    known = _axes(_as_array("images", images).shape) if axes is None else axes
     check_name("axes", known, AXES)
     train = _part("images", images, labels, known)
     others = []
@@ -222,16 +222,20 @@ def _axes(shape: Sequence[int]) -> str:
     raise wrong_shape("images", shape, "(N, H, W), (N, H, W, C) or (N, C, H, W)")
 
 
-def _as_array(given: Array) -> np.ndarray:
+def _as_array(argument: str, given: Array) -> np.ndarray:
     if not isinstance(given, Tensor):
-        return np.asarray(given)
+        try:
+            return np.asarray(given)
+        except ValueError as error:
+            raise wrong_value(argument, type(given).__name__, f"an array ({error})") from error
+    check_plain(argument, given)
     # NumPy has no bfloat16.
     return (given.float() if given.dtype == torch.bfloat16 else given).detach().cpu().numpy()
 
 
 def _part(argument: str, images: Array, labels: Array, axes: str) -> Levels | Split:
     labels_argument = argument.replace("images", "labels")
-    images, labels = map(_as_array, (images, labels))
+    images, labels = _as_array(argument, images), _as_array(labels_argument, labels)
     if images.ndim != len(axes):
         raise wrong_shape(argument, images.shape, f"({', '.join(axes)})")
     if labels.shape != images.shape[:1]:

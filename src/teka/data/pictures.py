@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from teka.checks import check_name, height_and_width, is_whole
+from teka.checks import check_name, check_plain, height_and_width, is_whole
 from teka.errors import require, wrong_shape, wrong_type, wrong_value
 from teka.memory import LARGEST_IMAGE
 
@@ -162,6 +162,7 @@ def resize_bilinear(images: Tensor, image_size: int | Sequence[int]) -> UInt8[Te
 
     Source: Horn et al. 2021, section 3 (images resized to 32×32); Pillow, src/libImaging/Resample.c.
     """
+    check_plain("images", images)
     if images.ndim != 4:
         raise wrong_shape("images", images.shape, "(images, channels, height, width)")
     if images.dtype != torch.uint8:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from teka.checks import check_name, check_sizes
+from teka.checks import check_name, check_number, check_sizes
 from teka.codec import decode
 from teka.data import resize_bilinear
 from teka.data.pictures import GROUNDS, read_picture, to_intensities
@@ -73,11 +73,13 @@ class PictureSettings:
                 raise wrong_value(argument, size, "None with fit='whole'")
             if self.fit == "ink" and size is None:
                 raise wrong_value(argument, size, "height and width with fit='ink'")
+            if size is not None and (not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2):
+                raise wrong_value(argument, size, "height and width")
             check_sizes({f"{argument}[{axis}]": side for axis, side in enumerate(size or ())})
         if self.canvas is not None and self.box is not None and any(map(int.__gt__, self.box, self.canvas)):
             raise wrong_value("box", self.box, f"a box that fits the canvas, {self.canvas}")
-        if not 0 <= self.stroke < 100:
-            raise wrong_value("stroke", self.stroke, "a width in pixels of at least 0 and below 100")
+        expected = "a width in pixels of at least 0 and below 100"
+        check_number("stroke", self.stroke, expected, low=0, high=100, exclude=(100,))
 
 
 def settings_for(data: str, image_size: tuple[int, int]) -> PictureSettings:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from teka.checks import check_sizes
+from teka.checks import check_callable, check_sizes
 from teka.errors import nearest, wrong_type, wrong_value
 from teka.files import expand_user
 from teka.models import load, read_config
@@ -62,6 +62,8 @@ def predict(
     check_sizes({"batch_size": batch_size})
     if isinstance(pictures, str) or not isinstance(pictures, Sequence):
         raise wrong_value("pictures", pictures, "a list of files")
+    if progress is not None:
+        check_callable("progress", progress)
     if not pictures:
         raise wrong_value("pictures", list(pictures), "at least one")
     _check_model(model)
@@ -93,7 +95,7 @@ def _check_model(model: object) -> None:
         return
     folder = expand_user(model)
     expected = f"one of {', '.join(PRETRAINED)}, or a folder that teka export has written"
-    if not folder.is_dir():
+    if not str(model) or not folder.is_dir():
         raise wrong_value("model", str(model), f"{expected}{nearest(model, PRETRAINED)}")
     if (folder / "run.json").is_file():
         raise wrong_value("model", str(model), f"{expected}: export this run by teka export {model} --out FOLDER")
