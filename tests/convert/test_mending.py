@@ -2,6 +2,7 @@ import copy
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -234,6 +235,16 @@ def test_recomputation_uses_the_offsets_of_its_forward_pass(use_reentrant, order
         Checkpointed.use_reentrant = None
     for one, other in zip(expected, recomputed, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
+
+
+@annotations_unchecked()
+def test_layers_share_an_offset_across_a_break_of_the_compiled_graph():
+    model = network(Bottleneck(2, 2))
+    mended, _ = mend(model, blame(model))
+    expected = mended(images())
+    block: Any = mended.get_submodule("0")
+    block.shortcut = torch.compiler.disable(block.shortcut)
+    torch.testing.assert_close(torch.compile(mended, backend="eager")(images()), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_an_interrupted_pass_leaves_no_offset_to_the_next():

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
-from teka._compat import records_graph, restore_in_recomputation
+from teka._compat import restore_in_recomputation
 from teka.audit.layers.blame import LayerFindings
 from teka.audit.layers.fixes import FIXES, place_axes
 from teka.audit.layers.recogniser import pair
@@ -24,8 +23,8 @@ from teka.nn.polyphase import PolyphaseDownsample
 Maps = Float[Tensor, "batch channels height width"]
 Made = Float[Tensor, "batch out_channels out_height out_width"]
 SAMPLED_BY = ("blur", "polyphase")
-# Offset and layers that use it, by sides and stride.
-Chosen: TypeAlias = dict[tuple[int, ...], tuple[Tensor, list[nn.Module]]]
+# Offset and identities of the layers that use it, by sides and stride.
+Chosen: TypeAlias = dict[tuple[int, ...], tuple[Tensor, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -150,28 +149,22 @@ class Offsets:
     Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with those of their forward pass.
     """
 
-    def __init__(self) -> None:
-        self._traced: Chosen = {}  # while a graph is recorded, which cannot hold the state of a thread
-
-    def _chosen(self) -> Chosen:
-        return self._traced if records_graph() else _running.chosen.setdefault(self, {})
-
     def forget(self, *_: object) -> None:
         """Forget the offsets of the pass; a forward hook of the model."""
-        self._chosen().clear()
+        _running.chosen.pop(self, None)
 
     def sample(self, layer: nn.Module, cells: Maps, sampling: PolyphaseDownsample) -> Made:
         """Return every s-th cell of a layer, from the offset of this grid if another layer has chosen one."""
-        chosen = self._chosen()
+        chosen = _running.chosen.setdefault(self, {})
         # The batch size is not part of the key, because a symbolic size cannot be hashed.
         grid = (*cells.shape[2:], *sampling.stride)
         known, layers = chosen.get(grid, (None, []))
-        if known is None or any(one is layer for one in layers) or known.shape[0] != cells.shape[0]:
+        if known is None or id(layer) in layers or known.shape[0] != cells.shape[0]:
             sampled, known = sampling.sample(cells)
             layers = []
         else:
             sampled, _ = sampling.sample(cells, known)
-        chosen[grid] = known, [*layers, layer]
+        chosen[grid] = known, [*layers, id(layer)]
         return sampled
 
 
@@ -179,7 +172,7 @@ class _Running(threading.local):
     """The offsets of all models in the forward passes that run in this thread."""
 
     def __init__(self) -> None:
-        self.chosen: WeakKeyDictionary[Offsets, Chosen] = WeakKeyDictionary()
+        self.chosen: dict[Offsets, Chosen] = {}
 
 
 _running = _Running()
@@ -191,7 +184,7 @@ def _capture_offsets() -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def restore() -> Iterator[None]:
         outside = _running.chosen
-        _running.chosen = WeakKeyDictionary({offsets: dict(chosen) for offsets, chosen in captured.items()})
+        _running.chosen = {offsets: dict(chosen) for offsets, chosen in captured.items()}
         try:
             yield
         finally:
