@@ -59,7 +59,7 @@ def without_tensors(kind: type[T], write: Callable[[T], object], read: Callable[
     add_safe_globals([kind])
 
 
-def restore_in_recomputation(capture: Capture) -> None:
+def restore_in_recomputation(capture: Capture) -> bool:
     """Make `torch.utils.checkpoint` recompute under the ambient state of the forward pass.
 
     PyTorch captures random numbers and autocast when a checkpoint is entered, and nothing else. Its backward pass may
@@ -68,8 +68,13 @@ def restore_in_recomputation(capture: Capture) -> None:
     Args:
         capture: Reads the present state of this thread when a checkpoint is entered, and returns a function that makes
             a context manager with that state, which is entered around each recomputation.
+
+    Returns:
+        True, or False if this version of PyTorch lacks the undocumented classes that this function wraps.
     """
-    checkpoint: Any = torch_checkpoint  # neither class is documented
+    checkpoint: Any = torch_checkpoint
+    if not (hasattr(checkpoint, "CheckpointFunction") and hasattr(checkpoint, "_CheckpointFrame")):
+        return False
     reentrant_forward = checkpoint.CheckpointFunction.forward
     make_frame = checkpoint._CheckpointFrame.__init__
 
@@ -92,6 +97,7 @@ def restore_in_recomputation(capture: Capture) -> None:
 
     checkpoint.CheckpointFunction.forward = staticmethod(forward)
     checkpoint._CheckpointFrame.__init__ = init
+    return True
 
 
 def is_transformed(*tensors: Tensor) -> bool:

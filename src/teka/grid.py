@@ -3,6 +3,7 @@
 import math
 import operator
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -213,6 +214,8 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
         grid: The grid whose cells are the tokens after the prefix.
         num_prefix_tokens: Number of first tokens without a position, such as a class token.
     """
+    if not _IS_RESTORED:
+        warnings.warn("checkpoints of this version of PyTorch forget the grid of teka.on", stacklevel=3)
     if not isinstance(grid, Grid):
         raise wrong_value("grid", grid, "a teka.Grid")
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
@@ -237,7 +240,7 @@ def _capture_entered() -> Callable[[], AbstractContextManager[None]]:
     return restore
 
 
-restore_in_recomputation(_capture_entered)
+_IS_RESTORED = restore_in_recomputation(_capture_entered)
 
 
 def present_grid() -> tuple[Grid | None, int]:
