@@ -185,11 +185,11 @@ def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them
         np.savez(data, images=levels, labels=every.labels.numpy(), axes="NCHW")
     outside = make_case(model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False)
     assert len(outside.images) == 9
-    assert f"9 of 9 images of {data}; it declares no test part" in outside.description
-    assert outside.known["data_facts"]["used"] == f"9 of 9 images of {data}; it declares no test part"
+    assert f"9 of 9 images of {data} (no test part declared)" in outside.description
+    assert outside.known["data_facts"]["used"] == f"9 of 9 images of {data} (no test part declared)"
     trained = make_case(own_model(str(data)), str(data), SETTINGS, labelled=False)
     assert torch.equal(trained.images, load_data(str(data)).test.images)
-    assert f"1 of 1 held-out images of {data}, the fifth that training did not use" in trained.description
+    assert f"1 of 1 held-out images of {data} (the fifth that training did not use)" in trained.description
     assert len(make_case(own_model(str(other)), str(data), SETTINGS, labelled=False).images) == 9
     assert len(make_case(own_model("mnist"), str(data), SETTINGS, labelled=False).images) == 9
     few = make_case(model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False, num_images=4)

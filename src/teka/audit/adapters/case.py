@@ -33,8 +33,8 @@ _IMAGES_AT_ONCE = 256
 # What a data set's images that are audited are called, by their part.
 PARTS = {
     "test": ("test images", ""),
-    "all": ("images", "; it declares no test part"),
-    "held out": ("held-out images", ", the fifth that training did not use"),
+    "all": ("images", " (no test part declared)"),
+    "held out": ("held-out images", " (the fifth that training did not use)"),
 }
 
 
