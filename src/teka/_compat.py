@@ -202,6 +202,11 @@ def is_recorded(tensor: Tensor) -> bool:
     return bool(torch._C._len_torch_dispatch_stack()) or type(tensor) not in (Tensor, Parameter)
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Return True if torch.func.vmap has hidden a batch dimension of a tensor, whose elements cannot be read then."""
+    return torch._C._functorch.is_batchedtensor(tensor)
+
+
 def uncompiled() -> AbstractContextManager[object]:
     """A block in which what torch.compile made runs as it is written, with the hooks that modules have by then."""
     # Without the module, which is slow to import, nothing is compiled.

@@ -44,6 +44,9 @@ def check_kind(argument: str, tensor: object, dtypes: Dtypes = FLOATING) -> None
     """Check that an argument is a tensor of a kind of dtype: `FLOATING`, `BOOLEAN` or `WHOLE`, or None for any."""
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, f"a tensor of {KINDS[dtypes]}")
+    if tensor.is_nested:
+        hint = "a padded one, with the lengths in a mask (or `lengths` where there is one)"
+        raise wrong_value(argument, "a nested tensor", f"{hint}: torch.nested.to_padded_tensor(tensor, 0.0)")
     if dtypes is not None and tensor.dtype not in dtypes:
         raise wrong_value(argument, tensor.dtype, KINDS[dtypes])
 
@@ -67,11 +70,16 @@ def _fits(came: int, size: str | int) -> bool:
 
 def check_nonnegative(argument: str, tensor: Tensor) -> None:
     """Check that no number of a tensor is negative, where there are any and looking keeps nothing waiting."""
-    if is_recorded(tensor) or not tensor.is_cpu or tensor.grad_fn is not None:
+    if not may_be_read(tensor):
         return
     least = tensor.min().item()
     if least < 0:
         raise wrong_value(f"the least number of {argument}", least, "at least 0")
+
+
+def may_be_read(tensor: Tensor) -> bool:
+    """Return True if the elements of a parameter can be checked: they exist, on the CPU, and are nobody's output."""
+    return not is_recorded(tensor) and tensor.is_cpu and tensor.grad_fn is None
 
 
 def is_number(number: object) -> TypeGuard[float]:

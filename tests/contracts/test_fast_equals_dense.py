@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
@@ -22,9 +23,10 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import RELATIVES, RotationJoint, Window, attention
+from teka.functional import BACKENDS, RELATIVES, Fourier, Relative, RotationJoint, Window, attention
 from teka.functional.kernel import RANDOM_KERNELS
 from teka.functional.plan import LEAST_IN_BLOCKS
+from teka.functional.relative import make_relative
 from teka.functional.relative.biases import DecayRelative
 from teka.functional.relative.clipped import RingRelative
 
@@ -167,3 +169,36 @@ def test_large_queries_and_keys_cost_a_fast_path_no_accuracy(case: Case):
         assert relative_change(fast, truth) <= band, (factor, dtype)
         with patch.dict(LEAST_IN_BLOCKS, ALWAYS):
             assert relative_change(attend(factor, dtype, case.backend), truth) <= band, (factor, dtype)
+
+
+def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:
+    """Return the tensors of a relative kernel with each of them set to 0, and with all of them set to 0."""
+    tensors = {name: one for name, one in vars(relative).items() if isinstance(one, Tensor)}
+    zeros = {name: torch.zeros_like(one) for name, one in tensors.items()}
+    cases = [*({**tensors, name: zeros[name]} for name in tensors), zeros]
+    return cases[:-1] if isinstance(relative, Fourier) else cases  # which refuses that no weight is above 0
+
+
+@pytest.mark.parametrize("grid", [Grid(70), Grid((7, 11))], ids=str)
+@pytest.mark.parametrize("name", RELATIVES)
+def test_parameters_of_zero_have_the_dense_gradients(name: str, grid: Grid):
+    kernel = "positive" if name in ("rotation_joint", "clipped_features") else "squared_relu"
+    relative = make_relative(name, heads=2, dim=4, num_axes=grid.num_axes, kernel=kernel)
+    tokens = [one.requires_grad_() for one in draw_inputs(grid.num_tokens, dim=4, heads=2, batch=1)]
+    for parameters, is_causal in itertools.product(boundary_parameters(relative), (False, True)):
+        leaves = {name: one.clone().requires_grad_() for name, one in parameters.items()}
+        options = {"kernel": kernel, "grid": grid, "is_causal": is_causal, "relative": replace(relative, **leaves)}
+        results = {}
+        for backend in BACKENDS[1:]:
+            try:
+                output = attention(*tokens, **options, backend=backend)
+            except ValueError:  # a backend that does not have this kernel
+                assert backend != "dense"
+                continue
+            gradients = torch.autograd.grad(output.sin().sum(), [*tokens, *leaves.values()], allow_unused=True)
+            results[backend] = [output, *gradients]
+        expected = results.pop("dense")
+        for backend, found in results.items():
+            for one, truth in zip(found, expected, strict=True):
+                if one is not None and truth is not None:
+                    assert (one - truth).abs().max() <= 1e-9 * (1 + truth.abs().max()), (backend, parameters)

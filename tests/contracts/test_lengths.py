@@ -96,8 +96,8 @@ def test_a_twin_that_does_not_look_at_lengths_fails():
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "none": ({"lengths": torch.tensor([11, 0, 6])}, r"lengths is \[11, 0, 6\], expected numbers from 1 to 11"),
-    "too many": ({"lengths": torch.tensor([11, 12, 6])}, r"lengths is \[11, 12, 6\], expected numbers from 1 to 11"),
+    "negative": ({"lengths": torch.tensor([11, -1, 6])}, r"lengths is \[11, -1, 6\], expected numbers from 0 to 11"),
+    "too many": ({"lengths": torch.tensor([11, 12, 6])}, r"lengths is \[11, 12, 6\], expected numbers from 0 to 11"),
     "of another batch": ({"lengths": torch.tensor([11, 6])}, r"lengths has shape \(2,\), expected \(3,\)"),
     "no whole numbers": (
         {"lengths": torch.tensor([11.0, 1.0, 6.0])},

@@ -49,6 +49,30 @@ def attend(kernel: str | Kernel, relative: str | None, backend: str, inputs: lis
     )
 
 
+@together(POSSIBLE)
+def test_a_sample_that_is_all_padding_has_zeros(case: Case):
+    inputs = [one.requires_grad_() for one in draw_inputs(NUM_TOKENS)]
+    mask = torch.ones(2, NUM_TOKENS, dtype=torch.bool, device=DEVICE)
+    mask[1] = False
+    output = attend(case.kernel, case.relative, case.backend, inputs, mask)
+    assert output.isfinite().all()
+    assert output[0].any()
+    assert not output[1].any()
+    gradients = torch.autograd.grad(output.sin().sum(), inputs, allow_unused=True)
+    assert all(one is None or one.isfinite().all() for one in gradients)
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "taylor2"])
+@pytest.mark.parametrize("relative", [None, "rotary", "decay"])
+def test_a_compiled_graph_has_the_same_zeros(kernel: str, relative: str | None, as_users_run_it: None):
+    inputs = draw_inputs(9)
+    mask = torch.tensor([[True], [False]], device=DEVICE).expand(2, 9)
+    options: dict[str, Any] = {"kernel": kernel, "relative": relative, "grid": Grid(9), "key_mask": mask}
+    compiled = torch.compile(attention, backend="eager", fullgraph=True)(*inputs, **options)
+    assert not compiled[1].any()
+    assert relative_change(compiled, attention(*inputs, **options)) <= TOLERANCE
+
+
 def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> list[Tensor]:
     """Query as it was; masked keys and values replaced by large numbers."""
     query, key, value = inputs

@@ -151,3 +151,17 @@ def test_transforms_of_functions_go_through_what_goes_down_and_up():
 def test_bad_input_is_an_error_that_names_it(make, message: str):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("select", ["norm", "learned"])
+@pytest.mark.parametrize("blur", [3, 5, 9, "ideal"])
+def test_small_sides_are_equivariant_after_a_blur_that_leaves_all_cosets_alike(select: str, blur: int | str):
+    torch.manual_seed(0)
+    for stride, side in ((2, 2), (2, 4), (2, 8), (3, 3), (3, 6), (4, 4), (4, 8)):
+        channels = 3 if select == "learned" else None
+        down = PolyphaseDownsample(stride, num_axes=1, select=select, channels=channels, blur=blur).double().eval()
+        up, inputs = PolyphaseUpsample(stride, num_axes=1), draw(6, 3, side)
+        expected = up(*down.sample(inputs))
+        for shift in range(1, side):
+            moved = up(*down.sample(inputs.roll(shift, 2)))
+            assert (moved - expected.roll(shift, 2)).abs().max() < 1e-12, (stride, side, shift)

@@ -45,6 +45,12 @@ def attention(
 
         out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
 
+    Float32 inputs above 10,000 are computed in float64 in eager mode on a CPU, so that inputs up to 1e30 give finite
+    outputs and gradients wherever these are finite in float32. Elsewhere (on a GPU, in compiled or exported graphs,
+    under `torch.func`) nothing is read and products must fit into float32: keep inputs below 10,000.
+
+    A sample all of whose keys are masked, such as one that is all padding, has outputs of 0, eager and compiled alike.
+
     Args:
         query: Queries, shape (B, H, L_q, d).
         key: Keys, shape (B, H, L_k, d).
@@ -67,10 +73,10 @@ def attention(
             the last one ends: 0, …, L. Each sees itself alone; with `positions`, without masks, keys' places or prefix.
 
     Returns:
-        Output, shape (B, H, L_q, d_v). A causal query all of whose keys are dropped gets 0.
+        Output, shape (B, H, L_q, d_v). A query all of whose keys are masked gets 0.
 
     Raises:
-        ValueError: Types, shapes or a backend that do not fit, an unknown name, NaN positions, an empty mask.
+        ValueError: Types, shapes or a backend that do not fit, an unknown name, NaN positions.
     """
     check_inputs(query, key, value)
     batch, heads, num_queries, dim = query.shape

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -43,6 +44,9 @@ from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
 # if causal: on one thread, and for each of several, measured on two.
 LEAST_IN_BLOCKS = {"none": (128, 128), "fourier": (1, 1), "rotary": (128, 128), "causal": (1024, 2048)}
 
+
+# Larger queries, keys or values are computed in float64, in which the products of four of them do not overflow.
+LARGEST_IN_FLOAT32 = 1e4
 
 # Kernels of so many features that a compiled graph, which holds those of all tokens, is slower than blocks of them.
 OUTGROWING: dict[type[Kernel], str] = {Taylor2: Taylor2.name}
@@ -161,9 +165,40 @@ class Plan:
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
         query, broken = mask_features(query, query_mask), None
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
+        is_large = placed is None and self.group is None and any(map(is_large_float32, (query, key, value)))
         # Causally the kernels of a GPU see to it themselves.
         if self.group is None and (placed is None if self.is_causal else key_mask is not None):
             query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
+        if is_large:
+            output = self._in_float64(query, key, value, key_mask=key_mask, query_mask=query_mask)
+        else:
+            output = self._attend(query, key, value, key_mask=key_mask, query_mask=query_mask, placed=placed)
+        if broken is not None:
+            output = output.masked_fill(broken[..., None], torch.nan)
+        return mask_features(output, query_mask).to(dtype)
+
+    def _in_float64(self, query: Queries, key: Keys, value: Values, *, key_mask: Kept, query_mask: Asked) -> Outputs:
+        """Attend in float64; causally from the first large token on, so that no bit before it depends on it."""
+        masks: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask}
+        output = self._attend(query.double(), key.double(), value.double(), **masks)
+        if not self.is_causal:
+            return output
+        is_large = torch.stack([one.detach().abs().amax(dim=-1) > LARGEST_IN_FLOAT32 for one in (query, key, value)])
+        is_large = is_large.any(dim=0)[..., None]
+        query, key, value = (one.masked_fill(is_large, 0.0) for one in (query, key, value))
+        return torch.where(is_large.cumsum(dim=2) > 0, output.to(query), self._attend(query, key, value, **masks))
+
+    def _attend(
+        self,
+        query: Queries,
+        key: Keys,
+        value: Values,
+        *,
+        key_mask: Kept,
+        query_mask: Asked,
+        placed: PositionMap | None = None,
+    ) -> Outputs:
+        """Attend in the dtype of the tokens, in which what is dropped is 0."""
         with without_autocast(query.device.type):
             plan, query, key = self.joined(query, key)
             if not plan.is_causal and plan.kernel.features is not None:
@@ -175,10 +210,7 @@ class Plan:
             attend = {"dense": dense, "windows": windowed}.get(plan.backend, fast)
             if placed is not None:
                 attend = partial(by_triton, positions=placed)
-            output = attend(plan, query, key, value, key_mask=key_mask)
-        if broken is not None:
-            output = output.masked_fill(broken[..., None], torch.nan)
-        return mask_features(output, query_mask).to(dtype)
+            return attend(plan, query, key, value, key_mask=key_mask)
 
     def triton_map(self, query: Queries, key: Keys, value: Values) -> PositionMap | None:
         """What positions make of features, for Triton's kernels, which widen numbers themselves; None without them."""
@@ -303,6 +335,17 @@ def _sums_of(plan: Plan, tokens: Featured) -> Sums:
         return plain_sums(tokens)
     sums = relative.sums(plan.backend, tokens.after(first), plan.positions)
     return add_prefix(sums, tokens, first, relative.unplaced_sums)
+
+
+def is_large_float32(tensor: Tensor) -> bool:
+    """Return True if products of these elements may overflow in float32; read in eager mode on a CPU only."""
+    if tensor.dtype != torch.float32 or not tensor.is_cpu or not has_numbers(tensor):
+        return False
+    tensor = tensor.detach()
+    # The norm is an upper bound and four times faster than the largest absolute value.
+    return bool(torch.linalg.vector_norm(tensor) > LARGEST_IN_FLOAT32) and (
+        max(float(tensor.amax()), -float(tensor.amin())) > LARGEST_IN_FLOAT32
+    )
 
 
 def _all_finite(*tensors: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import keeps_tensors, precise, records_graph, widest
+from teka._compat import is_batched, is_recorded, keeps_tensors, precise, widest
 from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.shapes import Angles, Offsets, Places
@@ -158,7 +158,7 @@ class Positions:
         fits = points.ndim in (2, 3) and points.shape[-2] == length and points.shape[-1] >= 1
         if not fits or (points.ndim == 3 and points.shape[0] not in (1, batch)):
             raise wrong_shape(f"{argument}positions", points.shape, f"({length}, axes) or ({batch}, {length}, axes)")
-        if not records_graph() and not points.isfinite().all():
+        if not is_recorded(points) and not points.isfinite().all():
             raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
 
 
@@ -186,6 +186,10 @@ def packed_lengths(
         if given is not None:
             raise wrong_value(argument, "given", "None with cu_seqlens")
     check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=WHOLE)
+    if is_batched(cu_seqlens):
+        raise wrong_value(
+            "cu_seqlens", "mapped by torch.func.vmap", "the same for all samples, because its values are read"
+        )
     places = cu_seqlens.tolist()
     lengths = tuple(stop - start for start, stop in itertools.pairwise(places))
     if not lengths or places[0] != 0 or places[-1] != num_tokens or min(lengths) < 1:
@@ -240,21 +244,18 @@ def wrong_axes(argument: str, tensor: Tensor, made_for: int, num_axes: int) -> V
 
 
 def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
-    """Check that a mask has one flag a token and keeps at least one token of every sample."""
+    """Check that a mask has one flag for every token."""
     check_tensor(argument, mask, batch, num_tokens, dtypes=BOOLEAN)
-    if not records_graph() and not (kept := mask.any(dim=1)).all():
-        empty = int(kept.int().argmin())
-        raise ValueError(f"{argument} keeps no token of sample {empty}, expected at least one True in every row")
 
 
 def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"]:
     """Mask of a ragged batch, shape (B, num_tokens): True for the first lengths[b] tokens of sample b.
 
-    The lengths, shape (B,), are whole numbers from 1 to num_tokens; else a ValueError.
+    The lengths, shape (B,), are whole numbers from 0 to num_tokens; else a ValueError.
     """
     check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
     check_sizes({"num_tokens": num_tokens})
     lengths = lengths.long()  # num_tokens may be beyond a small dtype
-    if not records_graph() and not ((lengths >= 1) & (lengths <= num_tokens)).all():
-        raise wrong_value("lengths", lengths.tolist(), f"numbers from 1 to {num_tokens}")
+    if not is_recorded(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():
+        raise wrong_value("lengths", lengths.tolist(), f"numbers from 0 to {num_tokens}")
     return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

@@ -11,6 +11,7 @@ from torch.nn.functional import conv1d, conv2d, conv3d, pad, rms_norm
 from teka.checks import is_whole
 from teka.errors import wrong_value
 from teka.functional.kernel.base import kept_mean, mask_features
+from teka.functional.plan import is_large_float32
 from teka.functional.shapes import Kept, Keys, Queries, Values
 from teka.grid import Grid
 
@@ -47,10 +48,13 @@ class NormalizedQueryKey(PlainQueryKey):
         self.key_gain = Parameter(torch.ones(heads, 1, dim_head))
 
     def forward(self, query: Queries, key: Keys, key_mask: Kept) -> tuple[Queries, Keys]:
-        size = query.shape[-1:]
-        normalized = rms_norm(query, size) * self.query_gain, rms_norm(key, size) * self.key_gain
-        # In mixed precision the gain has more of it than the values have.
-        return normalized[0].to(query.dtype), normalized[1].to(key.dtype)
+        return _normalize(query, self.query_gain), _normalize(key, self.key_gain)
+
+
+def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
+    # The squares of large float32 numbers overflow. Under autocast the gain is float32 but the vectors are not.
+    wide = vectors.double() if is_large_float32(vectors) else vectors
+    return (rms_norm(wide, wide.shape[-1:]) * gain).to(vectors.dtype)
 
 
 class CentredQueryKey(PlainQueryKey):

@@ -69,8 +69,11 @@ def blurred(
     for axis, step in enumerate(stride):
         if step == 1:
             continue
-        around = [0, 0] * (axes - 1 - axis) + [margin, margin] + [0, 0] * axis
-        padded = pad(inputs, around, mode="circular" if periodic else "constant")
+        if periodic:  # by index, because circular padding does not go round a small side more than once
+            side = inputs.shape[2 + axis]
+            padded = inputs.index_select(2 + axis, torch.arange(-margin, side + margin, device=inputs.device) % side)
+        else:
+            padded = pad(inputs, [0, 0] * (axes - 1 - axis) + [margin, margin] + [0, 0] * axis)
         weight = kernel.view(1, 1, *(blur if one == axis else 1 for one in range(axes)))
         inputs = CONVOLUTIONS[axes](padded, weight.expand(channels, *weight.shape[1:]), groups=channels)
     return inputs

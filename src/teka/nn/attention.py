@@ -171,7 +171,10 @@ class Attention(nn.Module):
         context_grid: Grid | None = None,
         context_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Attend; a ValueError for shapes that do not fit, or a mask that keeps nothing.
+        """Attend; a ValueError for shapes that do not fit.
+
+        Where a sample has no key, because its mask keeps none, its heads give 0 and its output is the bias of the last
+        linear map. With `lengths` of 0 in place of the mask its output is 0. Both hold eager and compiled.
 
         Args:
             tokens: Tokens that attend, shape (B, L, dim).
@@ -182,7 +185,7 @@ class Attention(nn.Module):
             num_queries: Number of first tokens that attend, if not all; without relative kernel, context, causality.
             positions: Instead of a grid, positions in physical units, shape (L, n) or (B, L, n).
             lengths: Instead of `key_mask`, the number of tokens of every sample of a ragged batch, shape (B,): what is
-                after them is attended to by nothing, and its own output is 0 unless there is a context.
+                after them is attended to by nothing, and its own output is 0 unless there is a context. It may be 0.
             cu_seqlens: Where sequences of different lengths begin that stand one after another in a row of tokens, and
                 where the last one ends, 0, …, L: each sees itself alone, without padding; with `positions`.
             context: Tokens to attend to instead of themselves, shape (B, L_k, context_dim). The output has the queries'

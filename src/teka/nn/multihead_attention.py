@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from typing_extensions import Unpack
 
-from teka._compat import records_graph
+from teka._compat import is_recorded
 from teka.checks import FLAGS, check_flags, check_kind, check_sizes, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
@@ -162,7 +162,7 @@ def kept_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*s
     if mask.dtype == torch.bool:
         return ~mask
     keep = mask == 0
-    if not records_graph() and not bool((keep | (mask == -torch.inf)).all()):
+    if not is_recorded(keep) and not bool((keep | (mask == -torch.inf)).all()):
         raise wrong_value(
             argument, mask.unique()[:3].tolist(), "flags, or 0 where a key is kept and −∞ where it is dropped"
         )
@@ -177,7 +177,7 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         raise wrong_shape("attn_mask", mask.shape, "None, or a causal mask, as many queries as keys")
     keep = kept_keys("attn_mask", mask)
-    if not records_graph() and not bool((keep == torch.ones_like(keep).tril()).all()):
+    if not is_recorded(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         came = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
         raise wrong_value("attn_mask", came, "the causal mask, of later keys and nothing else: no sum keeps another")
     return True

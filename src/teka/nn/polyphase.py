@@ -47,7 +47,8 @@ class PolyphaseDownsample(nn.Module):
         select: "norm", "learned" or "fixed".
         channels: Channels of the inputs, for "learned".
         blur: Before sampling: None, a binomial filter of an odd number of cells, or "ideal", which leaves what
-            lies below half of the new Nyquist frequency; "norm" then chooses after a binomial filter.
+            lies below half of the new Nyquist frequency; "norm" then chooses after a binomial filter. "learned"
+            always chooses before the blur.
         periodic: Whether filters go on at the other side, or meet zeros at the edge.
 
     >>> import torch
@@ -99,15 +100,17 @@ class PolyphaseDownsample(nn.Module):
         if self.select == "fixed":
             chosen = inputs.new_zeros(inputs.shape[0], dtype=torch.long)
         elif self.score is None:
-            # After it all cosets have one norm, of which the largest would be chosen by rounding.
-            weighed = blurred(inputs, CHOICE_BLUR, self.stride, self.periodic) if self.blur == "ideal" else filtered
-            chosen = largest_coset(weighed.detach(), self.stride)
+            # After an ideal filter all cosets have the same norm, and so have they along a side of two cells after a
+            # binomial one: the choice would be left to rounding.
+            blur = CHOICE_BLUR if self.blur == "ideal" else self.blur
+            steps = [step if side > 2 else 1 for side, step in zip(inputs.shape[2:], self.stride, strict=True)]
+            chosen = largest_coset(blurred(inputs, blur, steps, self.periodic).detach(), self.stride)
         else:
-            cosets = split_cosets(filtered, self.stride)
-            scores = self.score(cosets)
+            # Scores see the inputs before the blur, after which a small grid has cosets that differ by rounding alone.
+            scores = self.score(split_cosets(inputs, self.stride))
             if self.training:
                 hard = gumbel_softmax(scores, hard=True)
-                return torch.einsum("bk,bk...->b...", hard, cosets), hard.argmax(1)
+                return torch.einsum("bk,bk...->b...", hard, split_cosets(filtered, self.stride)), hard.argmax(1)
             chosen = scores.argmax(1)
         return take_coset(filtered, chosen, self.stride), chosen
 

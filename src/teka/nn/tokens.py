@@ -222,7 +222,7 @@ class AttentionPool(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens dim"], key_mask: Bool[Tensor, "batch tokens"] | None = None
     ) -> Float[Tensor, "batch queries dim"]:
-        """Pool the tokens that the mask keeps; a ValueError for shapes that do not fit or a mask that keeps nothing."""
+        """Pool the tokens that the mask keeps; heads of 0 for a sample without any. A ValueError for other shapes."""
         check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
         if key_mask is not None:
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])

@@ -110,14 +110,29 @@ def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_featur
 
 @pytest.mark.parametrize("kind", FLOORED)
 def test_the_vector_zero_has_next_to_no_features_and_its_gradient_is_finite(kind: type[FlooredRelu]):
-    query = draw_inputs(6)[0]
-    query[:, :, 2] = 0.0
-    query.requires_grad_()
-    features = kind().query_features(query, scale=0.4)
+    key = draw_inputs(6)[1]
+    key[:, :, 2] = 0.0
+    key.requires_grad_()
+    features = kind().key_features(key, scale=0.4)
     assert ((features.amax(dim=-1) > 1e-13) == (torch.arange(6) != 2)).all()
-    assert torch.allclose(features[:, :, 2], torch.tensor(1e-14, dtype=torch.float64), rtol=1e-6, atol=0.0)
-    (gradient,) = torch.autograd.grad(features.sum(), query)
+    # A focused key has entries down to (ε/√d)³, of which the vector 0 has a millionth.
+    least = 1e-6 * (1e-6 / math.sqrt(5)) ** 3 if kind is Focused else 1e-14
+    assert torch.allclose(features[:, :, 2], torch.tensor(least, dtype=torch.float64), rtol=1e-6, atol=0.0)
+    (gradient,) = torch.autograd.grad(features.sum(), key)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", FLOORED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", ["dense", "linear"])
+def test_a_zero_key_counts_for_less_than_any_other_key(kind: type[FlooredRelu], dtype: torch.dtype, backend: str):
+    query, key = torch.zeros(1, 1, 2, 64, dtype=dtype), torch.zeros(1, 1, 3, 64, dtype=dtype)
+    query[..., 0, 0], query[..., 1, :] = 3.0, -1.0
+    key[..., 0, 1], key[..., 1, :] = 2.0, -1.0  # orthogonal to the first query, and without a positive entry
+    query, key = query.requires_grad_(), key.requires_grad_()
+    weights = attention(query, key, torch.eye(3, dtype=dtype)[None, None], kernel=kind(), backend=backend)[0, 0]
+    assert (weights[:, 2] < 0.01 * weights[:, :2].amin(dim=1)).all()
+    assert all(one.isfinite().all() for one in torch.autograd.grad(weights.square().sum(), (query, key)))
 
 
 @pytest.mark.parametrize("kernel", [*(kind(0.1) for kind in FLOORED), Elu()], ids=lambda kernel: kernel.name)

@@ -127,3 +127,9 @@ def test_a_negative_weight_is_refused(argument: str):
     values[argument][-1] = -0.5
     with pytest.raises(ValueError, match=f"the least number of {argument} is -0.5, expected at least 0"):
         Fourier(**values)
+
+
+def test_a_head_without_any_weight_is_refused():
+    weights = {"constant_weight": torch.tensor([1.0, 0.0]), "amplitude": torch.zeros(2, 3)}
+    with pytest.raises(ValueError, match="at least one weight above 0 in every head"):
+        Fourier(**weights, frequency=torch.ones(2, 3, 1), phase=torch.zeros(2, 3))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from teka._compat import is_transformed
+from teka._compat import has_numbers, is_transformed
 from teka.functional.backend import BYTES, Cost, Sums, checkpointed, transposed, with_ones
 from teka.functional.backend.by_hand import MAPS
 from teka.functional.backend.toeplitz import AxisForm, plain_axis_sums, runs_by_hand
@@ -24,6 +24,8 @@ MATRIX_ELEMENTS = 2**23
 LEAST_TILED_PAIRS = 2**16
 # Numbers of a tile of the matrix of weights: 512 KiB in float32, of which the second-level cache of a core holds three.
 TILE_ELEMENTS = 2**17
+# Rounding errors of float64 scores up to this are far below 1.
+LARGEST_SCORE = 1e12
 LEAST_ROWS = 64  # of a tile, as matrix products want
 
 
@@ -38,7 +40,7 @@ def matrix_attention(pairs: Pairwise, log_rows: Callable[[Queries, slice], Tenso
     query, value, kernel = pairs.query, pairs.value, pairs.kernel
     left, right, log_scale = pairs.vectors()
     keep, empty = pairs.keep(), None
-    if keep is not None and (pairs.within is not None or (pairs.is_causal and pairs.key_mask is not None)):
+    if keep is not None and (pairs.within is not None or pairs.key_mask is not None):
         # A query all of whose keys are dropped: it is given every key here, and 0 in the end.
         empty = without_keys(keep)
         keep = keep | empty
@@ -82,11 +84,20 @@ def fused_softmax(pairs: Pairwise) -> Outputs:
         assert keep is not None
         empty = without_keys(keep)
         mask = keep | empty
-    is_fused = not is_transformed(query, key, value)
+    is_fused = not is_transformed(query, key, value) and not _loses_digits(query, key, pairs.scale)
     options = {"attn_mask": mask, "is_causal": pairs.is_causal and mask is None, "scale": pairs.scale}
     with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
         output = scaled_dot_product_attention(query, key, value, **options)
     return output[..., :size] if empty is None else output[..., :size].masked_fill(empty, 0.0)
+
+
+def _loses_digits(query: Tensor, key: Tensor, scale: float) -> bool:
+    """Return True if float64 scores may be so large that the fused backward pass, which makes them again, overflows."""
+    if query.dtype != torch.float64 or not query.is_cpu or not has_numbers(query):
+        return False
+    return bool(
+        scale * torch.linalg.vector_norm(query.detach()) * torch.linalg.vector_norm(key.detach()) > LARGEST_SCORE
+    )
 
 
 def products_with_prefix(left: Tensor, right: Tensor, placed: Tensor, first: int) -> Tensor:

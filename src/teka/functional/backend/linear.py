@@ -195,11 +195,13 @@ def _causal_block(
     inputs = (query_features, key_features, log_scale, value, *waves)
     query, key, scale, value, *placed = (one.unflatten(2, (-1, size)) for one in inputs)
     query_waves, key_waves = placed or (None, None)
-    num_chunks, first, before_first = value.shape[2], state.log_peak, -(size // 2) - 1
+    num_chunks, first, before_first, decay = value.shape[2], state.log_peak, -(size // 2) - 1, None
     if rate is not None:
         place = torch.arange(size, dtype=rate.dtype, device=rate.device) - size // 2
-        scale, first = scale + rate[:, None, None] * place, first + rate * before_first
-    own_peak = scale.amax(dim=-1)
+        decay = rate[:, None, None] * place
+        scale, first = scale + decay, first + rate * before_first
+    # Peaks only keep numbers in range, and are constants to the gradient: where two are equal, a maximum has none.
+    own_peak = scale.detach().amax(dim=-1)
     weighted = product_features(key, key_waves) * torch.exp(scale - own_peak[..., None])[..., None]
     own = torch.cat([state.total[:, :, None], weighted.transpose(-2, -1) @ value], dim=2)
 
@@ -210,18 +212,21 @@ def _causal_block(
     if rate is not None:
         peaks = peaks - (rate * size)[:, None, None] * torch.cat([ages[:, :1] - 1, ages[:, 1:]], dim=1)
     peaks = peaks.masked_fill(ages < 1, -torch.inf)
-    peak = peaks.amax(dim=-1)
+    peak = peaks.detach().amax(dim=-1)
     shares = torch.exp(peaks - peak.clamp_min(LOWEST_LOG_SCALE)[..., None])
     states = (shares @ own.flatten(3)).unflatten(3, own.shape[3:])
     before, last = peak[..., :-1, None], peak[..., -1] if rate is None else peak[..., -1] - rate * before_first
 
-    running = torch.maximum(before, running_maximum(scale))
+    running = torch.maximum(before, running_maximum(scale.detach()))
+    if decay is not None:  # row i is to be exact, and not only up to a factor: Σ_j exp(s_j − r (i − j) − constant)
+        running = (running - decay.detach()) + decay
     pairs = query @ key.transpose(-2, -1)
     if query_waves is not None and key_waves is not None:
         pairs = pairs * (query_waves @ key_waves.transpose(-2, -1))
-    # exp of a number that is at most 0 wherever it counts; clamped where it does not, against infinity times zero.
-    decay = torch.exp((scale[..., None, :] - running[..., :, None]).clamp_max(0.0))
-    within = (pairs * decay).tril() @ value
+    # Later keys are masked before the exponential, where they might overflow.
+    exponent = scale[..., None, :] - running[..., :, None]
+    is_later = torch.ones(size, size, dtype=torch.bool, device=value.device).triu(1)
+    within = (pairs * torch.exp(exponent.masked_fill(is_later, -torch.inf))) @ value
     old = torch.exp(before - running)[..., None] * (product_features(query, query_waves) @ states[:, :, :-1])
     return (within + old).flatten(2, 3), LinearState(states[:, :, -1], last)
 
@@ -275,7 +280,7 @@ def causal_rings(log_rings: RingWeights, tokens: Featured, grid: Grid) -> Sums:
 
     # Rows 0 … k − 1 have no far keys: those of key j begin to count k tokens later.
     far_scale = _later(log_scale, distance)
-    far_log_peak = running_maximum(far_scale)
+    far_log_peak = running_maximum(far_scale.detach())  # as `causal_linear` divides by it
     far_keys, far_values = (pad(one, (0, 0, distance, 0))[:, :, :num_tokens] for one in (key_features, value))
     far = causal_linear(query_features, far_keys, far_scale, far_values)
     near_scale = torch.stack([_later(log_scale, ring) for ring in range(distance)], dim=-1)

@@ -18,8 +18,8 @@ from teka.functional.shapes import CausalFeatures, Kept, KeyFeatures, Keys, MapF
 
 # Vectors are brought into range by powers of 2 to this.
 RANGE_BITS = 8.0
-# No feature is smaller, so that the vector 0 has features too, whose products float32 still holds: keys that are all 0
-# count evenly, and a key of 0 among others for nothing that can be seen.
+# Features of the vector 0. Their products are normal float32 numbers, so that keys that are all 0 count evenly.
+# A key of 0 among others has no visible weight.
 LEAST_FEATURE = 1e-14
 # Keys up to this, beside a first one in range, leave sums of squares, their gradients among them, finite in float32.
 LARGEST_BESIDE_FIRST = 2.0**30
@@ -189,14 +189,14 @@ class FlooredRelu(LocalKernel):
     def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
         """Gradient of r from that of φ; either may be overwritten."""
 
-    @property
-    def _least_floor(self) -> float:
+    def _least_floor(self, vectors: Vectors) -> float:
+        """Return the floor of the vector 0."""
         return LEAST_FEATURE ** (1 / (self.degree or 1))
 
     def _floor(self, vectors: Vectors) -> Float[Tensor, "*batch 1"]:
         # The sum is clamped so that the root has a gradient at the vector 0, where it is 0.
         square = vectors.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
-        return (square.sqrt() * (self.epsilon / math.sqrt(vectors.shape[-1]))).clamp_min(self._least_floor)
+        return (square.sqrt() * (self.epsilon / math.sqrt(vectors.shape[-1]))).clamp_min(self._least_floor(vectors))
 
     def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
         return self.features_of(torch.maximum(vectors, self._floor(vectors)))
@@ -211,7 +211,7 @@ class FlooredRelu(LocalKernel):
             total = gradient.sum(dim=-1, keepdim=True)
             # As numbers and not as truth values, by which torch selects thirty times as slowly; r is not needed again.
             above = torch.ge(vectors, floor, out=rectified)
-            is_above_least = torch.gt(floor, self._least_floor, out=torch.empty_like(floor))
+            is_above_least = torch.gt(floor, self._least_floor(vectors), out=torch.empty_like(floor))
             gradient = gradient.mul_(above)
             below = total.sub_(gradient.sum(dim=-1, keepdim=True)).mul_(is_above_least)
             # The floor's gradient is ε² x / (d · floor).
@@ -289,6 +289,25 @@ class Focused(FlooredRelu):
     name: ClassVar[str] = "focused"
     goes_by_entry: ClassVar[bool] = True
 
+    def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
+        return super().query_features(_ones_for_zeros(query), scale=scale)
+
+    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
+        features, pull = super().query_block(_ones_for_zeros(query), scale=scale)
+
+        def pull_nonzero(gradient: Tensor, out: Tensor) -> None:
+            pull(gradient, out)
+            out.masked_fill_(_is_zero(query), 0.0)
+
+        return features, pull_nonzero
+
+    def _least_floor(self, vectors: Vectors) -> float:
+        # The features of a key have entries down to (ε/√d)³, and a key of 0 must not count more than that. The second
+        # number is the floor of the shortest vector whose squares the dtype holds.
+        share = self.epsilon / math.sqrt(vectors.shape[-1])
+        shortest = 1.01 * math.sqrt(torch.finfo(vectors.dtype).tiny) * share
+        return min(LEAST_FEATURE, max(1e-6 * share**3, shortest))
+
     def features_of(self, rectified: Vectors) -> MapFeatures:
         """φ = ‖r‖ · r³/‖r³‖: with u = r over its largest entry, ‖u‖ · u³/‖u³‖ times that entry."""
         peak, unit, length, cube_length = _parts(rectified)
@@ -301,6 +320,15 @@ class Focused(FlooredRelu):
         inner = (gradient * square * unit).sum(dim=-1, keepdim=True)
         along = inner / (length * cube_length) - 3 * length * inner / cube_length.pow(3) * square.square()
         return gradient.mul_(square).mul_(3 * length / cube_length).addcmul_(unit, along)
+
+
+def _is_zero(vectors: Vectors) -> Bool[Tensor, "*batch 1"]:
+    return (vectors == 0).all(dim=-1, keepdim=True)
+
+
+def _ones_for_zeros(query: Vectors) -> Vectors:
+    """Replace queries of 0 by 1, which attend to keys in the same way, with features that are not tiny."""
+    return query.masked_fill(_is_zero(query), 1.0)
 
 
 def _parts(rectified: Vectors) -> tuple[Tensor, Vectors, Tensor, Tensor]:

@@ -10,7 +10,8 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.checks import check_nonnegative, check_tensor
+from teka.checks import check_nonnegative, check_tensor, may_be_read
+from teka.errors import wrong_value
 from teka.functional.backend import Cost, Featured, Sums
 from teka.functional.backend.fused.position_maps import PositionMap, WaveMap
 from teka.functional.backend.linear import DecodingState, Sizes, linear_cost
@@ -81,7 +82,7 @@ class Fourier(WaveRelative):
 
     cos(ω·(x_i − x_j) + θ) = cos(ω·x_i + θ) cos(ω·x_j) + sin(ω·x_i + θ) sin(ω·x_j), so that c is an inner product of 2F
     + 1 features: exact at any real positions, and sums cost O(L · m · F). On a periodic grid frequencies are rounded to
-    those of the torus. A negative weight or amplitude is a ValueError.
+    those of the torus. A negative weight or amplitude, or a head in which all of them are 0, is a ValueError.
 
     Source: this library; near to the Fourier masks of Choromanski et al. 2023 (FLT), whose waves are drawn at random.
 
@@ -114,6 +115,11 @@ class Fourier(WaveRelative):
         check_tensor("phase", self.phase, heads, waves)
         for argument, weight in (("constant_weight", self.constant_weight), ("amplitude", self.amplitude)):
             check_nonnegative(argument, weight)
+        if may_be_read(self.constant_weight) and may_be_read(self.amplitude):
+            total = self.constant_weight.detach() + self.amplitude.detach().sum(dim=1)
+            if not bool((total > 0).all()):
+                expected = "at least one weight above 0 in every head"
+                raise wrong_value("the sum of constant_weight and amplitude", total.tolist(), expected)
 
     @classmethod
     def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Fourier":
