@@ -41,9 +41,10 @@ class Placed(nn.Module):
 
 
 def masked(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """Keys dropped, and a token without a position."""
+    """Masked keys, a sample that is all padding, and a token without a position."""
     mask = torch.rand(batch, 16) < 0.7
     mask[:, 0] = True
+    mask[-1] = False
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative)
     return Placed(layer, Grid((3, 5)), key_mask=mask, num_prefix_tokens=1), torch.randn(batch, 16, DIM)
 

@@ -62,17 +62,6 @@ def test_a_sample_that_is_all_padding_has_zeros(case: Case):
     assert all(one is None or one.isfinite().all() for one in gradients)
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "taylor2"])
-@pytest.mark.parametrize("relative", [None, "rotary", "decay"])
-def test_a_compiled_graph_has_the_same_zeros(kernel: str, relative: str | None, as_users_run_it: None):
-    inputs = draw_inputs(9)
-    mask = torch.tensor([[True], [False]], device=DEVICE).expand(2, 9)
-    options: dict[str, Any] = {"kernel": kernel, "relative": relative, "grid": Grid(9), "key_mask": mask}
-    compiled = torch.compile(attention, backend="eager", fullgraph=True)(*inputs, **options)
-    assert not compiled[1].any()
-    assert relative_change(compiled, attention(*inputs, **options)) <= TOLERANCE
-
-
 def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> list[Tensor]:
     """Query as it was; masked keys and values replaced by large numbers."""
     query, key, value = inputs

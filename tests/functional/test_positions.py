@@ -96,7 +96,7 @@ def test_a_mask_of_lengths_keeps_the_first_of_every_sample():
     assert length_mask(torch.tensor([3, 100], dtype=torch.uint8), 300).sum(dim=1).tolist() == [3, 100]
 
 
-@pytest.mark.parametrize("lengths", [[0, 3], [1, 5], [1.0, 2.0], [[1], [2]]])
+@pytest.mark.parametrize("lengths", [[-1, 3], [1, 5], [1.0, 2.0], [[1], [2]]])
 def test_lengths_out_of_range_are_refused(lengths: list):
     with pytest.raises(ValueError, match=r"lengths (is|has shape)"):
         length_mask(torch.tensor(lengths), 4)
