@@ -5,6 +5,7 @@ None of them reads the numbers of a tensor but `check_nonnegative`, which does s
 
 import contextlib
 import itertools
+import math
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
@@ -107,6 +108,17 @@ def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST
             continue
         too_small = is_whole(size) and size < least
         raise wrong_value(argument, size, f"at least {least}" if too_small else f"a whole number up to {most}")
+
+
+def check_tensor_sizes(sizes: Mapping[str, Any], num_elements: int | None = None) -> None:
+    """Check that arguments, by their names, are sizes from 1 of a tensor that is not larger than 2^31 − 1 elements.
+
+    The number of elements is the product of the sizes, unless it is given.
+    """
+    check_sizes(sizes)
+    if (math.prod(sizes.values()) if num_elements is None else num_elements) > LARGEST:
+        expected = f"sizes of a tensor of at most {LARGEST:,} elements"
+        raise wrong_value(", ".join(sizes), tuple(sizes.values()), expected)
 
 
 def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int = 1) -> tuple[int, int]:

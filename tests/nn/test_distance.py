@@ -1,8 +1,12 @@
 """Learned kernels of distance and of signed offsets: what they begin as."""
 
-import torch
+from collections.abc import Callable
 
-from teka.nn import Alibi, Attention, Decay, Kerple, Shaw, TransformerXL
+import pytest
+import torch
+from torch import nn
+
+from teka.nn import Alibi, Attention, Decay, Kerple, RandomFeatures, Shaw, Table, TransformerXL, Window
 
 
 def test_decay_begins_as_alibi_which_learns_nothing():
@@ -26,3 +30,19 @@ def test_shaw_takes_the_distance_and_transformer_xl_the_frequencies_that_are_ask
     assert torch.equal(module().frequency, frequency[:, None].expand(4, 2))
     layer = Attention(15, 3, kernel="softmax", relative=module)
     assert layer.relative is module
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Window(7, 1, max_distance=16), "num_axes, heads, max_distance is"),
+        (lambda: Window(10**6, 1), "num_axes is 1000000"),
+        (lambda: Window(2, 1, max_distance=10**5), "num_axes, heads, max_distance is"),
+        (lambda: Shaw(2, 10**5, max_distance=10**5), "num_axes, dim_head, max_distance is"),
+        (lambda: Table(2, 10**5, max_offset=10**5), "num_axes, heads, max_offset is"),
+        (lambda: RandomFeatures("positive", 10**5, num_features=10**5), "num_features, dim is"),
+    ],
+)
+def test_sizes_of_a_tensor_that_is_too_large_are_refused_before_it_is_made(make: Callable[[], nn.Module], named: str):
+    with pytest.raises(ValueError, match=named):
+        make()

@@ -41,6 +41,36 @@ def test_with_the_softmax_it_is_torchs_layer(options: dict):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"bias": False}, {"kdim": 5, "vdim": 4}], ids=str)
+def test_the_weights_of_pytorchs_layer_load_strictly(sizes: dict):
+    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 24), 1)
+    theirs.layers[0].self_attn = nn.MultiheadAttention(12, 3, **sizes)
+    ours = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 24), 1)
+    ours.layers[0].self_attn = MultiheadAttention(12, 3, **sizes)
+    frequency = ours.state_dict()["layers.0.self_attn.heads.relative.frequency"].clone()
+    ours.load_state_dict(theirs.state_dict())
+    state = ours.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in theirs.state_dict().items())
+    assert torch.equal(state["layers.0.self_attn.heads.relative.frequency"], frequency)
+
+
+def test_a_damaged_state_dict_of_its_own_does_not_load():
+    layer = MultiheadAttention(12, 3)
+    for name in ("in_proj_weight", "out_proj.bias"):
+        state = layer.state_dict()
+        del state[name]
+        with pytest.raises(RuntimeError, match=name):
+            layer.load_state_dict(state)
+
+
+def test_arguments_have_pytorchs_positions():
+    assert MultiheadAttention(12, 3, 0.0, True, False, False, 5, 4, True).batch_first
+    with pytest.raises(ValueError, match="add_bias_kv is True, expected False"):
+        MultiheadAttention(12, 3, add_bias_kv=True)
+    with pytest.raises(ValueError, match="add_zero_attn is True, expected False"):
+        MultiheadAttention(12, 3, add_zero_attn=True)
+
+
 def test_it_gives_its_weights_under_autocast():
     layer = MultiheadAttention(12, 3, batch_first=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):

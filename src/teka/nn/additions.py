@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import conv1d, conv2d, conv3d, pad, rms_norm
 
-from teka.checks import is_whole
+from teka.checks import check_tensor_sizes, is_whole
 from teka.errors import wrong_value
 from teka.functional.kernel.base import kept_mean, mask_features
 from teka.functional.plan import is_large_float32
@@ -123,6 +123,7 @@ class ValueConvolution(nn.Module):
             raise wrong_value("value_convolution", side, "None or an odd number of at least 1, the side in cells")
         if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
             raise wrong_value("num_axes", num_axes, "1, 2 or 3 with value_convolution")
+        check_tensor_sizes({"value_convolution": side}, heads * dim_head * side**num_axes)
         self.side = side
         self.weight = Parameter(torch.zeros(heads * dim_head, 1, *(side,) * num_axes))
 

@@ -6,13 +6,14 @@ from torch.nn import Parameter
 from torch.nn.functional import softplus
 
 from teka import functional as kernels
-from teka.checks import check_name, check_sizes, check_tensor
+from teka.checks import check_name, check_sizes, check_tensor, check_tensor_sizes
 from teka.functional.relative.biases import FARTHEST, KERPLE_FORMS, NUM_BUCKETS
 from teka.functional.relative.clipped import MAX_DISTANCE
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.nn.waves import RelativeModule, inverse_softplus
 
 REACH = 3  # windows of 7 × 7 cells, as of Hassani et al. 2023
+MAX_AXES = 62  # PyTorch has tensors of up to 64 axes
 WAVE_BASE = 10_000.0  # Vaswani et al. 2017: the ratio of the longest wave to the shortest, nearly
 
 
@@ -29,7 +30,7 @@ class Decay(RelativeModule):
 
     def __init__(self, num_axes: int, heads: int) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         slope = kernels.Alibi.of_heads(heads).slope
         self.raw_rate = Parameter(inverse_softplus(slope)[:, None].repeat(1, num_axes))
 
@@ -51,7 +52,7 @@ class Alibi(RelativeModule):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        check_sizes({"heads": heads})
+        check_tensor_sizes({"heads": heads})
         self.register_buffer("slope", kernels.Alibi.of_heads(heads).slope)
 
     def forward(self) -> kernels.Alibi:
@@ -74,7 +75,7 @@ class T5(RelativeModule):
         self, num_axes: int, heads: int, *, num_buckets: int = NUM_BUCKETS, farthest: float = FARTHEST
     ) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads, "num_buckets": num_buckets})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_buckets": num_buckets})
         self.tables, self.farthest = Parameter(torch.zeros(heads, num_axes, num_buckets)), farthest
         self()
 
@@ -97,7 +98,7 @@ class Kerple(RelativeModule):
 
     def __init__(self, num_axes: int, heads: int, *, form: str = KERPLE_FORMS[0]) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         check_name("form", form, KERPLE_FORMS)
         self.form = form
         weight, bend = torch.rand(2, heads, num_axes).clamp_min(1e-2)
@@ -124,7 +125,10 @@ class Window(RelativeModule):
 
     def __init__(self, num_axes: int, heads: int, *, max_distance: int = REACH) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads, "max_distance": max_distance})
+        sizes = {"num_axes": num_axes, "heads": heads, "max_distance": max_distance}
+        check_sizes(sizes)
+        check_sizes({"num_axes": num_axes}, most=MAX_AXES)
+        check_tensor_sizes(sizes, heads * (2 * max_distance + 1) ** num_axes)
         self.bias = Parameter(torch.zeros(heads, *[2 * max_distance + 1] * num_axes))
 
     def forward(self) -> kernels.Window:
@@ -146,7 +150,7 @@ class Shaw(RelativeModule):
 
     def __init__(self, num_axes: int, dim_head: int, *, max_distance: int = MAX_DISTANCE) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "dim_head": dim_head, "max_distance": max_distance})
+        check_tensor_sizes({"num_axes": num_axes, "dim_head": dim_head, "max_distance": max_distance})
         self.embedding = Parameter(torch.zeros(num_axes, 2 * max_distance + 1, dim_head))
 
     def forward(self) -> kernels.Shaw:
@@ -176,7 +180,7 @@ class TransformerXL(RelativeModule):
 
     def __init__(self, num_axes: int, heads: int, dim_head: int, *, frequency: Tensor | None = None) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads, "dim_head": dim_head})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "dim_head": dim_head})
         if frequency is None:
             frequency = WAVE_BASE ** -(torch.arange(NUM_FREQUENCIES) / NUM_FREQUENCIES)
         check_tensor("frequency", frequency, "scales")

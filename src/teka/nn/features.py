@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn import Parameter
 
-from teka.checks import check_name, check_sizes
+from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_type
 from teka.functional import PROJECTIONS, FeatureKernel, Kernel, default_num_features, draw_projection
 from teka.functional.kernel import LEARNED_KERNELS, RANDOM_KERNELS
@@ -58,6 +58,7 @@ class RandomFeatures(nn.Module):
             raise wrong_type("generator", generator, "None or a torch.Generator")
         self.kernel, self.dim = kernel, dim
         self.num_features = default_num_features(dim) if num_features is None else num_features
+        check_tensor_sizes({"num_features": self.num_features, "dim": dim})
         self.projection_name = projection
         self.is_fresh = True  # until a layer has compared this draw with the truth
         self.register_buffer("projection", torch.empty(self.num_features, dim))

@@ -1,5 +1,7 @@
 """Attention with the signature and the parameters of `torch.nn.MultiheadAttention`."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
@@ -19,15 +21,18 @@ Asking = Float[Tensor, "*query_tokens embed_dim"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` that attends by teka's kernels: the same arguments, and its parameters.
+    """`torch.nn.MultiheadAttention` with the kernels of teka: the same arguments and the same projections.
 
-    It stands where torch's stands, as in `nn.TransformerEncoderLayer`, and has its linear maps; `heads`, an
-    `AttentionHeads`, is what differs. Where its kernels learn, as rotary does, torch's state_dict lacks their numbers:
-    `load_state_dict(…, strict=False)`. The defaults, squared relu × rotary, cost O(L). Tokens stand in a row, or are
-    the cells of a `grid`, the layer's or that of `teka.on`.
+    The layer replaces PyTorch's, for instance in `nn.TransformerEncoderLayer`. The kernels are in `heads`, an
+    `AttentionHeads`. `load_state_dict` accepts the weights of PyTorch's layer; parameters of the kernels, which these
+    lack, keep their values. The default, squared relu × rotary, costs O(L). Tokens are in a row, or on a `grid`, which
+    is given to the layer or by `teka.on`.
 
-    Dropout acts on the output, for there is no matrix of weights. An `attn_mask` is kept if it is causal. Weights are
-    given if they are asked for, which `need_weights` is not by default, and cost O(L²).
+    Differences from PyTorch:
+
+    - `need_weights` is False by default, because the weights cost O(L²). The second result is then None.
+    - Dropout acts on the output, because there is no matrix of weights.
+    - An `attn_mask` must be causal. `add_bias_kv` and `add_zero_attn` must be False.
 
     >>> import torch, teka
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -40,6 +45,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         num_heads: Number of heads, a divisor of embed_dim.
         dropout: Probability of dropping a number of the output in training.
         bias: Whether linear maps have a bias.
+        add_bias_kv: Only False, as a learned key has no position.
+        add_zero_attn: Only False, likewise.
         kdim: Size of the tokens that keys are made of, embed_dim by default.
         vdim: Size of the tokens that values are made of, likewise.
         batch_first: Whether tokens have shape (B, L, E), and not (L, B, E).
@@ -57,6 +64,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
@@ -70,6 +79,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_sizes({"embed_dim": embed_dim, "num_heads": num_heads})
         check_sizes({"kdim": kdim, "vdim": vdim}, or_none=True)
         check_flags({"bias": bias, "batch_first": batch_first})
+        check_flags({"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn})
+        for argument, flag in {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}.items():
+            if flag:
+                raise wrong_value(argument, flag, "False, because a key that is no token has no position")
         if embed_dim % num_heads:
             raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")
         if not is_number(dropout) or not 0 <= dropout <= 1:
@@ -135,6 +148,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not is_batch:
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        start = f"{prefix}heads."
+        if not any(name.startswith(start) for name in state_dict):  # the weights of PyTorch's layer
+            state_dict.update({f"{start}{name}": tensor for name, tensor in self.heads.state_dict().items()})
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _is_batch(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """Whether tokens are those of a batch, and not of one sample; a ValueError for shapes that do not fit."""

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from torch.nn.functional import softplus
 
 from teka import functional as kernels
-from teka.checks import POSITIVE, check_name, check_sizes, is_positive
+from teka.checks import POSITIVE, check_name, check_tensor_sizes, is_positive
 from teka.errors import unknown_name, wrong_value
 from teka.functional.relative.clipped import MAX_DISTANCE
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
@@ -38,7 +38,7 @@ class Clipped(RelativeModule):
 
     def __init__(self, dim_head: int, *, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0) -> None:
         super().__init__()
-        check_sizes({"dim_head": dim_head, "max_distance": max_distance})
+        check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         if not is_positive(ring_width):
             raise wrong_value("ring_width", ring_width, POSITIVE)
         self.distance_embedding = Parameter(torch.zeros(max_distance + 1, dim_head))
@@ -89,7 +89,7 @@ class Quadratic(RelativeModule):
 
     def __init__(self, num_axes: int, heads: int) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         self.center = Parameter(2 * torch.randn(heads, num_axes))
         self.raw_precision = Parameter(inverse_softplus(torch.ones(heads)))
 
@@ -113,7 +113,7 @@ class GeneralizedQuadratic(RelativeModule):
 
     def __init__(self, num_axes: int, heads: int) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         self.center = Parameter(2 * torch.randn(heads, num_axes))
         self.precision_factor = Parameter(torch.eye(num_axes).repeat(heads, 1, 1))
 
@@ -134,7 +134,7 @@ class Table(RelativeModule):
 
     def __init__(self, num_axes: int, heads: int, *, max_offset: int = MAX_OFFSET) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
         self.tables = Parameter(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
     def forward(self) -> kernels.Table:
@@ -161,7 +161,7 @@ class EmbeddedTable(RelativeModule):
     def __init__(self, num_axes: int, heads: int, *, max_offset: int, embedding_dim: int) -> None:
         super().__init__()
         sizes = {"num_axes": num_axes, "heads": heads, "max_offset": max_offset, "embedding_dim": embedding_dim}
-        check_sizes(sizes)
+        check_tensor_sizes(sizes)
         self.embeddings = nn.ModuleList(nn.Embedding(2 * max_offset + 1, embedding_dim) for _ in range(num_axes))
         self.head_vectors = nn.ModuleList(nn.Linear(embedding_dim, heads, bias=False) for _ in range(num_axes))
 

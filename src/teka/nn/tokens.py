@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from teka import functional
 from teka._compat import ProcessGroup, records_graph, replace
-from teka.checks import WHOLE, check_flags, check_kind, check_sizes, check_tensor
+from teka.checks import WHOLE, check_flags, check_kind, check_sizes, check_tensor, check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.functional import length_mask
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
@@ -179,8 +179,8 @@ class AbsoluteTable(nn.Module):
 
     def __init__(self, dim: int, shape: int | Sequence[int]) -> None:
         super().__init__()
-        check_sizes({"dim": dim})
         self.shape = Grid(shape).shape
+        check_tensor_sizes({"dim": dim, "shape": math.prod(self.shape)})
         self.table = Parameter(TABLE_SCALE * torch.randn(math.prod(self.shape), dim))
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
@@ -210,6 +210,8 @@ class AttentionPool(nn.Module):
     def __init__(self, dim: int, heads: int, *, num_queries: int = 1, qkv_bias: bool = True) -> None:
         super().__init__()
         check_sizes({"dim": dim, "heads": heads, "num_queries": num_queries})
+        check_tensor_sizes({"dim": dim}, dim**2)
+        check_tensor_sizes({"dim": dim, "num_queries": num_queries})
         check_flags({"qkv_bias": qkv_bias})
         if dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}")

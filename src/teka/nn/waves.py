@@ -12,7 +12,7 @@ from torch.nn.functional import normalize, softplus
 
 from teka import functional as kernels
 from teka._compat import replace
-from teka.checks import POSITIVE, check_sizes, check_tensor, is_number, is_positive
+from teka.checks import POSITIVE, check_tensor, check_tensor_sizes, is_number, is_positive
 from teka.errors import wrong_type, wrong_value
 from teka.functional import Relative
 from teka.functional.relative.fourier import NUM_FOURIER_WAVES
@@ -85,7 +85,7 @@ class Rotation(RelativeModule):
     ) -> None:
         super().__init__()
         sizes = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head, "num_frequencies": num_frequencies}
-        check_sizes(sizes)
+        check_tensor_sizes(sizes)
         if frequency is not None:
             check_tensor("frequency", frequency, "scales")
             if not isinstance(frequency, Parameter):
@@ -155,7 +155,7 @@ class Fourier(RelativeModule):
         wave_weight: float = 1.0,
     ) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads, "num_waves": num_waves})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_waves": num_waves})
         if not is_positive(shortest_wave):
             raise wrong_value("shortest_wave", shortest_wave, POSITIVE)
         if not (is_number(longest_wave) and longest_wave >= shortest_wave):
@@ -206,7 +206,7 @@ class Rotary(RelativeModule):
         length_share: float = LENGTH_SHARE,
     ) -> None:
         super().__init__()
-        check_sizes({"num_axes": num_axes, "heads": heads, "num_pairs": num_pairs})
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_pairs": num_pairs})
         if not is_positive(base):
             raise wrong_value("base", base, POSITIVE)
         check_normalizer(normalizer, length_share)
