@@ -1,3 +1,4 @@
+import importlib
 import json
 import multiprocessing
 import shutil
@@ -6,6 +7,7 @@ import sys
 import threading
 import time
 
+import dask
 import pytest
 from joblib.externals.loky import get_reusable_executor
 from tests.campaign.kills import is_running
@@ -163,7 +165,11 @@ def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_
 
 
 def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
-    out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF)
+    importlib.import_module("distributed")  # whose settings have their defaults then
+    # Both workers are forks of one process that has imported what they need.
+    multiprocessing.set_forkserver_preload(["lightning.pytorch", "teka.training", "teka.experiments.study"])
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF)
     assert decided(out) == half(finished)
 
 
