@@ -26,7 +26,7 @@ demo: $(READY)
 	$(BIN)/teka demo --out runs/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # What torch.compile, exports and Triton, in its interpreter, make of the layers: some seconds each.
 test-compilers: $(READY)
@@ -34,7 +34,7 @@ test-compilers: $(READY)
 
 # Every kernel with every relative kernel, backend and second factor, where `test` meets a choice of them.
 test-exhaustive: $(READY)
-	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist loadgroup tests tests/compilers
+	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist worksteal tests tests/compilers
 
 # The folders whose tests compare numbers, restricted to what every x86 processor has and with all that this one has.
 PORTABLE_TESTS := $(addprefix tests/,contracts convert functional models nn audit/measure audit/statistics)
@@ -43,7 +43,7 @@ THIS_CPU := $(addprefix -u ,ATEN_CPU_CAPABILITY ONEDNN_MAX_CPU_ISA MKL_CBWR)
 test-portable: $(READY)
 	for cpu in "$(EVERY_CPU)" "$(THIS_CPU)"; do \
 		env $$cpu $(BIN)/python -c 'import torch; print("PyTorch uses", torch.backends.cpu.get_cpu_capability())' && \
-		env $$cpu $(BIN)/python -m pytest -n auto --dist loadgroup $(PORTABLE_TESTS) || exit 1; \
+		env $$cpu $(BIN)/python -m pytest -n auto --dist worksteal $(PORTABLE_TESTS) || exit 1; \
 	done
 
 # The contracts that can run on a GPU, and its kernels, there; with a build of PyTorch for it, CONSTRAINTS=. Without the

@@ -13,7 +13,7 @@ from tests.campaign.outcome import run_command
 
 from teka.cli import COMMANDS
 
-pytestmark = [pytest.mark.xdist_group("campaign"), pytest.mark.usefixtures("as_users_run_this_file")]
+pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
 
 
 @pytest.fixture(scope="module")

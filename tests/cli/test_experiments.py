@@ -10,8 +10,6 @@ from teka.experiments.reproduce import read_reproduction
 from teka.experiments.study import step_seconds
 from teka.files import read_json, write_json
 
-pytestmark = pytest.mark.xdist_group("experiments")
-
 STUDY = {
     "name": "tiny",
     "base": {

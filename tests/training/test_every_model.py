@@ -36,16 +36,14 @@ def test_a_model_trains_a_step_on_a_data_set_and_its_weights_move(model, data, t
     assert len(moved) >= 0.9 * len(list(before.parameters()))
 
 
-def test_vgg_of_its_whole_size_trains_a_step():
+def test_vgg_of_its_whole_size_has_logits_and_a_gradient_of_every_parameter():
     run = Run.of(data="cifar10", model="vgg16")
-    model = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    images, labels = dataset_like("cifar10").train.images[:2], torch.tensor([3, 7])
-    loss = torch.nn.functional.cross_entropy(model(images), labels)
-    loss.backward()
-    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
-    optimizer.step()
-    assert loss.isfinite()
+    with torch.device("meta"):  # 134 million parameters have shapes alone
+        model = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
+        logits = model(torch.zeros(2, 3, 32, 32))
+    assert logits.shape == (2, 10)
+    logits.sum().backward()
+    assert all(weight.grad is not None and weight.grad.shape == weight.shape for weight in model.parameters())
 
 
 def test_every_model_is_tried():

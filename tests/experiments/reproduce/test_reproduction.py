@@ -11,7 +11,6 @@ from teka.experiments.reproduce.reproduction import target_levels, write_reprodu
 from teka.experiments.study import read_study
 from teka.files import read_json
 
-pytestmark = pytest.mark.xdist_group("study")
 MODEL = "Performer (absolute)"
 TINY = {
     "name": "tiny",

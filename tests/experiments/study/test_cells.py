@@ -146,7 +146,6 @@ def test_a_loose_cell_goes_before_a_packed_one(study_folder, study_cell):
     assert 0.75 in (cell.accuracy, cell.learning_curve[0].accuracy)
 
 
-@pytest.mark.xdist_group("study")
 def test_a_packed_study_is_done(finished, tiny_study, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "packed")
     assert {path.name for path in pack_study(folder)} == {"cells.jsonl.gz", "tuning.jsonl.gz"}

@@ -12,7 +12,6 @@ from teka.files import read_json, write_json
 from teka.models import read_config
 from teka.training.train import load_data
 
-pytestmark = pytest.mark.xdist_group("study")
 NAME = "squared-relu--none--seed-3"
 
 

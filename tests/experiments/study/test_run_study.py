@@ -16,7 +16,6 @@ from teka.experiments.study import read_study, run_study
 from teka.experiments.study.run_study import Progress
 from teka.files import write_json
 
-pytestmark = pytest.mark.xdist_group("study")
 # What the run alone decides; times are the machine's.
 DECIDED = ("labels", "run", "accuracy", "accuracy_by_shift", "steps", "parameters", "backend", "equivariance_error")
 CELLS = {

@@ -11,8 +11,6 @@ from teka.experiments.study.run_cell import load_cell_data
 from teka.experiments.study.run_study import Progress
 from teka.experiments.study.step_seconds import StepTimer, measure_step_seconds, read_step_seconds
 
-pytestmark = pytest.mark.xdist_group("study")
-
 
 def test_every_model_is_timed_as_often_with_the_threads_of_a_cell_and_the_tables_take_these_seconds(
     finished, tiny_study, tmp_path

@@ -49,6 +49,12 @@ def gradients_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None, raising=False)
 
 
+@pytest.fixture
+def by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute FlexAttention by its formula. FlexAttention itself compiles its arguments in each call."""
+    monkeypatch.setattr(import_module("teka.functional.backend.flex"), "flex_attention", flex_formula)
+
+
 def compare(
     kernel_name: str,
     relative_name: str,
@@ -86,24 +92,33 @@ def compare(
 
 
 @pytest.mark.parametrize("relative", FACTORS)
-def test_softmax_with_every_factor_equals_dense(relative: str, monkeypatch: pytest.MonkeyPatch):
-    # One place as FlexAttention computes it, which compiles its arguments each time, and all by its formula.
+def test_softmax_with_every_factor_equals_dense(relative: str, request: pytest.FixtureRequest):
     compare("softmax", relative, list(PLACES.values())[FACTORS.index(relative) % 5])
-    monkeypatch.setattr(import_module("teka.functional.backend.flex"), "flex_attention", flex_formula)
+    request.getfixturevalue("by_formula")
     for name, place in PLACES.items():
         if (relative, name) != ("table", "two to three"):  # a table counts cells, which those grids do not share
             compare("softmax", relative, place)
 
 
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "trigonometric" and averages(name)])
-def test_every_nonnegative_kernel_equals_dense(kernel: str):
+def test_every_nonnegative_kernel_equals_dense(kernel: str, request: pytest.FixtureRequest):
+    if kernel not in ("softmax", "squared_relu", "positive"):
+        request.getfixturevalue("by_formula")
     compare(kernel, "quadratic", PLACES["image with prefix"], masked=True)
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "positive", "taylor2"])
-def test_causality_equals_dense(kernel: str):
-    for relative in ("clipped", "fourier"):
-        compare(kernel, relative, PLACES["line"], is_causal=True)
+@pytest.mark.parametrize(
+    ("kernel", "relative"),
+    [
+        ("softmax", "clipped"),
+        ("softmax", "fourier"),
+        ("squared_relu", "fourier"),
+        ("positive", "clipped"),
+        ("taylor2", "fourier"),
+    ],
+)
+def test_causality_equals_dense(kernel: str, relative: str):
+    compare(kernel, relative, PLACES["line"], is_causal=True)
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "clipped"])
@@ -132,9 +147,10 @@ def positions(num_tokens: int, seed: int, *shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(), (2,)], ids=["shared", "one a sample"])
-def test_waves_of_bare_positions_equal_dense(shape: tuple[int, ...]):
+def test_waves_of_bare_positions_equal_dense(shape: tuple[int, ...], request: pytest.FixtureRequest):
     sites = Positions(points=positions(11, 1, *shape))
     compare("softmax", "fourier", replace(sites, num_prefix_tokens=2))
+    request.getfixturevalue("by_formula")
     compare("squared_relu", "fourier", replace(sites, key=Positions(points=positions(7, 2, *shape))), masked=True)
 
 
