@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 
-import dask
 import pytest
+from dask.config import set as set_dask_config
 from joblib.externals.loky import get_reusable_executor
 from tests.campaign.kills import is_running
 
@@ -167,7 +167,7 @@ def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_stud
     importlib.import_module("distributed")  # whose settings have their defaults then
     # Both workers are forks of one process that has imported what they need.
     multiprocessing.set_forkserver_preload(["lightning.pytorch", "teka.training", "teka.experiments.study"])
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+    with set_dask_config({"distributed.worker.multiprocessing-method": "forkserver"}):
         out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF)
     assert decided(out) == half(finished)
 

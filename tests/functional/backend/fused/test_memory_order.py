@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from teka import Grid
 from teka.functional import attention
+from teka.functional.plan import LEAST_IN_BLOCKS
 from teka.functional.relative import make_relative
 
 POINTWISE = {"add", "add_", "addcmul", "addcmul_", "div", "div_", "ge", "maximum", "mul", "mul_", "sub", "sub_"}
@@ -47,7 +48,11 @@ def _last(tensor: Tensor) -> int:
     [(None, False), ("rotary", False), ("fourier", False), (None, True), ("rotary", True)],
     ids=["alone", "rotary", "fourier", "causal", "causal rotary"],
 )
-def test_no_operation_mixes_two_orders_of_memory(relative: str | None, is_causal: bool):
+def test_no_operation_mixes_two_orders_of_memory(
+    relative: str | None, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+):
+    # With several threads, only more tokens are computed in blocks.
+    monkeypatch.setitem(LEAST_IN_BLOCKS, "causal", (0, 0))
     drawn = draw_inputs(NUM_TOKENS, heads=2, dim=8, dim_value=8)
     # As a layer makes them, (heads, dim, batch, tokens).
     inputs = [one.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).requires_grad_() for one in drawn]
