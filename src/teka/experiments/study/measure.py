@@ -76,8 +76,9 @@ def _under_shifts(model: nn.Module, test: Split, measure: Measure, device: torch
     moved = measure_responses(model, shifted.images, measure.shifts, Movement(measure.mode), **options)
     classes = {}
     for label in measure.classes:
-        chosen = moved.take_images(shifted.labels == label)
-        if chosen.num_images:
+        of_class = shifted.labels == label
+        if of_class.any():
+            chosen = moved.take_images(of_class)
             classes[label] = ShiftedClass(chosen.num_images, accuracies(chosen)["accuracy_by_shift"])
     return {
         "mode": measure.mode,
