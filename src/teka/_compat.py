@@ -140,6 +140,23 @@ def is_compiled() -> bool:
     return not is_exporting() and not torch._C._are_functorch_transforms_active()
 
 
+def is_dynamic(*sizes: int) -> bool:
+    """Return True if one of these sizes may change in a graph that torch.export records, so that no branch may test it.
+
+    torch.compile may test a size: it compiles again for other sizes.
+    """
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        return True
+    is_exporting = getattr(torch.compiler, "is_exporting", None)
+    if is_exporting is None or not is_exporting() or not torch.compiler.is_dynamo_compiling():
+        return False
+    # Dynamo, which exports with strict=True, shows every size as an int.
+    from torch.fx.experimental import symbolic_shapes
+
+    has_static_value = getattr(symbolic_shapes, "has_static_value", None)
+    return has_static_value is not None and not all(has_static_value(size) for size in sizes)
+
+
 def is_plain_eager(*tensors: Tensor) -> bool:
     """Whether none of these, torch.func and forward-mode differentiation is at work."""
     return not records_graph() and not is_transformed(*tensors)

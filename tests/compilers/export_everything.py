@@ -3,6 +3,7 @@
 Run in a process of its own: the checks of annotations that the tests switch on cannot be exported. Every setting's
 diagonal of kernels × relative kernels is exported as it stands; the first setting's also with a batch of any size, of
 which traces are too. In the ONNX graphs of linear layers no tensor has as many numbers as there are pairs of tokens.
+A sample is exported for sequences of any length and for batches of any size up to thousands, in float64.
 """
 
 import contextlib
@@ -17,12 +18,13 @@ import torch
 from tests.compilers.compile_everything import BAND, DIM, Placed, change, diagonal, jobs, met, report
 from tests.contracts.cases import Case
 from torch import Tensor, nn
+from torch.fx.experimental import symbolic_shapes
 
 from teka import Grid
 from teka.audit import Movement, blame_layers
-from teka.convert import mend
+from teka.convert import mend, replace_attention
 from teka.models import Performer
-from teka.nn import Attention
+from teka.nn import Attention, MultiheadAttention
 
 
 def exported_change(model: nn.Module, tokens: Tensor, others: tuple[Tensor, ...] = ()) -> float:
@@ -117,6 +119,69 @@ def any_batch(pair: Case) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model, tuple(torch.randn(batch, 15, DIM) for batch in (3, 1, 5))
 
 
+SIZE = 8  # of a token, where sequences have any length
+
+
+class Encoder(nn.Module):
+    """An encoder of torch, with padding, whose attention is replaced."""
+
+    def __init__(self, kernel: str, relative: str | None) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(SIZE, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        replace_attention(self.encoder, kernel=kernel, relative=relative)
+
+    def forward(self, tokens: Tensor, padding: Tensor) -> Tensor:
+        return self.encoder(tokens, src_key_padding_mask=padding)
+
+
+class SelfAttention(nn.Module):
+    """A layer with torch's signature, of tokens in a row."""
+
+    def __init__(self, *, is_causal: bool = False) -> None:
+        super().__init__()
+        self.layer = MultiheadAttention(SIZE, 2, batch_first=True)
+        self.is_causal = is_causal
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(tokens, tokens, tokens, is_causal=self.is_causal)[0]
+
+
+def row(batch: int, length: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(batch, length, SIZE, dtype=dtype)
+
+
+def padded_row(batch: int, length: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Tokens, of which the last ones of the first sample are padding."""
+    return row(batch, length, dtype), torch.arange(length) >= torch.tensor([[length - 1], *[[length]] * (batch - 1)])
+
+
+def change_of_sizes(model: nn.Module, *calls: tuple[Tensor, ...], shape: dict[int, Any], strict: bool = False) -> float:
+    """Largest difference between a model and its program of dynamic sizes, exported with the first call."""
+    model = model.double().eval()
+    program = torch.export.export(model, calls[0], dynamic_shapes=(shape,) * len(calls[0]), strict=strict).module()
+    return max(change([model(*call)], [program(*call)]) for call in calls)
+
+
+def onnx_change_of_lengths(model: nn.Module, *calls: tuple[Tensor, ...]) -> float:
+    """Largest difference between a model and its ONNX graph of any batch and length, exported with the first call."""
+    import onnxruntime
+
+    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=3, max=512)
+    dynamic = ({0: batch, 1: length},) * len(calls[0])
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(model.eval(), calls[0], dynamic_shapes=dynamic, dynamo=True, verbose=False)
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    names = [one.name for one in session.get_inputs()]
+    changes = []
+    for call in calls:
+        (found,) = session.run(None, {name: one.numpy() for name, one in zip(names, call, strict=True)})
+        changes.append(change([model(*call)], [torch.from_numpy(found)]))
+    return max(changes)
+
+
 def main(form: str) -> dict[str, object]:
     """What was exported as a program, to ONNX or traced, and what went wrong."""
     torch.manual_seed(0)
@@ -138,6 +203,10 @@ def main(form: str) -> dict[str, object]:
         for pair, is_causal in LINEAR:
             yield f"{pair}-{is_causal}", pair, partial(onnx_change, pair, is_causal)
         yield "a mended model", None, mended_change
+        for pair in (Case("squared_relu", "rotary"), Case("softmax", None)):
+            calls = (padded_row(*sizes, torch.float32) for sizes in ((3, 10), (2, 70)))
+            encoder = Encoder(pair.kernel, pair.relative)
+            yield f"any length-{pair}", pair, partial(onnx_change_of_lengths, encoder, *calls)
 
     def traces() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
         for pair in diagonal(0):
@@ -148,4 +217,28 @@ def main(form: str) -> dict[str, object]:
             performer = Performer((12, 10), 2, 3, dim=DIM, depth=1, heads=2, pool="mean", **options).eval()
             yield f"Performer {options}", None, partial(traced_change, performer, *larger)
 
+    def dynamic_sizes() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
+        export = torch.export.Dim
+        named = {0: export("batch", min=1, max=4096), 1: export("length", min=2, max=4096)}
+        automatic, dynamic = dict.fromkeys((0, 1), export.AUTO), dict.fromkeys((0, 1), export.DYNAMIC)
+        calls = padded_row(3, 10), padded_row(2, 25)
+        yield "encoder", None, partial(change_of_sizes, Encoder("squared_relu", "rotary"), *calls, shape=named)
+        rows = (row(3, 10),), (row(2, 130),)
+        can_be_strict = hasattr(symbolic_shapes, "has_static_value")  # which older versions of PyTorch lack
+        yield "strict", None, partial(change_of_sizes, SelfAttention(), *rows, shape=named, strict=can_be_strict)
+        # Causal attention is computed in chunks of 64 tokens.
+        rows = tuple((row(batch, length),) for batch, length in ((3, 10), (1, 2), (2, 63), (2, 64), (1, 65), (1, 300)))
+        yield "causal", None, partial(change_of_sizes, SelfAttention(is_causal=True), *rows, shape=dynamic)
+        softmax = Attention(SIZE, 2, kernel="softmax", relative=None, causal=True)
+        yield "softmax", None, partial(change_of_sizes, softmax, *rows, shape=automatic)
+        # Eager mode takes the rows of such a matrix of weights in parts if the batch is large.
+        dense = Placed(Attention(SIZE, 2, kernel="squared_relu", relative="rotation", backend="dense"), Grid((16, 16)))
+        rows = (row(3, 256),), (row(65, 256),)
+        yield "dense", None, partial(change_of_sizes, dense, *rows, shape={0: named[0]})
+        windows = Placed(Attention(SIZE, 2, kernel="softmax", relative="window", backend="windows"), Grid((7, 9)))
+        rows = (row(3, 63),), (row(5, 63),)
+        yield "windows", None, partial(change_of_sizes, windows, *rows, shape={0: named[0]})
+
+    if form == "dynamic sizes":
+        return report(dynamic_sizes(), 1e-10)
     return report({"program": programs, "onnx": graphs, "trace": traces}[form](), BAND)

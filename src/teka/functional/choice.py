@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from teka._compat import is_plain_eager, records_graph, replace
+from teka._compat import is_dynamic, is_plain_eager, records_graph, replace
 from teka.checks import check_name
 from teka.errors import wrong_value
 from teka.functional.backend import BACKENDS, Cost
@@ -16,6 +16,8 @@ from teka.functional.kernel.base import Kernel
 from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative
 
+# Number of queries and of keys for which a backend is chosen if an exported graph takes any.
+DYNAMIC_TOKENS = 4096
 # Backends chosen so far, by all that a choice depends on.
 _choices: dict[tuple, str] = {}
 MOST_CHOICES = 1024
@@ -97,6 +99,8 @@ def choose_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
 def chosen(backend: str, work: Workload, device_type: str) -> str:
     """The choice, which is remembered: that of a layer and a grid is made once."""
     check_name("backend", backend, BACKENDS)
+    if is_dynamic(work.num_queries, work.num_keys):
+        work = replace(work, num_queries=DYNAMIC_TOKENS, num_keys=DYNAMIC_TOKENS)
     signature = None if records_graph() else _signature(work)
     if signature is None:
         return choose_backend(backend, backend_costs(work), device_type)

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from typing_extensions import Unpack
 
-from teka._compat import widest
+from teka._compat import is_dynamic, widest
 from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
 from teka.functional import DecodingState, Kernel, attention, decode
@@ -89,17 +90,20 @@ class AttentionHeads(nn.Module):
         earlier = num_keys - num_queries if is_causal else 0
         places: dict[str, Any] = {}
         if relative is not None:
-            places["grid"], places["num_prefix_tokens"] = self._grid(grid, num_prefix_tokens, num_keys)
+            places = self._places(grid, num_prefix_tokens, num_keys, query.device)
         if earlier > 0 and (num_queries > 1 or places.get("num_prefix_tokens")):
             query = pad(query, (0, 0, earlier, 0))  # outputs of the earlier tokens are not used
         if relative is not None and query.shape[2] != num_keys:
-            key_grid = places["grid"]
+            del places["num_prefix_tokens"]
             if earlier > 0:
-                row = key_grid.positions(dtype=widest(query.device), device=query.device)
+                row = places.get("positions")
+                if row is None:
+                    row = places["grid"].positions(dtype=widest(query.device), device=query.device)
                 places = {"positions": row[-1:], "key_positions": row}
             else:
-                places = {"grid": self._grid(None, 0, num_queries)[0], "key_grid": key_grid}
-        options = {"is_causal": is_causal and query.shape[2] >= num_keys, "scale": scale, "backend": self.backend}
+                key_places = {f"key_{name}": place for name, place in places.items()}
+                places = {**self._places(None, 0, num_queries, query.device), **key_places, "num_prefix_tokens": 0}
+        options = {"is_causal": is_causal and bool(query.shape[2] >= num_keys), "scale": scale, "backend": self.backend}
         kernels = {"kernel": kernel, "relative": relative}
         attended = attention(query, key, value, key_mask=key_mask, **kernels, **places, **options)
         return attended[:, :, -num_queries:]
@@ -120,15 +124,24 @@ class AttentionHeads(nn.Module):
             raise wrong_value("num_prefix_tokens", self.num_prefix_tokens, "0 for heads that decode step by step")
         return decode(query, key, value, state, kernel=kernel, relative=relative, key_mask=key_mask, scale=scale)
 
-    def _grid(self, grid: Grid | None, num_prefix_tokens: int, num_tokens: int) -> tuple[Grid, int]:
-        """The grid that was given, or that of `teka.on`, or the layer's own, or a row; with its prefix."""
+    def _places(
+        self, grid: Grid | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
+    ) -> dict[str, Any]:
+        """Return the arguments of `attention` that place tokens, with their prefix.
+
+        They are on the given grid, or on that of `teka.on`, or on the layer's own, or in a row. A row of any length, in
+        an exported graph, is no grid but positions.
+        """
         for one, prefix in ((grid, 0), present_grid(), (self.grid, self.num_prefix_tokens)):
             if one is not None:
-                return one, num_prefix_tokens or prefix
+                return {"grid": one, "num_prefix_tokens": num_prefix_tokens or prefix}
         if self.num_axes > 1:
             raise wrong_value("grid", None, f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on")
         prefix = num_prefix_tokens or self.num_prefix_tokens
-        return Grid(num_tokens - prefix), prefix
+        if is_dynamic(num_tokens):
+            row = torch.arange(num_tokens - prefix, dtype=widest(device), device=device)
+            return {"positions": row[:, None], "num_prefix_tokens": prefix}
+        return {"grid": Grid(num_tokens - prefix), "num_prefix_tokens": prefix}
 
     def extra_repr(self) -> str:
         kernel, relative = self.present()

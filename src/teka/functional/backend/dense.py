@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from teka._compat import has_numbers, is_transformed
+from teka._compat import has_numbers, is_dynamic, is_transformed
 from teka.functional.backend import BYTES, Cost, Sums, checkpointed, transposed, with_ones
 from teka.functional.backend.by_hand import MAPS
 from teka.functional.backend.toeplitz import AxisForm, plain_axis_sums, runs_by_hand
@@ -61,8 +61,10 @@ def matrix_attention(pairs: Pairwise, log_rows: Callable[[Queries, slice], Tenso
         return torch.cat([mixed, shares.sum(dim=-1, keepdim=True)], dim=-1)
 
     batch, heads, num_queries, _ = query.shape
-    tile = max(1, MATRIX_ELEMENTS // max(1, batch * heads * value.shape[2]))
-    if tile >= num_queries:
+    # A graph of any size has all rows at once.
+    is_whole = is_dynamic(batch, num_queries, value.shape[2])
+    tile = num_queries if is_whole else max(1, MATRIX_ELEMENTS // max(1, batch * heads * value.shape[2]))
+    if is_whole or tile >= num_queries:
         output = attend(slice(0, num_queries), query, left, right, value)
     else:
         parts = [slice(start, min(start + tile, num_queries)) for start in range(0, num_queries, tile)]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import records_graph
+from teka._compat import is_dynamic, records_graph
 from teka.errors import wrong_value
 from teka.functional.backend import BYTES, LOWEST_LOG_SCALE, Cost, Featured, Sums, checkpointed, with_ones
 from teka.functional.shapes import Channels, Features, KeyFeatures, LogScale, QueryFeatures, RingWeights, Values
@@ -165,37 +165,45 @@ def causal_linear(
     if state is None:
         state = empty_state(product_features(key_features[:, :, :0], *(one[:, :, :0] for one in waves[1:])), value)
     block, num_tokens = CHUNK_TOKENS * BLOCK_CHUNKS, value.shape[2]
+    inputs = (query_features, key_features, log_scale, channels, *waves)
+    if is_dynamic(num_tokens):
+        # One block for any length, with keys of 0 after all others. An export takes no number of chunks that can be 1.
+        first = torch.arange(num_tokens // CHUNK_TOKENS + 2, device=value.device)[:, None] * CHUNK_TOKENS
+        token = (first + torch.arange(CHUNK_TOKENS, device=value.device)).clamp_max(num_tokens)
+        padded = (torch.cat([one, torch.zeros_like(one[:, :, :1])], dim=2)[:, :, token] for one in inputs)
+        query, key, scale, values, *rest = padded
+        part, _ = _causal_block(query, key, scale, values, state, *rest, rate=rate)
+        return Sums.of_channels(part.index_select(2, torch.arange(num_tokens, device=value.device)))
     whole = num_tokens // CHUNK_TOKENS * CHUNK_TOKENS
     sizes = [min(block, whole - start) for start in range(0, whole, block)]
     sizes += [num_tokens - whole] if whole < num_tokens else []
-    inputs = (query_features, key_features, log_scale, channels, *waves)
     sums = []
     # Split and not sliced: the gradients of slices would each be as long as the whole.
-    for query, key, scale, values, *rest in zip(*(one.split(sizes, dim=2) for one in inputs), strict=True):
+    for block_inputs in zip(*(one.split(sizes, dim=2) for one in inputs), strict=True):
+        chunk_size = min(CHUNK_TOKENS, block_inputs[0].shape[2])
+        query, key, scale, values, *rest = (one.unflatten(2, (-1, chunk_size)) for one in block_inputs)
         part, state = _causal_block(query, key, scale, values, state, *rest, rate=rate)
         sums.append(part)
     return Sums.of_channels(torch.cat(sums, dim=2))
 
 
 def _causal_block(
-    query_features: Features,
-    key_features: Features,
-    log_scale: Float[Tensor, "batch heads tokens"],
-    value: Channels,
+    query: Float[Tensor, "batch heads chunks chunk features"],
+    key: Float[Tensor, "batch heads chunks chunk features"],
+    scale: Float[Tensor, "batch heads chunks chunk"],
+    value: Float[Tensor, "batch heads chunks chunk channels"],
     state: LinearState,
     *waves: Tensor,
     rate: Float[Tensor, "heads"] | None,
 ) -> tuple[Channels, LinearState]:
-    """The sums of whole chunks of tokens, or of less than one, and the state after them.
+    """Return the sums of features, s and values in chunks of tokens, and the state after them.
 
     Within each chunk of every pair; before chunk c there is Σ_{c' < c} exp(p_c' − P_c) S_c', of the chunks' own states
     over the largest exp(s) of each, p, and so far, P, and of what there was before: one product for all chunks.
     """
-    size = min(CHUNK_TOKENS, value.shape[2])
-    inputs = (query_features, key_features, log_scale, value, *waves)
-    query, key, scale, value, *placed = (one.unflatten(2, (-1, size)) for one in inputs)
-    query_waves, key_waves = placed or (None, None)
-    num_chunks, first, before_first, decay = value.shape[2], state.log_peak, -(size // 2) - 1, None
+    query_waves, key_waves = waves or (None, None)
+    num_chunks, size = value.shape[2:4]
+    first, before_first, decay = state.log_peak, -(size // 2) - 1, None
     if rate is not None:
         place = torch.arange(size, dtype=rate.dtype, device=rate.device) - size // 2
         decay = rate[:, None, None] * place

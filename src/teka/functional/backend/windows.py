@@ -61,7 +61,7 @@ class Tiling:
         """The tokens of all tiles in the grid's order, without what is beyond it."""
         _, heads, _, channels = tiles.shape
         num_axes, last = self.grid.num_axes, 2 + 2 * self.grid.num_axes
-        batch = len(tiles) // math.prod(self.counts)
+        batch = tiles.shape[0] // math.prod(self.counts)
         parts = tiles.reshape(batch, *self.counts, heads, *self.sides, channels)
         pairs = [place for axis in range(num_axes) for place in (1 + axis, 2 + num_axes + axis)]
         parts = parts.permute(0, 1 + num_axes, *pairs, last)
