@@ -147,6 +147,26 @@ class SelfAttention(nn.Module):
         return self.layer(tokens, tokens, tokens, is_causal=self.is_causal)[0]
 
 
+class TextModel(nn.Module):
+    """A model of transformers, with padding, whose attention is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+
+        sizes = {"hidden_size": SIZE, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+        self.model = BertModel(BertConfig(vocab_size=50, **sizes))
+        replace_attention(self.model)
+
+    def forward(self, words: Tensor, kept: Tensor) -> Tensor:
+        return self.model(input_ids=words, attention_mask=kept).last_hidden_state
+
+
+def padded_words(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    """Words, of which the last one of the first sample is padding, and the mask of transformers."""
+    return torch.randint(50, (batch, length)), (~padded_row(batch, length)[1]).long()
+
+
 def row(batch: int, length: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(batch, length, SIZE, dtype=dtype)
 
@@ -220,9 +240,12 @@ def main(form: str) -> dict[str, object]:
     def dynamic_sizes() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
         export = torch.export.Dim
         named = {0: export("batch", min=1, max=4096), 1: export("length", min=2, max=4096)}
+        words = export("words", min=2, max=512)  # the model has 512 positions
         automatic, dynamic = dict.fromkeys((0, 1), export.AUTO), dict.fromkeys((0, 1), export.DYNAMIC)
         calls = padded_row(3, 10), padded_row(2, 25)
         yield "encoder", None, partial(change_of_sizes, Encoder("squared_relu", "rotary"), *calls, shape=named)
+        texts = padded_words(3, 10), padded_words(2, 25)
+        yield "transformers", None, partial(change_of_sizes, TextModel(), *texts, shape={0: named[0], 1: words})
         rows = (row(3, 10),), (row(2, 130),)
         can_be_strict = hasattr(symbolic_shapes, "has_static_value")  # which older versions of PyTorch lack
         yield "strict", None, partial(change_of_sizes, SelfAttention(), *rows, shape=named, strict=can_be_strict)

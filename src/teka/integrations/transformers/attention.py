@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, causal_mask_function
 
+from teka._compat import is_recorded
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel import DETERMINISTIC_KERNELS, RANDOM_KERNELS
 from teka.grid import Grid, present_grid
@@ -186,7 +187,8 @@ def padding_mask(
         return None if num_keys == kv_length else torch.ones(batch_size, num_keys, dtype=torch.bool, device=device)
     keep = attention_mask[:, kv_offset:stop]
     keep = nn.functional.pad(keep, (0, num_keys - keep.shape[1]), value=False)
-    return None if num_keys == kv_length and keep.all() else keep
+    # A recorded graph cannot read the mask, so that it keeps a mask of ones.
+    return None if num_keys == kv_length and not is_recorded(keep) and keep.all() else keep
 
 
 def _key_mask(mask: Shaped[Tensor, "..."], num_queries: int, num_keys: int, causal: bool) -> Bool[Tensor, "batch keys"]:
