@@ -145,8 +145,9 @@ def is_dynamic(*sizes: int) -> bool:
 
     torch.compile may test a size: it compiles again for other sizes.
     """
-    if any(isinstance(size, torch.SymInt) for size in sizes):
-        return True
+    for size in sizes:
+        if isinstance(size, torch.SymInt):
+            return True
     is_exporting = getattr(torch.compiler, "is_exporting", None)
     if is_exporting is None or not is_exporting() or not torch.compiler.is_dynamo_compiling():
         return False

@@ -154,7 +154,12 @@ class TextModel(nn.Module):
         super().__init__()
         from transformers import BertConfig, BertModel
 
-        sizes = {"hidden_size": SIZE, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+        sizes: dict[str, Any] = {
+            "hidden_size": SIZE,
+            "intermediate_size": 16,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 1,
+        }
         self.model = BertModel(BertConfig(vocab_size=50, **sizes))
         replace_attention(self.model)
 
