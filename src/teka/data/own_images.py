@@ -1,6 +1,7 @@
 """Images of one's own: picture files in a folder for each class, or arrays with their labels."""
 
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from teka.checks import LARGEST, check_name, check_plain, height_and_width
 from teka.data.dataset import Levels, Parts, Side, Split
 from teka.data.pictures import read_picture, resize_bilinear
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import first_line, wrong_shape, wrong_value
 from teka.files import check_unpacked
 from teka.memory import check_memory
 
@@ -188,6 +189,8 @@ def read_npz(path: Path) -> Parts:
     Labels may be of shape (N, 1).
     """
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is not a zip archive")
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array")
@@ -208,7 +211,7 @@ def read_npz(path: Path) -> Parts:
         axes = arrays.pop("axes", None)
         return read_arrays(**arrays, axes=None if axes is None else str(axes))
     except Exception as error:  # what a damaged or made-up header raises depends on where it is wrong
-        raise ValueError(f"{path} is not an .npz file of images and labels: {error}") from error
+        raise wrong_value("name", str(path), f"an .npz file of images and labels ({first_line(error)})") from error
 
 
 def _axes(shape: Sequence[int]) -> str:
@@ -226,8 +229,8 @@ def _as_array(argument: str, given: Array) -> np.ndarray:
     if not isinstance(given, Tensor):
         try:
             return np.asarray(given)
-        except ValueError as error:
-            raise wrong_value(argument, type(given).__name__, f"an array ({error})") from error
+        except (ValueError, MemoryError) as error:
+            raise wrong_value(argument, type(given).__name__, f"an array ({first_line(error)})") from error
     check_plain(argument, given)
     # NumPy has no bfloat16.
     return (given.float() if given.dtype == torch.bfloat16 else given).detach().cpu().numpy()
