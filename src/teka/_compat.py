@@ -222,7 +222,7 @@ def is_recorded(tensor: Tensor) -> bool:
 
 def is_batched(tensor: Tensor) -> bool:
     """Return True if torch.func.vmap has hidden a batch dimension of a tensor, whose elements cannot be read then."""
-    return torch._C._functorch.is_batchedtensor(tensor)
+    return torch._C._functorch.is_batchedtensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def uncompiled() -> AbstractContextManager[object]:

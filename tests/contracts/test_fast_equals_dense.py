@@ -1,5 +1,5 @@
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from unittest.mock import patch
 
 import pytest
@@ -23,6 +23,7 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
+from teka._compat import replace
 from teka.functional import BACKENDS, RELATIVES, Fourier, Relative, RotationJoint, Window, attention
 from teka.functional.kernel import RANDOM_KERNELS
 from teka.functional.plan import LEAST_IN_BLOCKS
