@@ -6,7 +6,24 @@ import pytest
 import torch
 from torch import nn
 
-from teka.nn import Alibi, Attention, Decay, Kerple, RandomFeatures, Shaw, Table, TransformerXL, Window
+from teka.models import Performer
+from teka.nn import (
+    Alibi,
+    Attention,
+    Decay,
+    GeneralizedQuadratic,
+    Kerple,
+    LearnedFeatures,
+    MultiheadAttention,
+    PolyphaseDownsample,
+    PolyphasePatchEmbedding,
+    RandomFeatures,
+    Shaw,
+    Table,
+    TransformerBlock,
+    TransformerXL,
+    Window,
+)
 
 
 def test_decay_begins_as_alibi_which_learns_nothing():
@@ -41,6 +58,19 @@ def test_shaw_takes_the_distance_and_transformer_xl_the_frequencies_that_are_ask
         (lambda: Shaw(2, 10**5, max_distance=10**5), "num_axes, dim_head, max_distance is"),
         (lambda: Table(2, 10**5, max_offset=10**5), "num_axes, heads, max_offset is"),
         (lambda: RandomFeatures("positive", 10**5, num_features=10**5), "num_features, dim is"),
+        (lambda: RandomFeatures("positive", 8, num_features=10**8), "num_features is 100000000"),
+        (lambda: LearnedFeatures("hedgehog", 10**5, 2), "dim, heads is"),
+        (lambda: GeneralizedQuadratic(2, 10**9), "num_axes, heads is"),
+        (lambda: Alibi(10**9), "heads is 1000000000"),
+        (lambda: Attention(16, 2, context_dim=2**31 - 1), "context_dim, heads, dim_head is"),
+        (lambda: MultiheadAttention(10**6, 2), "embed_dim is"),
+        (lambda: MultiheadAttention(16, 2, kdim=10**9), "the larger of kdim and vdim is"),
+        (lambda: TransformerBlock(16, 2, mlp_ratio=1e8), "mlp_ratio is"),
+        (lambda: PolyphasePatchEmbedding(3, 10**6, 1024), "in_channels, dim, patch_size is"),
+        (lambda: PolyphaseDownsample(2, select="learned", channels=10**9), "channels is"),
+        (lambda: PolyphaseDownsample(2, blur=10**9 + 1), "blur is"),
+        (lambda: Performer((8, 8), 3, 2**31 - 1, dim=64, depth=2, heads=2), "num_classes, dim is"),
+        (lambda: Performer((8, 8), 2**31 - 1, 10, dim=64, depth=2, heads=2), "in_channels, dim is"),
     ],
 )
 def test_sizes_of_a_tensor_that_is_too_large_are_refused_before_it_is_made(make: Callable[[], nn.Module], named: str):

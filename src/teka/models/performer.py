@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from typing_extensions import Unpack
 
-from teka.checks import check_flags, check_name, check_sizes, is_whole
+from teka.checks import check_flags, check_name, check_sizes, check_tensor_sizes, is_whole
 from teka.errors import wrong_value
 from teka.functional import RELATIVES, Kernel
 from teka.functional.kernel import RANDOM_KERNELS, with_floor
@@ -146,6 +146,11 @@ class Performer(nn.Module):
         self.resize(image_size)
         self.only_size = self.image_size if position == "absolute_table" else None
         self.in_channels, self.position = in_channels, position
+        for stage in stages:
+            check_tensor_sizes({"dim": stage.dim}, stage.dim**2)
+        cells = patch_size**self.grid.num_axes
+        check_tensor_sizes({"in_channels": in_channels, "dim": stages[0].dim}, in_channels * stages[0].dim * cells)
+        check_tensor_sizes({"num_classes": num_classes, "dim": stages[-1].dim})
         self.pool = pool if head == "pooled" else None
         check_halvings(stem, stem_depth, self.num_stages, patch_size, pool, head, select, blur, periodic, resampling)
         is_relative = position in RELATIVES

@@ -12,6 +12,8 @@ from teka.checks import is_whole
 from teka.errors import wrong_value
 from teka.nn.additions import CONVOLUTIONS
 
+WIDEST_BLUR = 255  # cells
+
 
 class OversampledGELU(nn.Module):
     """GELU between two ideal resamplings: on a grid twice as fine, and what the coarse one cannot hold is left out.
@@ -46,10 +48,10 @@ def map_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int) -> Ten
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
     """The blur, if it is one."""
-    if blur is None or (is_whole(blur) and blur >= 1 and blur % 2 == 1):
+    if blur is None or (is_whole(blur) and 1 <= blur <= WIDEST_BLUR and blur % 2 == 1):
         return blur
     if not isinstance(blur, str) or blur != "ideal" or not periodic:
-        expected = "None, an odd number of cells, or on periodic axes 'ideal'"
+        expected = f"None, an odd number of cells up to {WIDEST_BLUR}, or on periodic axes 'ideal'"
         raise wrong_value("blur", blur, expected)
     return blur
 

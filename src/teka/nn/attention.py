@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from teka._compat import ProcessGroup, is_plain_eager_on_cpu, replace
-from teka.checks import check_sizes
+from teka.checks import check_sizes, check_tensor_sizes
 from teka.errors import wrong_value
 from teka.functional import Constant, DecodingState, Kernel, Relative, decode
 from teka.functional.backend.gpu import IS_INTERPRETED
@@ -75,6 +75,8 @@ class Attention(nn.Module):
         self.dim, self.heads = dim, heads
         self.dim_head = dim // heads if chosen.dim_head is None else chosen.dim_head
         self.context_dim = dim if chosen.context_dim is None else chosen.context_dim
+        check_tensor_sizes({"dim": dim, "heads": heads, "dim_head": self.dim_head})
+        check_tensor_sizes({"context_dim": self.context_dim, "heads": heads, "dim_head": self.dim_head})
         self.dim_value = self.dim_head if chosen.values == "projected" else self.context_dim
         self.causal, self.backend = chosen.causal, chosen.backend
         self.warns_of_large_output = True  # until it has

@@ -11,6 +11,7 @@ from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_type
 from teka.functional import PROJECTIONS, FeatureKernel, Kernel, default_num_features, draw_projection
 from teka.functional.kernel import LEARNED_KERNELS, RANDOM_KERNELS
+from teka.functional.kernel.projection import MOST_DRAWS
 
 
 class RandomFeatures(nn.Module):
@@ -58,6 +59,7 @@ class RandomFeatures(nn.Module):
             raise wrong_type("generator", generator, "None or a torch.Generator")
         self.kernel, self.dim = kernel, dim
         self.num_features = default_num_features(dim) if num_features is None else num_features
+        check_sizes({"num_features": self.num_features}, most=MOST_DRAWS)
         check_tensor_sizes({"num_features": self.num_features, "dim": dim})
         self.projection_name = projection
         self.is_fresh = True  # until a layer has compared this draw with the truth
@@ -117,6 +119,7 @@ class LearnedFeatures(nn.Module):
         super().__init__()
         check_name("kernel", kernel, LEARNED_KERNELS)
         check_sizes({"dim": dim, "heads": heads})
+        check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)
         self.kernel, self.dim, self.heads = kernel, dim, heads
         initial = LEARNED_KERNELS[kernel].identity(dim, heads)
         for name in self.head_parameters:

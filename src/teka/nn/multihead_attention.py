@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from typing_extensions import Unpack
 
 from teka._compat import is_recorded
-from teka.checks import FLAGS, check_flags, check_kind, check_sizes, check_tensor, is_number
+from teka.checks import FLAGS, check_flags, check_kind, check_sizes, check_tensor, check_tensor_sizes, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 from teka.nn.attention_heads import AttentionHeads
@@ -78,6 +78,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> None:
         check_sizes({"embed_dim": embed_dim, "num_heads": num_heads})
         check_sizes({"kdim": kdim, "vdim": vdim}, or_none=True)
+        widest = max(size or embed_dim for size in (kdim, vdim))
+        check_tensor_sizes({"embed_dim": embed_dim}, 3 * embed_dim**2)
+        check_tensor_sizes({"embed_dim": embed_dim, "the larger of kdim and vdim": widest})
         check_flags({"bias": bias, "batch_first": batch_first})
         check_flags({"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn})
         for argument, flag in {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}.items():

@@ -11,7 +11,16 @@ from torch.autograd import Function
 from torch.nn.functional import gumbel_softmax, pad
 
 from teka._compat import as_recorded, by_hand, precise
-from teka.checks import WHOLE, check_flags, check_name, check_sizes, check_stride, check_tensor, is_whole
+from teka.checks import (
+    WHOLE,
+    check_flags,
+    check_name,
+    check_sizes,
+    check_stride,
+    check_tensor,
+    check_tensor_sizes,
+    is_whole,
+)
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
 from teka.nn.alias_free import at_least_float32, blurred, check_blur
@@ -77,6 +86,7 @@ class PolyphaseDownsample(nn.Module):
         self.select, self.blur, self.periodic = select, check_blur(blur, periodic), periodic
         if (channels is None) == (select == "learned"):
             raise wrong_value("channels", channels, "the inputs' channels with select='learned', else None")
+        check_sizes({"channels": channels}, or_none=True)
         self.score = None if channels is None else _Score(channels, num_axes)
 
     def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *coarse"]:
@@ -211,6 +221,8 @@ class PolyphasePatchEmbedding(nn.Module):
         self.sampling = PolyphaseDownsample(
             patch_size, num_axes=num_axes, select=select, channels=channels, blur=blur, periodic=periodic
         )
+        sizes = {"in_channels": in_channels, "dim": dim, "patch_size": patch_size}
+        check_tensor_sizes(sizes, in_channels * dim * patch_size**num_axes)
         self.project = CONVOLUTION_MODULES[num_axes](in_channels, dim, patch_size)
 
     def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch dim *coarse"]:
@@ -328,6 +340,7 @@ class _Score(nn.Module):
 
     def __init__(self, channels: int, num_axes: int) -> None:
         super().__init__()
+        check_tensor_sizes({"channels": channels}, channels * LEARNED_WIDTH * 3**num_axes)
         convolution = CONVOLUTION_MODULES[num_axes]
         self.layers = nn.Sequential(
             convolution(channels, LEARNED_WIDTH, 3, padding=1, padding_mode="circular"),

@@ -114,6 +114,8 @@ class GeneralizedQuadratic(RelativeModule):
     def __init__(self, num_axes: int, heads: int) -> None:
         super().__init__()
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
+        check_tensor_sizes({"num_axes": num_axes}, num_axes**2)
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads}, heads * num_axes**2)
         self.center = Parameter(2 * torch.randn(heads, num_axes))
         self.precision_factor = Parameter(torch.eye(num_axes).repeat(heads, 1, 1))
 

@@ -19,8 +19,8 @@ from teka.nn.tokens import check_tokens
 def hidden_size(dim: int, mlp_ratio: float, whole: Callable[[float], int] = int) -> int:
     """The width of an MLP's hidden layer."""
     hidden = whole(dim * mlp_ratio) if is_number(mlp_ratio) else 0
-    if not 1 <= hidden <= LARGEST:
-        raise wrong_value("mlp_ratio", mlp_ratio, f"at least 1 / dim = 1 / {dim}, and a width up to {LARGEST}")
+    if not 1 <= hidden <= LARGEST // dim:
+        raise wrong_value("mlp_ratio", mlp_ratio, f"at least 1 / dim = 1 / {dim}, and a width up to {LARGEST // dim}")
     return hidden
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.checks import check_name, check_tensor
+from teka.checks import check_name, check_sizes, check_tensor, check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernel.base import (
     LOWEST_EXPONENT,
@@ -240,6 +240,8 @@ class Hedgehog(FeatureKernel):
     @classmethod
     def identity(cls, dim: int, heads: int = 1) -> "Hedgehog":
         """W = identity and b = 0, with which the paper begins to learn; one head for the same in all."""
+        check_sizes({"dim": dim, "heads": heads})
+        check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)
         weight, bias = torch.eye(dim).repeat(heads, 1, 1), torch.zeros(heads, dim)
         return cls(weight, weight.clone(), bias, bias.clone())
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from teka.checks import check_name, check_sizes
+from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_type
 from teka.functional.shapes import Draws
+
+MOST_DRAWS = 2**20  # which take seconds
 
 
 def independent_projection(num_features: int, dim: int, generator: Generator) -> Draws:
@@ -53,7 +55,9 @@ def draw_projection(num_features: int, dim: int, *, generator: Generator, projec
     It is "orthogonal", "independent" or "fixed_norm", from a generator on the CPU; else a ValueError.
     """
     check_name("projection", projection, PROJECTIONS)
-    check_sizes({"num_features": num_features, "dim": dim})
+    check_sizes({"num_features": num_features}, most=MOST_DRAWS)
+    check_tensor_sizes({"num_features": num_features, "dim": dim})
+    check_tensor_sizes({"dim": dim}, dim**2)
     if not isinstance(generator, Generator):
         raise wrong_type("generator", generator, "a torch.Generator")
     return PROJECTIONS[projection](num_features, dim, generator)

@@ -22,6 +22,7 @@ from teka.functional.shapes import AxisOffsets, HeadPairs
 
 NUM_BUCKETS = 32  # Raffel et al. 2020, and so is the distance from which all is in the last one
 FARTHEST = 128.0
+MOST_HEADS = 2**16  # of slopes that are made one by one
 KERPLE_FORMS = ("logarithmic", "power")
 
 
@@ -127,7 +128,7 @@ class Alibi(DecayRelative):
     @classmethod
     def of_heads(cls, heads: int) -> "Alibi":
         """m = 2^(−8 h / H), h = 1 … H; where H is no power of two, those of the next lower, and between (the paper)."""
-        check_sizes({"heads": heads})
+        check_sizes({"heads": heads}, most=MOST_HEADS)
         lower = 2 ** math.floor(math.log2(heads))
         exponents = [8 * head / lower for head in range(1, lower + 1)]
         exponents += [4 * head / lower for head in range(1, 2 * (heads - lower), 2)]
