@@ -6,6 +6,8 @@ Where torch has no rule for an operation, its error is held here, so that a chan
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,7 +24,7 @@ from tests.contracts.cases import (
     together,
     with_leaves,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.func import functional_call, grad, jacrev, jvp, linearize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -30,7 +32,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from teka import Grid
 from teka.functional import attention
 from teka.functional.plan import LEAST_IN_BLOCKS
-from teka.nn import Attention
+from teka.nn import Attention, AttentionPool, MultiheadAttention
 
 GRIDS = {False: Grid((2, 3)), True: Grid(5)}
 HEADS, DIM, DIM_VALUE = 2, 4, 3
@@ -252,3 +254,55 @@ def test_what_is_recorded_is_the_same_for_other_numbers(case: Case):
     output, derivative = linearize(attend, *point)
     forwards = jvp(attend, tuple(point), tuple(direction))
     assert largest_change([output, derivative(*direction)], list(forwards)) <= BAND
+
+
+MASK = torch.arange(12) < torch.tensor([[12], [8], [3]])
+
+
+@pytest.mark.parametrize("given", ["key_mask", "lengths", "key_padding_mask"])
+@pytest.mark.parametrize("kernel", ["softmax", "squared_relu"])
+def test_gradients_of_each_sample_keep_its_padding_out(kernel: str, given: str):
+    if given == "key_padding_mask":
+        layer: nn.Module = MultiheadAttention(8, 2, kernel=kernel, batch_first=True).double()
+    else:
+        layer = Attention(8, 2, kernel=kernel, num_axes=1).double()
+    tokens, parameters = draw_inputs(12, batch=3, heads=1, dim=8)[0][:, 0], dict[str, Tensor](layer.named_parameters())
+    masks = {"key_mask": MASK, "lengths": MASK.sum(dim=1), "key_padding_mask": ~MASK}[given]
+
+    def loss(parameters: dict[str, Tensor], tokens: Tensor, mask: Tensor) -> Tensor:
+        tokens, mask = tokens[None], mask[None]
+        arguments = (tokens, Grid(12)) if given != "key_padding_mask" else (tokens,) * 3
+        output = functional_call(layer, parameters, arguments, {given: mask})
+        return (output if isinstance(output, Tensor) else output[0]).square().sum()
+
+    together = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, tokens, masks)
+    for sample in range(3):
+        alone = torch.autograd.grad(loss(parameters, tokens[sample], masks[sample]), list(parameters.values()))
+        for name, expected in zip(parameters, alone, strict=True):
+            assert relative_change(together[name][sample], expected) <= 1e-10, name
+
+
+def test_starts_of_packed_sequences_that_are_mapped_are_refused(as_users_run_it: None):
+    layer, starts = Attention(8, 2, num_axes=1), torch.tensor([[0, 5, 12]] * 3)
+    points = torch.arange(12.0)[:, None]
+    with pytest.raises(ValueError, match="cu_seqlens is 'mapped by"):
+        vmap(lambda one, places: layer(one[None], positions=points, cu_seqlens=places))(torch.randn(3, 12, 8), starts)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_with_what_to_give_instead(layout: torch.layout, as_users_run_it: None):
+    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=layout)
+    mask = torch.nested.nested_tensor([torch.ones(3).bool(), torch.ones(5).bool()], layout=layout)
+    layers = [Attention(8, 2, relative=None), MultiheadAttention(8, 2, batch_first=True), AttentionPool(8, 2)]
+    calls: list[Callable[[], Any]] = [
+        partial(layers[0], nested),
+        partial(layers[1], *[nested] * 3),
+        partial(layers[2], nested),
+    ]
+    calls.append(partial(layers[0], torch.zeros(2, 5, 8), key_mask=mask))
+    heads = torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(2, 3, 4)], layout=layout)
+    calls.append(partial(attention, heads, heads, heads))
+    for call in calls:
+        with pytest.raises(ValueError, match="is 'a nested tensor', expected a padded one"):
+            call()
