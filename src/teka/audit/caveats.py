@@ -52,7 +52,7 @@ def validity(
     batch_size: int,
     confidence: float = 0.95,
 ) -> Iterator[Caveat]:
-    """Check whether a model's responses mean what they seem to.
+    """Check the validity of a model's responses.
 
     `audit`, the command line and `assert_consistent` all use these checks. A caveat of severity "invalidates" voids
     every number. The checks that call the model come last.

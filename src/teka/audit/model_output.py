@@ -1,4 +1,4 @@
-"""Which tensor of a model's output is measured, and what this tensor stands for: two tables that hold for all models.
+"""Tables of model outputs: the tensor that an audit measures, and its kind.
 
 `FIELDS` says which field of a structured output (a dictionary, a dataclass, a tuple) is measured. `KINDS` says what a
 tensor stands for, such as logits or features. An output that neither table describes is an error.
@@ -45,7 +45,7 @@ class SelectedOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a model whose output is read."""
+    """A model and its inputs, from which its output is interpreted."""
 
     images: Images  # that the model was called with
     module: nn.Module | None = None

@@ -30,7 +30,7 @@ from teka.errors import wrong_value
 _IMAGES_AT_ONCE = 256
 
 
-# What a data set's images that are audited are called, by their part.
+# Names of the audited images in reports, by their part of the data set.
 PARTS = {
     "test": ("test images", ""),
     "all": ("images", " (no test part declared)"),
@@ -53,7 +53,7 @@ class AuditImages:
 
     @property
     def words(self) -> str:
-        """How many images of which part are used."""
+        """State the number of images and the part of the data that they come from."""
         kind, remark = PARTS[self.part]
         return f"{len(self.images):,} of {self.num_available:,} {kind} of {self.name}{remark}"
 

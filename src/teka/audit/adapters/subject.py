@@ -19,7 +19,7 @@ from teka.errors import FOREIGN, message_of, wrong_value
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is made for, and the kind of its output, as of `teka.audit.AuditSettings`."""
+    """A task of a model, with the kind of its output as in `teka.audit.AuditSettings`."""
 
     words: str
     output: str

@@ -112,7 +112,7 @@ class LayerFindings:
 
     @property
     def undecided(self) -> tuple[LayerFinding, ...]:
-        """The layers of which noise hides whether they break."""
+        """Return the layers whose error cannot be distinguished from noise."""
         return tuple(one for one in self.findings if one.is_undecided(self.threshold))
 
     def mendable(self, fix: str) -> tuple[str, ...]:
